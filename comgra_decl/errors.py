@@ -1,0 +1,51 @@
+"""Every error this package raises, in one family.
+
+Each message says what is wrong, where, what would be valid, and what to do. What a user wrote
+wrongly is a `ComgraError` that is also a `ValueError` or `KeyError`; what we broke is an `assert`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from difflib import get_close_matches
+
+
+class ComgraError(Exception):
+    """Base of all errors raised by comgra_decl."""
+
+
+class SpecError(ComgraError, ValueError):
+    """The declaration is wrong; carries every problem found, one line each."""
+
+    def __init__(self, problems: Iterable[str]) -> None:
+        self.problems = list(problems)
+        super().__init__("\n".join(self.problems))
+
+
+class RunNotFoundError(ComgraError, FileNotFoundError):
+    """There is no run where one was looked for."""
+
+
+class DamagedRunError(ComgraError, OSError):
+    """A run exists but cannot be read; says which file or key and why."""
+
+
+class FormatError(ComgraError, ValueError):
+    """The run was written in a format this version cannot read."""
+
+
+class StoreError(ComgraError, OSError):
+    """Writing to the store failed."""
+
+
+class UnknownNameError(ComgraError, KeyError):
+    """A node, slot, statistic or step that the run does not have."""
+
+    def __str__(self) -> str:  # KeyError would show the repr
+        return str(self.args[0]) if self.args else ""
+
+
+def did_you_mean(name: str, known: Iterable[str]) -> str:
+    """Returns `"; did you mean 'x' or 'y'?"` for near matches of `name`, else an empty string."""
+    near = get_close_matches(name, list(known), n=3, cutoff=0.6)
+    return f"; did you mean {' or '.join(repr(n) for n in near)}?" if near else ""

@@ -1,0 +1,177 @@
+"""What travels from the hooks to the store: plain data, no torch, no TensorStore.
+
+`RawStep` leaves the training thread (raw sums only, as cheap as possible); `StepBatch` is what
+the writer thread makes of one or more of them and what the store puts on disk.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from enum import IntEnum
+from typing import Any, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+RAW_STATISTICS = 8
+"""Number of raw sums per row; see `Raw`."""
+
+
+class Raw(IntEnum):
+    """Columns of a raw-sum row (one row = one sample of one slot), all float64."""
+
+    PIVOT = 0  # subtracted before summing, so that std survives a large mean
+    SUM = 1  # sum of (x - pivot)
+    SQUARES = 2  # sum of (x - pivot)^2
+    ABS_SUM = 3  # sum of |x|
+    MIN = 4
+    MAX = 5
+    NONZERO = 6  # count of x != 0 (NaN counts as non-zero, as in numpy)
+    NONFINITE = 7  # count of NaN and infinities
+
+
+class SlotKey(NamedTuple):
+    """Names one series of records."""
+
+    node: str
+    role: str
+    iteration: int
+    pass_: str
+
+
+@dataclass(frozen=True, slots=True)
+class SlotInfo:
+    """One line of the slot table, written once when the slot first appears.
+
+    `shape` is the full shape at first sight (batch dim included), `batch_dim` its batch
+    dimension or None. `names` are all the names of a shared tensor.
+    """
+
+    id: int
+    key: SlotKey
+    kind: str  # input | parameter | buffer | computed | target | loss
+    dtype: str  # "float32", "bfloat16", ...
+    shape: tuple[int, ...]
+    batch_dim: int | None
+    module_class: str
+    names: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, eq=False)
+class Layout:
+    """Where each slot's rows lie in `RawStep.raw`; the same object for steps of the same form.
+
+    Per slot (n): `slots` int32 ids, ascending or not, and `tensors` int64, the reduced tensor each
+    slot shows (two slots share one when the same tensor was seen under two names). Per reduced
+    tensor (m): `starts` int64 first row, `samples` int64 rows (1 without a batch dim), `elements`
+    int64 elements per row, `batched` bool.
+    """
+
+    slots: NDArray[np.int32]
+    tensors: NDArray[np.int64]
+    starts: NDArray[np.int64]
+    samples: NDArray[np.int64]
+    elements: NDArray[np.int64]
+    batched: NDArray[np.bool_]
+
+
+@dataclass(slots=True)
+class Structure:
+    """A dependency graph between slots: indices into `keys`; stored once under its `hash`.
+
+    Each edge is (source, sink, carries_gradient). `cuts` names places where the graph could not
+    be followed (`.item()`, numpy).
+    """
+
+    hash: str
+    keys: list[SlotKey]
+    kinds: list[str]
+    edges: list[tuple[int, int, bool]]
+    cuts: list[str] = field(default_factory=list)
+
+
+@dataclass(slots=True)
+class StepInfo:
+    """The facts of one record, stored as JSON (and partly as columns)."""
+
+    step: int
+    time: float  # unix seconds
+    type: str  # type of execution
+    mode: str  # "train" | "eval"
+    structure: str | None = None  # hash of the dependency graph valid at this step
+    batch_size: int | None = None
+    samples: list[int] = field(default_factory=list)  # batch indices recorded individually
+    cost: float = 0.0  # seconds of the training thread spent on this record
+    extra: dict[str, Any] = field(default_factory=dict)
+
+
+@dataclass(slots=True)
+class RawStep:
+    """One recorded step as it leaves the training thread.
+
+    `raw` float64 [rows, RAW_STATISTICS]. `histogram_values`: float32, the strided elements of all
+    reduced tensors, tensor i of the layout owning `histogram_starts[i]:histogram_starts[i + 1]`.
+    `values`: per slot id, an array [samples, *value dims] in the tensor's own dtype (bfloat16 as
+    ml_dtypes.bfloat16). `documents`: JSON-able documents stored under their name, newest wins
+    ("modules", "report"). On CUDA the arrays live in pinned memory and are valid only after
+    `wait()`; it is called once, on the writer thread.
+    """
+
+    info: StepInfo
+    layout: Layout
+    raw: NDArray[np.float64]
+    new_slots: list[SlotInfo] = field(default_factory=list)
+    structure: Structure | None = None  # only when it is new to this run
+    histogram_values: NDArray[np.float32] | None = None
+    histogram_starts: NDArray[np.int64] | None = None
+    values: dict[int, NDArray[Any]] = field(default_factory=dict)
+    kpis: dict[str, float] = field(default_factory=dict)
+    documents: dict[str, Any] = field(default_factory=dict)
+    wait: Callable[[], None] | None = None
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes held while queued."""
+        histogram = 0 if self.histogram_values is None else self.histogram_values.nbytes
+        return self.raw.nbytes + histogram + sum(v.nbytes for v in self.values.values()) + 512
+
+
+@dataclass(slots=True)
+class StepBatch:
+    """`k` consecutive records over the same `n` slots, ready to be stored.
+
+    `aggregates` float32 [k, n, len(statistics), 3]: each statistic's mean, std, abs-max over the
+    batch (AGGREGATES). `samples` float32 [k, n, c, len(statistics)]: the same statistics of the
+    recorded samples, NaN where a slot has fewer. `counts` uint32 [k, n, bins] and `ranges`
+    float32 [k, n, 2] (lowest and highest edge), or None.
+    """
+
+    steps: list[StepInfo]
+    slots: NDArray[np.int32]
+    aggregates: NDArray[np.float32]
+    samples: NDArray[np.float32]
+    counts: NDArray[np.uint32] | None
+    ranges: NDArray[np.float32] | None
+    values: list[dict[int, NDArray[Any]]]
+    kpis: list[dict[str, float]]
+    new_slots: list[SlotInfo]
+    new_structures: list[Structure]
+    documents: dict[str, Any] = field(default_factory=dict)
+
+
+AGGREGATES = ("mean", "std", "abs_max")
+"""How per-sample statistics are aggregated over the batch, in stored order."""
+
+STATISTICS = (
+    "mean",
+    "abs_mean",
+    "std",
+    "min",
+    "max",
+    "abs_max",
+    "l2",
+    "zero_fraction",
+    "nonfinite",
+)
+"""Every statistic over the value dims that a spec may name. `nonfinite` is always stored."""
