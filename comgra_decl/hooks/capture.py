@@ -1,0 +1,152 @@
+"""The tensors of one step on their way into raw sums: the training thread's hot path."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Hashable
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from comgra_decl.records import Layout, RawStep, StepInfo
+from comgra_decl.stats import CannotReduceError, Reducer
+
+if TYPE_CHECKING:
+    import torch
+    from numpy.typing import NDArray
+
+    from comgra_decl.hooks.slots import Slot, SlotTable
+    from comgra_decl.stats import Reduced
+
+_MAX_LAYOUTS = 256  # forms of a step kept for reuse; a model of endless forms must not leak
+
+
+class StepCapture:
+    """Collects (slot, tensor) pairs during a step and closes them into a `RawStep`."""
+
+    def __init__(
+        self, reducer: Reducer, *, max_value_elements: int, sample_count: int, followed: bool
+    ) -> None:
+        self.followed = followed  # whether the dependency graph is made from these calls
+        self._reducer = reducer
+        self._max_value_elements = max_value_elements
+        self._sample_count = sample_count
+        self._slots: list[Slot] = []
+        self._tensors: list[int] = []
+        self._layouts: dict[Hashable, Layout] = {}
+        self.batch_size: int | None = None
+        self.open = False
+        self.epoch = 0  # counts steps, so that a hook of an earlier step knows it is late
+        self.calls: dict[object, int] = {}  # per module plan, in this step
+        self.root_calls = 0
+        self.cost = 0.0
+        self.kpi_tensors: dict[str, int] = {}
+        self.refused: dict[str, str] = {}  # slot name -> why its tensor cannot be reduced
+
+    def begin(self) -> None:
+        """Starts an empty step."""
+        self._reducer.clear()
+        self._slots.clear()
+        self._tensors.clear()
+        self.calls.clear()
+        self.root_calls = 0
+        self.epoch += 1
+        self.kpi_tensors = {}
+        self.batch_size = None
+        self.cost = 0.0
+        self.open = True
+
+    def drop(self) -> None:
+        """Forgets the step without recording it."""
+        self._reducer.clear()
+        self.open = False
+
+    def count(self, what: object) -> int:
+        """Returns how often `what` was counted before in this step: its iteration."""
+        number = self.calls.get(what, 0)
+        self.calls[what] = number + 1
+        return number
+
+    def __len__(self) -> int:
+        return len(self._slots)
+
+    def add(
+        self, slot: Slot, tensor: torch.Tensor, *, batch_dim: int | str | None, values: bool
+    ) -> int | None:
+        """Reads the tensor now; returns its index in this step, None if it cannot be reduced."""
+        started = time.perf_counter()
+        dim = self.batch_dim(tensor, batch_dim)
+        try:
+            keep = values and self._small_enough(tensor, dim)
+            index = self._reducer.add(tensor, batch_dim=dim, values=keep)
+        except CannotReduceError as error:
+            self.refused[f"{slot.node()} {slot.role}"] = str(error)
+            return None
+        if slot.id < 0 and not slot.dtype:
+            slot.describe(tensor, dim)
+        self._slots.append(slot)
+        self._tensors.append(index)
+        self.cost += time.perf_counter() - started
+        return index
+
+    def batch_dim(self, tensor: torch.Tensor, declared: int | str | None) -> int | None:
+        """Returns the declared batch dim, or for "auto" dim 0 where it has the batch's size."""
+        shape = tensor.shape
+        if isinstance(declared, int):
+            return declared if -len(shape) <= declared < len(shape) else None
+        if declared is None or not shape or shape[0] != self.batch_size:
+            return None
+        return 0
+
+    def _small_enough(self, tensor: torch.Tensor, dim: int | None) -> bool:
+        samples = 1 if dim is None else max(1, tensor.shape[dim])
+        return tensor.numel() <= samples * self._max_value_elements
+
+    def signature(self) -> int:
+        """Hash of the sequence of captured slots: equal for steps that ran the same way."""
+        return hash(tuple(slot.id for slot in self._slots))
+
+    def close(self, info: StepInfo, table: SlotTable) -> RawStep:
+        """Ends the step: settles new slots, reduces what is left, and hands the record over."""
+        started = time.perf_counter()
+        new_slots = table.settle(self._slots)
+        reduced = self._reducer.finish()
+        info.batch_size = self.batch_size
+        info.samples = list(range(min(self._sample_count, self.batch_size or 1)))
+        step = RawStep(
+            info=info,
+            layout=self._layout(reduced),
+            raw=reduced.raw,
+            new_slots=new_slots,
+            histogram_values=reduced.histogram_values,
+            histogram_starts=reduced.histogram_starts,
+            values=self._values(reduced),
+            kpi_tensors=self.kpi_tensors,
+            wait=reduced.wait,
+        )
+        self.open = False
+        info.cost = self.cost + time.perf_counter() - started
+        return step
+
+    def _layout(self, reduced: Reduced) -> Layout:
+        ids = tuple(slot.id for slot in self._slots)
+        key = (ids, tuple(self._tensors), reduced.signature)
+        layout = self._layouts.get(key)
+        if layout is None:
+            if len(self._layouts) >= _MAX_LAYOUTS:
+                self._layouts.clear()
+            layout = self._layouts[key] = Layout(
+                slots=np.asarray(ids, np.int32),
+                tensors=np.asarray(self._tensors, np.int64),
+                starts=reduced.starts,
+                samples=reduced.samples,
+                elements=reduced.elements,
+                batched=reduced.batched,
+            )
+        return layout
+
+    def _values(self, reduced: Reduced) -> dict[int, NDArray[np.generic]]:
+        if not reduced.values:
+            return {}
+        pairs = zip(self._slots, self._tensors, strict=True)
+        return {s.id: reduced.values[i] for s, i in pairs if i in reduced.values}

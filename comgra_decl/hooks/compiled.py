@@ -1,0 +1,64 @@
+"""Running a recorded step eagerly in a compiled program, without recompiles."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable
+from typing import Any
+
+import torch
+
+
+class EagerStance:
+    """Forces compiled code to run eagerly while a step is recorded, then restores the stance.
+
+    Dynamo is not imported for the sake of it: until the program compiles something there is
+    nothing to force. A program that calls `torch.compile` during a recorded step (the first one
+    always is) is caught by a thin wrapper around that function.
+    """
+
+    def __init__(self) -> None:
+        self._prior: Any = None
+        self._forced = False
+        self._compile: Callable[..., Any] | None = None
+
+    def force(self) -> None:
+        """Enters eager execution; calling it twice is harmless."""
+        if self._forced:
+            return
+        if "torch._dynamo" in sys.modules:
+            self._set()
+        elif self._compile is None:
+            self._watch()
+
+    def restore(self) -> None:
+        """Returns to the stance found by `force`."""
+        self._unwatch()
+        if self._forced:
+            from torch._dynamo import eval_frame
+
+            eval_frame._set_stance(self._prior)
+            self._forced = False
+
+    def _set(self) -> None:
+        from torch._dynamo import eval_frame
+
+        self._prior = eval_frame._stance
+        torch.compiler.set_stance("force_eager")
+        self._forced = True
+
+    def _watch(self) -> None:
+        original = self._compile = torch.compile
+
+        def compile_and_force(*args: Any, **kwargs: Any) -> Any:
+            compiled = original(*args, **kwargs)
+            self._unwatch()
+            self.force()
+            return compiled
+
+        torch.compile = compile_and_force
+
+    def _unwatch(self) -> None:
+        if self._compile is not None:
+            torch.compile = self._compile
+            self._compile = None

@@ -1,0 +1,43 @@
+"""Placing a torch function mode below every mode of the user, and taking it out again.
+
+Modes are a stack, but the user's own `with torch.device(...)` may be entered before ours and left
+before it: popping by position would then remove the wrong mode. So ours goes to the bottom and is
+removed by identity.
+"""
+
+from __future__ import annotations
+
+from typing import Any, cast
+
+import torch
+from torch.overrides import TorchFunctionMode
+
+
+def insert_at_bottom(mode: TorchFunctionMode) -> None:
+    """Makes `mode` the outermost active torch function mode."""
+    above = _pop_all()
+    _push_all([mode, *above])
+
+
+def remove(mode: TorchFunctionMode) -> None:
+    """Removes `mode` wherever it is on the stack; does nothing if it is not there."""
+    _push_all([other for other in _pop_all() if other is not mode])
+
+
+def is_active(mode: TorchFunctionMode) -> bool:
+    """Whether `mode` is anywhere on the stack."""
+    depth = _C._len_torch_function_stack()
+    return any(_C._get_function_stack_at(i) is mode for i in range(depth))
+
+
+_C = cast("Any", torch._C)  # the stack functions have no stubs
+
+
+def _pop_all() -> list[TorchFunctionMode]:
+    """Returns the active modes, outermost first, leaving none."""
+    return [_C._pop_torch_function_stack() for _ in range(_C._len_torch_function_stack())][::-1]
+
+
+def _push_all(modes: list[TorchFunctionMode]) -> None:
+    for mode in modes:
+        _C._push_on_torch_function_stack(mode)

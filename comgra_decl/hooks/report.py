@@ -1,0 +1,114 @@
+"""What was declared and what came of it: said in the log, stored with the run."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Collection
+from typing import TYPE_CHECKING, Any
+
+from comgra_decl.hooks.tree import named_modules
+
+if TYPE_CHECKING:
+    from comgra_decl.hooks.capture import StepCapture
+    from comgra_decl.hooks.plans import TopPlan
+    from comgra_decl.records import StepInfo
+    from comgra_decl.spec import Spec
+
+_log = logging.getLogger("comgra_decl")
+
+
+class Reporter:
+    """Builds the documents `modules` and `report`, anew whenever they would say something else."""
+
+    def __init__(self, spec: Spec) -> None:
+        self._entries = list(spec.nodes)
+        self._warnings: dict[str, None] = {}
+        self._states: dict[str, object] = {}
+
+    def warn(self, message: str) -> None:
+        """Logs a warning once and keeps it for the report."""
+        if message not in self._warnings:
+            self._warnings[message] = None
+            _log.warning(message)
+
+    def documents(
+        self, tops: Collection[TopPlan], capture: StepCapture, info: StepInfo
+    ) -> dict[str, Any]:
+        """Returns the documents that changed with this record (none, for most)."""
+        fired = sum(plan.fired for top in tops for plan in top.modules.values())
+        state = (len(tops), fired, len(capture.refused), len(self._warnings))
+        if state == self._states.get(info.mode):
+            return {}
+        self._states[info.mode] = state
+        report = self._report(tops, capture)
+        if info.mode == "train":
+            self._tell(report)
+        return {"modules": [m for top in tops for m in _modules(top)], "report": report}
+
+    def _report(self, tops: Collection[TopPlan], capture: StepCapture) -> dict[str, Any]:
+        entries = {name: self._entry(name, tops) for name in self._entries}
+        models = [top for top in tops if top.top.parametric] or list(tops)
+        empty = {name for name, entry in entries.items() if entry["matched"] == 0}
+        return {
+            "entries": entries,
+            "unmatched": [
+                text
+                for top in models[:1]
+                for name, text in top.selection.unmatched.items()
+                if name in empty
+            ],
+            "never_called": sorted({p for entry in entries.values() for p in entry["never_called"]}),
+            "refused": dict(capture.refused),
+            "warnings": list(self._warnings),
+        }
+
+    def _entry(self, name: str, tops: Collection[TopPlan]) -> dict[str, Any]:
+        plans = [p for t in tops for p in t.modules.values() if name in p.capture.entries]
+        called = [plan for plan in plans if plan.fired]
+        outputs = [p for p in plans if p.can_fire]
+        return {
+            "matched": len(plans),
+            "fired": len(called),
+            "written": sum(len(plan.slots) for plan in called),
+            "never_called": [plan.node() for plan in outputs if not plan.fired],
+        }
+
+    def _tell(self, report: dict[str, Any]) -> None:
+        for sentence in report["unmatched"]:
+            self.warn(sentence)
+        if silent := report["never_called"]:
+            shown = ", ".join(silent[:5]) + (", ..." if len(silent) > 5 else "")
+            self.warn(
+                f"selected but never called in this step: {shown} ({len(silent)} in all); a module "
+                "whose parent uses its weights directly has no output of its own"
+            )
+        for name, reason in report["refused"].items():
+            self.warn(f"{name} is not recorded: {reason}")
+
+
+def _modules(plan: TopPlan) -> list[dict[str, Any]]:
+    module = plan.top.module()
+    if module is None:
+        return []
+    seen: dict[int, str] = {}
+    return [_describe(plan, path, child, seen) for path, child in named_modules(module)]
+
+
+def _describe(plan: TopPlan, path: str, module: Any, seen: dict[int, str]) -> dict[str, Any]:
+    parameters = {}
+    for name, parameter in module._parameters.items():
+        if parameter is not None:
+            node = f"{plan.top.node(path)}.{name}"
+            parameters[name] = {
+                "shape": list(parameter.shape),
+                "count": parameter.numel(),
+                "trainable": parameter.requires_grad,
+                "tied_to": seen.get(id(parameter)),
+            }
+            seen.setdefault(id(parameter), node)
+    return {
+        "path": path,
+        "node": plan.top.node(path),
+        "class": type(module).__name__,
+        "parameters": parameters,
+    }

@@ -1,0 +1,127 @@
+"""Slots: the named series that tensors are recorded into, with dense ids in order of appearance."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import torch
+
+from comgra_decl.records import SlotInfo, SlotKey
+from comgra_decl.stats import dtype_name
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+
+class Slot:
+    """One series of one tensor; its id and node name are settled when its first record closes.
+
+    The name is asked for late because the first step must have shown all root modules before
+    it is known whether names need the root's class as a prefix.
+    """
+
+    __slots__ = (
+        "batch_dim",
+        "dtype",
+        "grad_capture",
+        "grad_count",
+        "gradients",
+        "id",
+        "iteration",
+        "kind",
+        "module_class",
+        "names",
+        "node",
+        "pass_",
+        "role",
+        "shape",
+    )
+
+    def __init__(
+        self,
+        node: Callable[[], str],
+        role: str,
+        *,
+        iteration: int = 0,
+        pass_: str = "forward",
+        kind: str = "computed",
+        module_class: str = "",
+        names: Callable[[], tuple[str, ...]] = tuple,
+    ) -> None:
+        self.node = node
+        self.role = role
+        self.iteration = iteration
+        self.pass_ = pass_
+        self.kind = kind
+        self.module_class = module_class
+        self.names = names
+        self.id = -1
+        self.shape: tuple[int, ...] = ()
+        self.dtype = ""
+        self.batch_dim: int | None = None
+        self.gradients: dict[int, Slot] = {}
+        self.grad_capture: object = None
+        self.grad_count = 0
+
+    @property
+    def key(self) -> SlotKey:
+        """The slot's public name."""
+        return SlotKey(self.node(), self.role, self.iteration, self.pass_)
+
+    def describe(self, tensor: torch.Tensor, batch_dim: int | None) -> None:
+        """Remembers the form of the first tensor seen."""
+        self.shape = tuple(tensor.shape)
+        self.dtype = dtype_name(tensor)
+        self.batch_dim = batch_dim
+
+    def gradient(self, count: int) -> Slot:
+        """Returns the slot of the `count`-th gradient (1-based) through this tensor in a step."""
+        slot = self.gradients.get(count)
+        if slot is None:
+            pass_ = "grad" if count == 1 else f"grad:{count}"
+            slot = self.gradients[count] = Slot(
+                self.node,
+                self.role,
+                iteration=self.iteration,
+                pass_=pass_,
+                kind=self.kind,
+                module_class=self.module_class,
+                names=self.names,
+            )
+        return slot
+
+
+class SlotTable:
+    """Hands out the dense ids."""
+
+    def __init__(self) -> None:
+        self._next = 0
+        self._keys: set[SlotKey] = set()
+
+    def settle(self, slots: list[Slot]) -> list[SlotInfo]:
+        """Gives ids to the slots that have none yet and returns their table lines."""
+        return [self._settle(slot) for slot in slots if slot.id < 0]
+
+    def _settle(self, slot: Slot) -> SlotInfo:
+        slot.id, self._next = self._next, self._next + 1
+        key = self._unique(slot.key)
+        slot.node = lambda node=key.node: node  # type: ignore[misc]
+        return SlotInfo(
+            id=slot.id,
+            key=key,
+            kind=slot.kind,
+            dtype=slot.dtype,
+            shape=slot.shape,
+            batch_dim=slot.batch_dim,
+            module_class=slot.module_class,
+            names=slot.names(),
+        )
+
+    def _unique(self, key: SlotKey) -> SlotKey:
+        """Two modules may ask for the same name (two models of one class): number the later."""
+        unique, number = key, 2
+        while unique in self._keys:
+            unique = key._replace(node=f"{key.node}#{number}")
+            number += 1
+        self._keys.add(unique)
+        return unique

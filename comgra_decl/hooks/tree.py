@@ -1,0 +1,114 @@
+"""Who owns which module, and what its nodes are called."""
+
+from __future__ import annotations
+
+import gc
+import weakref
+from collections.abc import Callable, Iterator
+from typing import TypeVar
+
+from torch import nn
+
+T = TypeVar("T")
+
+_WRAPPER_SEGMENTS = frozenset(
+    {"_orig_mod", "_fsdp_wrapped_module", "_checkpoint_wrapped_module", "_forward_module"}
+)
+_WRAPPER_CLASSES = frozenset({"DistributedDataParallel", "DataParallel", "OptimizedModule"})
+
+
+class Owners:
+    """Knows the parent of every module, so that a child called on its own keeps its full name.
+
+    A training script often calls `self.net(x)` of a larger module that is never called itself
+    (Lightning does). Links are noted as modules are assigned; modules built before we attached
+    are found by one scan of the garbage collector's objects, the first time one is called.
+    """
+
+    def __init__(self) -> None:
+        self._parents: weakref.WeakKeyDictionary[nn.Module, weakref.ref[nn.Module]] = (
+            weakref.WeakKeyDictionary()
+        )
+        self._built: weakref.WeakSet[nn.Module] = weakref.WeakSet()
+        self._scanned = False
+
+    def note(self, parent: nn.Module, _name: str, child: nn.Module | None) -> None:
+        """The registration hook: `parent.name = child` has just happened."""
+        self._built.add(parent)
+        if child is not None:
+            self._parents[child] = weakref.ref(parent)
+
+    def top_of(self, module: nn.Module) -> nn.Module:
+        """Returns the outermost module that (still) contains `module`."""
+        if module not in self._built and any(True for _ in module.parameters()):
+            self._scan()
+        seen = {id(module)}
+        while (parent := self._parent(module)) is not None and id(parent) not in seen:
+            seen.add(id(parent))
+            module = parent
+        return module
+
+    def _parent(self, module: nn.Module) -> nn.Module | None:
+        link = self._parents.get(module)
+        parent = link() if link is not None else None
+        if parent is None or all(child is not module for child in parent._modules.values()):
+            return None
+        return parent
+
+    def _scan(self) -> None:
+        if self._scanned:
+            return
+        self._scanned = True
+        for candidate in instances_of(nn.Module):
+            for child in candidate.__dict__.get("_modules", {}).values():
+                if isinstance(child, nn.Module):
+                    self._parents.setdefault(child, weakref.ref(candidate))
+
+
+def instances_of(cls: type[T]) -> Iterator[T]:
+    """Yields the living instances of a class; `type(o)` because `isinstance` wakes lazy proxies."""
+    for candidate in gc.get_objects():
+        if issubclass(type(candidate), cls):
+            yield candidate
+
+
+class Top:
+    """One outermost module: the model, or one of several (adversarial training, a loss module)."""
+
+    def __init__(self, module: nn.Module, prefixed: Callable[[Top], bool]) -> None:
+        self.module = weakref.ref(module)
+        self.label = unwrapped_class(module)
+        self.parametric = any(True for _ in module.parameters())
+        self.trained = False  # has been seen in training mode
+        self._prefixed = prefixed
+
+    def node(self, path: str) -> str:
+        """Returns the node name of a module path below this top."""
+        if not path:
+            return self.label
+        return f"{self.label}.{path}" if self._prefixed(self) else path
+
+
+def unwrapped_class(module: nn.Module) -> str:
+    """Returns the class name of a module below its wrappers (DDP, `torch.compile`)."""
+    for name in ("module", "_orig_mod"):
+        inner = module._modules.get(name)
+        if inner is not None and (name == "_orig_mod" or is_wrapper(module)):
+            return unwrapped_class(inner)
+    return type(module).__name__
+
+
+def is_wrapper(module: nn.Module) -> bool:
+    """Whether the module only wraps another one as its child `module`."""
+    return type(module).__name__ in _WRAPPER_CLASSES
+
+
+def named_modules(top: nn.Module) -> Iterator[tuple[str, nn.Module]]:
+    """Yields (path, module) below a top, wrappers left out, each module once."""
+    for path, module in top.named_modules():
+        if is_wrapper(module):
+            continue
+        segments = [segment for segment in path.split(".") if segment not in _WRAPPER_SEGMENTS]
+        if is_wrapper(top) and segments[:1] == ["module"]:
+            segments = segments[1:]
+        yield ".".join(segments), module

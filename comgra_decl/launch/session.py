@@ -1,0 +1,131 @@
+"""One traced execution: wires the hooks to the statistics and the store."""
+
+from __future__ import annotations
+
+import atexit
+import logging
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from comgra_decl.records import Raw, RawStep, StepBatch
+
+if TYPE_CHECKING:
+    from comgra_decl.hooks import HookManager
+    from comgra_decl.launch.context import RunContext
+    from comgra_decl.spec import Spec
+    from comgra_decl.store import RunMeta, WriterThread
+
+_log = logging.getLogger("comgra_decl")
+
+_CLOSE_TIMEOUT = 60.0
+"""Seconds a finished training waits for its last records to reach the disk."""
+
+
+class Session:
+    """A run while it is being recorded.
+
+    Attributes:
+        path: the run's folder; None when the spec is switched off.
+    """
+
+    def __init__(self, spec: Spec, *, context: RunContext) -> None:
+        self._spec = spec
+        self._context = context
+        self._hooks: HookManager | None = None
+        self._writer: WriterThread | None = None
+        self.path: Path | None = None
+
+    def start(self) -> None:
+        """Creates the run's folder and attaches to the program.
+
+        Raises:
+            StoreError: the folder cannot be created.
+        """
+        if not self._spec.enabled or self._hooks is not None:
+            return
+        from comgra_decl.hooks import HookManager
+        from comgra_decl.launch.context import create_run_folder
+        from comgra_decl.store import RunWriter, WriterThread
+
+        self.path = create_run_folder(self._spec.run, self._context)
+        path, meta = self.path, self._meta()
+        self._writer = WriterThread(
+            lambda: RunWriter.create(path, meta),
+            transform=self._transform,
+            commit_interval=self._spec.store.commit_interval,
+            queue_bytes=self._spec.store.queue_mb * 2**20,
+            on_error=self._store_failed,
+        )
+        self._hooks = HookManager(self._spec, self._writer.put, on_fault=self._tracing_failed)
+        self._hooks.attach()
+        atexit.register(self.finish)
+        _log.info("recording to %s", self.path)
+
+    def finish(self) -> None:
+        """Detaches and waits until everything recorded is on disk; harmless when repeated."""
+        hooks, self._hooks = self._hooks, None
+        writer, self._writer = self._writer, None
+        if hooks is not None:
+            hooks.detach()
+        if writer is not None:
+            writer.close(_CLOSE_TIMEOUT)
+        atexit.unregister(self.finish)
+
+    def _meta(self) -> RunMeta:
+        from comgra_decl.launch.context import gather_facts
+        from comgra_decl.store import RunMeta
+
+        spec = self._spec
+        facts = gather_facts(self._context)
+        return RunMeta(
+            statistics=self._statistics,
+            sample_count=spec.samples.count,
+            bins=None if spec.histogram is None else spec.histogram.bins,
+            spec=spec.model_dump(mode="json"),
+            config=self._context.config,
+            facts=facts,
+            started=facts["started"],
+        )
+
+    @property
+    def _statistics(self) -> tuple[str, ...]:
+        names = tuple(self._spec.stats)
+        return names if "nonfinite" in names else (*names, "nonfinite")
+
+    def _transform(self, steps: list[RawStep]) -> list[StepBatch]:
+        """Turns raw sums into statistics, on the writer thread."""
+        from comgra_decl.stats import finalise
+
+        for step in steps:
+            if step.wait is not None:
+                step.wait()
+                step.wait = None
+            step.kpis.update({name: _only(step, i) for name, i in step.kpi_tensors.items()})
+        return finalise(
+            steps,
+            statistics=self._statistics,
+            sample_count=self._spec.samples.count,
+            bins=None if self._spec.histogram is None else self._spec.histogram.bins,
+        )
+
+    def _tracing_failed(self, error: BaseException) -> None:
+        _log.error(
+            "tracing has stopped because of an error in comgra_decl itself; the training goes on "
+            "untouched, and what was recorded until now is kept in %s",
+            self.path,
+            exc_info=error,
+        )
+
+    def _store_failed(self, error: BaseException) -> None:
+        _log.error(
+            "recording has stopped because the store cannot be written (%s); the training goes "
+            "on untouched, and what was committed until now is kept in %s",
+            error,
+            self.path,
+        )
+
+
+def _only(step: RawStep, tensor: int) -> float:
+    """Returns the value of a one-element tensor from its raw sums."""
+    row = step.raw[step.layout.starts[tensor]]
+    return float(row[Raw.PIVOT] + row[Raw.SUM])
