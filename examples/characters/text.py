@@ -1,0 +1,35 @@
+"""Text that is on every machine with Python: what `help()` says about the language."""
+
+from __future__ import annotations
+
+import importlib
+import inspect
+from pathlib import Path
+
+FALLBACK = ("argparse", "asyncio", "collections", "datetime", "decimal", "fractions", "logging")
+
+
+def read_text(path: str | None = None) -> str:
+    """Returns the text of a file, or about half a megabyte from Python's own documentation."""
+    if path is not None:
+        return Path(path).read_text(encoding="utf-8")
+    return help_topics() or docstrings(*FALLBACK)
+
+
+def help_topics() -> str:
+    """Returns the language reference that Python carries for `help("topics")`, if it does."""
+    try:
+        topics: dict[str, str] = importlib.import_module("pydoc_data.topics").topics
+    except ImportError:  # some distributions leave it out
+        return ""
+    return "\n".join(topics[name] for name in sorted(topics))
+
+
+def docstrings(*modules: str) -> str:
+    """Returns the docstrings of modules and of their public classes and functions."""
+    texts: list[str | None] = []
+    for module in map(importlib.import_module, modules):
+        members = [member for name, member in sorted(vars(module).items()) if name[0] != "_"]
+        texts.append(inspect.getdoc(module))
+        texts.extend(inspect.getdoc(member) for member in members if callable(member))
+    return "\n".join(text for text in texts if text)

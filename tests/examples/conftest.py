@@ -1,0 +1,73 @@
+"""Runs the examples as a user would: as programs, in a folder of their own."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+EXAMPLES = Path(__file__).parents[2] / "examples"
+
+SHORT = {  # just long enough for the loss to fall clearly
+    "tutorial": ["steps=100", "eval_every=50", "task.eval_size=32"],
+    "digits": ["steps=30", "eval_every=15"],
+    "characters": ["steps=30", "eval_every=15", "eval_batches=2", "batch_size=8", "write=8"],
+}
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """What a finished training left behind: its folder, what it printed, its checkpoint."""
+
+    folder: Path
+    printed: str
+    checkpoint: dict[str, Any]
+
+    @property
+    def losses(self) -> torch.Tensor:
+        """The training loss of every step, float32 [steps]."""
+        losses = self.checkpoint["losses"]
+        assert isinstance(losses, torch.Tensor)
+        return losses
+
+
+Train = Callable[..., Outcome]
+
+
+@pytest.fixture(scope="session")
+def train(tmp_path_factory: pytest.TempPathFactory) -> Train:
+    """Returns `train(example, *arguments)`, which runs it for a few steps, once per arguments."""
+    done: dict[tuple[str, ...], Outcome] = {}
+
+    def run(example: str, *arguments: str) -> Outcome:
+        key = (example, *arguments)
+        if key not in done:
+            done[key] = _train(example, arguments, tmp_path_factory.mktemp(example))
+        return done[key]
+
+    return run
+
+
+def _train(example: str, arguments: tuple[str, ...], folder: Path) -> Outcome:
+    script = EXAMPLES / example / "train.py"
+    command = [sys.executable, str(script), *SHORT[example], "save=checkpoint.pt", *arguments]
+    environment = {**os.environ, "OMP_NUM_THREADS": "1", "HYDRA_FULL_ERROR": "1"}
+    result = subprocess.run(
+        command,
+        cwd=folder,
+        env=environment,
+        capture_output=True,
+        text=True,
+        timeout=300,
+        check=False,  # the output says more than the exit status
+    )
+    assert result.returncode == 0, result.stdout + result.stderr
+    checkpoint = torch.load(folder / "checkpoint.pt", weights_only=True)
+    return Outcome(folder, result.stdout, checkpoint)
