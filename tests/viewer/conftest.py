@@ -1,0 +1,128 @@
+"""A real browser for the viewer's tests.
+
+Fixtures:
+    chromium: The browser, one per test session (headless, from `CHROMIUM`, `/usr/bin/chromium`
+        or the PATH; tests that need it are skipped where there is none).
+    page: A page in a fresh context. When the test is over it fails if the page wrote an error or
+        a warning to the console, raised an exception, or asked anything off the machine for
+        anything. `page.goto(url)`, then wait with `playwright.sync_api.expect`, never with sleep.
+    open_page: Opens further pages with the same checks; `open_page(viewport=..., **context)`.
+    serve: Serves Panel objects from this process: `url = serve(factory)`, where `factory()` is
+        called for each browser session and returns a viewable. A test may keep what the factory
+        made and read or set its parameters. Fails the test if the server logged an error.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import re
+import shutil
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+FLAGS = [
+    "--headless=new",
+    "--no-sandbox",
+    "--disable-gpu",
+    "--no-first-run",
+    "--disable-background-networking",
+    "--disable-component-update",
+    "--disable-sync",
+]
+LOCAL = re.compile(r"^(https?|wss?)://(127\.0\.0\.1|localhost)(:\d+)?(/|$)|^(data|blob|about):")
+
+#: What a software renderer says about itself, and what a page closed in mid-push leaves behind.
+HARMLESS = re.compile(r"GL Driver Message|StreamClosedError|WebSocketClosedError")
+
+
+def browser_path() -> str | None:
+    """Returns the Chromium to use, or None."""
+    names = [os.environ.get("CHROMIUM"), "/usr/bin/chromium"]
+    found = [name for name in names if name and Path(name).exists()]
+    return found[0] if found else shutil.which("chromium") or shutil.which("google-chrome")
+
+
+@pytest.fixture(scope="session")
+def chromium() -> Iterator[Any]:
+    """The browser."""
+    playwright = pytest.importorskip("playwright.sync_api")
+    path = browser_path()
+    if path is None:
+        pytest.skip("no Chromium on this machine (set CHROMIUM to its path)")
+    with playwright.sync_playwright() as driver:
+        browser = driver.chromium.launch(executable_path=path, args=FLAGS)
+        yield browser
+        browser.close()
+
+
+@pytest.fixture
+def open_page(chromium: Any) -> Iterator[Callable[..., Any]]:
+    """Opens pages that must stay clean."""
+    contexts: list[Any] = []
+    dirt: list[str] = []
+
+    def open_(**options: Any) -> Any:
+        options.setdefault("viewport", {"width": 1400, "height": 840})
+        context = chromium.new_context(**options)
+        contexts.append(context)
+        return watched(context.new_page(), dirt)
+
+    yield open_
+    for context in contexts:
+        context.close()
+    assert not dirt, "the page was not clean:\n" + "\n".join(dirt)
+
+
+@pytest.fixture
+def page(open_page: Callable[..., Any]) -> Any:
+    """One clean page."""
+    return open_page()
+
+
+def watched(page: Any, dirt: list[str]) -> Any:
+    """Writes down everything in `page` that must not happen, and returns it."""
+
+    def note(text: str) -> None:
+        if not HARMLESS.search(text):
+            dirt.append(text)
+
+    def on_console(message: Any) -> None:
+        if message.type in ("error", "warning"):
+            note(f"console {message.type}: {message.text}")
+
+    def on_request(request: Any) -> None:
+        if not LOCAL.match(request.url):
+            note(f"request off the machine: {request.url}")
+
+    page.on("console", on_console)
+    page.on("pageerror", lambda error: note(f"uncaught: {error}"))
+    page.on("request", on_request)
+    page.on("websocket", on_request)
+    page.set_default_timeout(10_000)
+    return page
+
+
+@pytest.fixture
+def serve(caplog: pytest.LogCaptureFixture) -> Iterator[Callable[[Callable[[], Any]], str]]:
+    """Serves a factory of Panel objects on a free port of this machine."""
+    import panel as pn
+
+    servers: list[Any] = []
+
+    def serve_(factory: Callable[[], Any]) -> str:
+        server = pn.serve(
+            {"app": factory}, port=0, address="127.0.0.1", show=False, start=False, threaded=False
+        )
+        servers.append(_Served(server))
+        return f"http://127.0.0.1:{server.port}/app"
+
+    yield serve_
+    for served in servers:
+        served.stop()
+    errors = [r.getMessage() for r in caplog.records if r.levelno >= logging.ERROR]
+    errors = [text for text in errors if not HARMLESS.search(text)]
+    assert not errors, "the server logged errors:\n" + "\n".join(errors)

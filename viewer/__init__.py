@@ -1,0 +1,1 @@
+"""The Panel app that shows a run: state, view model, panes, and their building blocks."""

@@ -1,0 +1,1 @@
+"""The viewer's own browser components: graph, step bar and URL."""

@@ -1,0 +1,81 @@
+"""What the viewer's browser components have in common.
+
+A component draws what its parameters say and sends small messages back. Nothing in a message is
+trusted: each component checks it against what it shows before any callback sees it.
+
+The browser side keeps at most one message in flight. It waits for `ready` before the first one
+(messages that arrive before Panel has finished loading a page are lost half-way) and for a change
+of `ack` before the next; of several clicks made meanwhile only the newest is sent.
+"""
+
+from __future__ import annotations
+
+import logging
+import re
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import param
+from panel.custom import JSComponent
+
+Message = dict[str, Any]
+Callback = Callable[[Message], None]
+
+_FOLDER = Path(__file__).parent
+_LOG = logging.getLogger(__name__)
+_COLOUR = re.compile(r"#([0-9a-fA-F]{3}|[0-9a-fA-F]{6})")
+
+
+def source(*names: str) -> str:
+    """Returns files of this folder joined, so that a component travels as one piece of text.
+
+    The text is handed to Panel as such: paths would be fetched one by one, do not work in every
+    template, and not at all in a notebook.
+    """
+    return "\n".join((_FOLDER / name).read_text(encoding="utf-8") for name in names)
+
+
+def is_colour(value: object) -> bool:
+    """Whether `value` is `#rgb` or `#rrggbb`, the only colours handed to the browser."""
+    return isinstance(value, str) and _COLOUR.fullmatch(value) is not None
+
+
+class Component(JSComponent):  # type: ignore[misc]  # panel is not annotated
+    """A browser component that answers with checked messages.
+
+    Attributes:
+        ready: Set to True once the page is loaded (`pn.state.onload`; at once in a notebook).
+        ack: Counts handled messages. The component raises it itself after the callbacks returned.
+    """
+
+    __abstract = True
+
+    ready = param.Boolean(default=False)
+    ack = param.Integer(default=0)
+
+    def __init__(self, **params: Any) -> None:
+        self._callbacks: list[Callback] = []
+        super().__init__(**params)
+
+    def on_message(self, callback: Callback) -> None:
+        """Calls `callback` with every message that has passed the check, in order.
+
+        The browser hears that a message is done when the callbacks have returned, so they should
+        do their work before returning.
+        """
+        self._callbacks.append(callback)
+
+    def check(self, message: Message) -> bool:
+        """Whether a message means something here and now; to be given by each component."""
+        raise NotImplementedError
+
+    def _handle_msg(self, data: Any) -> None:
+        try:
+            if not (isinstance(data, dict) and len(data) == 1 and self.check(data)):
+                _LOG.debug("%s ignored the message %.200r", type(self).__name__, data)
+                return
+            for callback in list(self._callbacks):
+                callback(data)
+        finally:
+            self.ack += 1

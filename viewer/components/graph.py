@@ -1,0 +1,58 @@
+"""The clickable dependency graph."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import param
+
+from comgra_decl.viewer.components.base import Component, Message, source
+
+_SEARCH_LENGTH = 300
+
+
+class GraphView(Component):
+    """Draws a `Scene` and says what the user clicked.
+
+    Messages: `{"select": box id}`, `{"expand": box id}`, `{"collapse": scope or box id}` and
+    `{"search": text}`, where the text is what the user typed or the full name of a node that is
+    inside a fold.
+
+    Attributes:
+        scene: `Scene.as_json()`.
+        selected: Id of the highlighted box, or "". The browser highlights a clicked box itself
+            before it sends the message.
+        heat: Paint per box id, `{"fill": "#rrggbb", "text": second line, "hatched": bool}`;
+            boxes that are not named are drawn as missing. None: colours by kind.
+        legend: `{"title": str, "low": str, "high": str, "colors": ["#rrggbb", ...]}` for the heat.
+        info: One line about the selected node, shown below the graph.
+    """
+
+    scene = param.Dict(default={"boxes": [], "edges": [], "width": 0, "height": 0, "bands": []})
+    selected = param.String(default="")
+    heat = param.Dict(default=None, allow_None=True)
+    legend = param.Dict(default=None, allow_None=True)
+    info = param.String(default="")
+
+    _esm = source("shared.js", "graph.js")
+    _stylesheets = [source("graph.css")]
+
+    def check(self, message: Message) -> bool:
+        """Whether the message names something that is on screen (or a short text to search)."""
+        ((action, value),) = message.items()
+        if not isinstance(value, str):
+            return False
+        if action == "search":
+            return 0 < len(value) <= _SEARCH_LENGTH
+        return value in self._known(action)
+
+    def _known(self, action: str) -> set[str]:
+        """Returns the ids that an action may name."""
+        boxes: list[dict[str, Any]] = self.scene["boxes"]
+        if action == "select":
+            return {box["id"] for box in boxes}
+        if action == "expand":
+            return {box["id"] for box in boxes if box["folded"]}
+        if action == "collapse":
+            return {band["id"] for band in self.scene.get("bands", ())}
+        return set()

@@ -1,0 +1,80 @@
+// What all components of the viewer share. Files are joined into one module by base.py, so there
+// are no imports; the last file of a component exports `render`.
+
+const SVG = "http://www.w3.org/2000/svg";
+
+// Adds an SVG element with the given attributes to `parent`.
+function svgElement(parent, tag, attributes = {}) {
+  const element = document.createElementNS(SVG, tag);
+  for (const [name, value] of Object.entries(attributes)) element.setAttribute(name, value);
+  if (parent) parent.append(element);
+  return element;
+}
+
+// Adds an HTML element to `parent`. Text is set as text: names in a run are not to be trusted.
+function htmlElement(parent, tag, className = "", text = "") {
+  const element = document.createElement(tag);
+  if (className) element.className = className;
+  if (text) element.textContent = text;
+  if (parent) parent.append(element);
+  return element;
+}
+
+// Only plain colours reach a style; `url(...)` there would be a request to somewhere.
+function safeColour(value, fallback = "none") {
+  return /^#([0-9a-f]{3}|[0-9a-f]{6})$/i.test(value || "") ? value : fallback;
+}
+
+// Whether the user is writing somewhere; looks through shadow roots.
+function isTyping(event) {
+  const target = event.composedPath()[0];
+  return target instanceof HTMLElement &&
+    (target.isContentEditable || /^(input|textarea|select)$/i.test(target.tagName));
+}
+
+// Keys that work wherever the focus is, as long as the component is on screen.
+function onPageKey(element, handle) {
+  const listener = (event) => {
+    if (!element.isConnected) {
+      if (listener.connected) document.removeEventListener("keydown", listener);
+      return;
+    }
+    listener.connected = true;
+    const plain = !event.ctrlKey && !event.metaKey && !event.altKey && !event.defaultPrevented;
+    if (plain && element.getClientRects().length && !isTyping(event)) handle(event);
+  };
+  document.addEventListener("keydown", listener);
+}
+
+// Sends messages one at a time and never before the page is ready. A message waits for the answer
+// to the one before; waiting messages of the same kind are replaced, so the newest wins.
+class Outbox {
+  constructor(model) {
+    this.model = model;
+    this.waiting = [];
+    this.timer = null;
+    model.on("ready", () => this.flush());
+    model.on("ack", () => this.answered());
+  }
+
+  // Paint first: an answer that arrives before the highlight is painted delays it.
+  post(message) {
+    const kind = Object.keys(message)[0];
+    const last = this.waiting.at(-1);
+    if (last && kind in last) this.waiting.pop();
+    this.waiting.push(message);
+    requestAnimationFrame(() => setTimeout(() => this.flush(), 0));
+  }
+
+  flush() {
+    if (!this.model.ready || this.timer !== null || !this.waiting.length) return;
+    this.model.send_msg(this.waiting.shift());
+    this.timer = setTimeout(() => this.answered(), 1500); // an answer that never comes
+  }
+
+  answered() {
+    clearTimeout(this.timer);
+    this.timer = null;
+    this.flush();
+  }
+}

@@ -1,0 +1,1 @@
+"""Folding and layout of the recorded graph; plain Python, no Panel."""

@@ -1,0 +1,240 @@
+"""Folding by module scope: which nodes are drawn alone and which share a box.
+
+A scope is any proper dotted prefix of a node's name. A scope that is not opened is one box. The
+node of a module (`blocks.0`) and the scope of the same name fold into the same box; opened, the
+node gets a box of its own beside its children.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Set as AbstractSet
+from dataclasses import dataclass, field
+
+from comgra_decl.viewer.graph.model import GraphNode
+
+#: Fewer identical blocks than this are always drawn one by one.
+SHORTEST_ROW = 3
+
+
+@dataclass(eq=False)
+class Scope:
+    """A name in the module tree: its own node, if it has one, and the names below it."""
+
+    id: str
+    name: str
+    own: GraphNode | None = None
+    children: dict[str, Scope] = field(default_factory=dict)
+    order: int = 0
+    size: int = 0
+    shape: int = 0  # equal for scopes that look the same inside
+    ranked: list[Scope] = field(default_factory=list)  # children by first execution
+
+    def nodes(self) -> Iterator[GraphNode]:
+        """Yields the own node first, then those below in order of execution."""
+        if self.own is not None:
+            yield self.own
+        for child in self.ranked:
+            yield from child.nodes()
+
+
+@dataclass(frozen=True)
+class Visible:
+    """One box to be drawn: a lone node, a folded scope or a row of identical scopes."""
+
+    id: str
+    nodes: tuple[GraphNode, ...]
+    scopes: tuple[Scope, ...]
+    folded: bool
+
+    @property
+    def order(self) -> int:
+        """First execution of anything inside."""
+        return self.scopes[0].order
+
+
+def scope_tree(nodes: Iterable[GraphNode]) -> Scope:
+    """Returns the root of the module tree of `nodes`; of nodes with one name the first counts."""
+    root = Scope("", "")
+    for node in nodes:
+        scope, path = root, ""
+        for part in node.name.split("."):
+            path = f"{path}.{part}" if scope is not root else part
+            child = scope.children.get(part)
+            if child is None:
+                child = scope.children[part] = Scope(path, part)
+            scope = child
+        scope.own = scope.own or node
+    _measure(root, {})
+    return root
+
+
+def _measure(scope: Scope, shapes: dict[object, int]) -> None:
+    """Fills in order, size and shape from the leaves upwards."""
+    for child in scope.children.values():
+        _measure(child, shapes)
+    scope.ranked = sorted(scope.children.values(), key=lambda child: (child.order, child.id))
+    own = scope.own
+    orders = [child.order for child in scope.ranked[:1]] + ([own.order] if own else [])
+    scope.order = min(orders, default=0)
+    scope.size = sum(child.size for child in scope.ranked) + (own is not None)
+    looks = (own.kind, own.title.replace(own.name, "")) if own else None
+    inside = tuple(sorted((child.name, child.shape) for child in scope.ranked))
+    scope.shape = shapes.setdefault((looks, inside), len(shapes))
+
+
+def visible_boxes(root: Scope, expanded: frozenset[str], limit: int) -> list[Visible]:
+    """Returns the boxes to draw.
+
+    Beyond `limit` boxes, rows of identical blocks share one box, the longest rows first.
+    """
+    merged: set[str] = set()
+    boxes = list(_children(root, expanded, merged))
+    if len(boxes) <= limit:
+        return boxes
+    excess = len(boxes) - limit
+    for row in sorted(_closed_rows(root, expanded), key=len, reverse=True):
+        if excess > 0:
+            merged.add(row_id(row))
+            excess -= len(row) - 1
+    return list(_children(root, expanded, merged))
+
+
+@dataclass(frozen=True)
+class Opened:
+    """A scope, or a row of identical scopes, that is open on screen inside `parent`."""
+
+    id: str
+    label: str
+    parent: str
+    scopes: tuple[Scope, ...]
+
+
+def opened_scopes(root: Scope, expanded: frozenset[str]) -> Iterator[Opened]:
+    """Yields what is open on screen, outer scopes first."""
+    start = len(root.id) + 1 if root.id else 0
+    for row in _rows(root, expanded):
+        if len(row) >= SHORTEST_ROW and row_id(row) in expanded:
+            yield Opened(row_id(row), row_id(row)[start:], root.id, tuple(row))
+        for child in map(_innermost, row):
+            if child.children and child.id in expanded:
+                yield Opened(child.id, child.id[start:], root.id, (child,))
+                yield from opened_scopes(child, expanded)
+
+
+def _children(
+    scope: Scope, expanded: frozenset[str], merged: AbstractSet[str]
+) -> Iterator[Visible]:
+    """Yields the boxes below an opened scope; `merged` names the rows that share one box."""
+    for row in _rows(scope, expanded) if merged else ([child] for child in scope.ranked):
+        if len(row) > 1 and row_id(row) in merged:
+            nodes = tuple(node for member in row for node in member.nodes())
+            yield Visible(row_id(row), nodes, tuple(row), folded=True)
+        else:
+            for child in map(_innermost, row):
+                yield from _boxes(child, expanded, merged)
+
+
+def _boxes(scope: Scope, expanded: frozenset[str], merged: AbstractSet[str]) -> Iterator[Visible]:
+    """Yields the box of a closed scope, or the own node and what is below of an opened one."""
+    if not scope.children or scope.id not in expanded:
+        yield Visible(scope.id, tuple(scope.nodes()), (scope,), folded=bool(scope.children))
+        return
+    if scope.own is not None:
+        alone = Scope(scope.id, scope.name, scope.own, order=scope.own.order, size=1)
+        yield Visible(scope.id, (scope.own,), (alone,), folded=False)
+    yield from _children(scope, expanded, merged)
+
+
+def _innermost(scope: Scope) -> Scope:
+    """Returns the scope that is worth a box: one that only wraps a single other is skipped."""
+    while scope.own is None and len(scope.ranked) == 1:
+        scope = scope.ranked[0]
+    return scope
+
+
+def _closed_rows(scope: Scope, expanded: frozenset[str]) -> Iterator[list[Scope]]:
+    """Yields the rows of identical closed scopes on screen that are not opened themselves."""
+    for row in _rows(scope, expanded):
+        if len(row) >= SHORTEST_ROW and row_id(row) not in expanded:
+            yield row
+        for child in map(_innermost, row):
+            if child.id in expanded:
+                yield from _closed_rows(child, expanded)
+
+
+def _rows(scope: Scope, expanded: frozenset[str]) -> Iterator[list[Scope]]:
+    """Yields the children of a scope, identical closed neighbours together."""
+    row: list[Scope] = []
+    for child in scope.ranked:
+        if row and _same(row[-1], child, expanded):
+            row.append(child)
+            continue
+        if row:
+            yield row
+        row = [child]
+    if row:
+        yield row
+
+
+def _same(one: Scope, other: Scope, expanded: frozenset[str]) -> bool:
+    """Whether two neighbours may share a box."""
+    closed = not {_innermost(one).id, _innermost(other).id} & expanded
+    return closed and bool(one.children) and one.shape == other.shape
+
+
+def row_id(row: Sequence[Scope]) -> str:
+    """Returns the id of a row of identical scopes, `first..last`."""
+    return f"{row[0].id}..{row[-1].name}"
+
+
+def default_expansion(nodes: Iterable[GraphNode], *, limit: int = 60) -> frozenset[str]:
+    """Returns the scopes to open at first, so that at most about `limit` boxes are visible.
+
+    The tree is opened level by level. Scopes that look the same inside are opened together or
+    not at all, so that a picture never shows one block open and its twin closed.
+
+    Args:
+        nodes: The nodes of the graph.
+        limit: The number of boxes not to exceed, as long as the topmost level allows it.
+    """
+    root, expanded = scope_tree(nodes), frozenset[str]()
+    rows: set[str] = set()
+    level = _closed_below([root])
+    while level:
+        for twins in level:
+            opened = expanded | {scope.id for scope in twins}
+            boxes = visible_boxes(root, opened, limit)
+            shared = {box.id for box in boxes if len(box.scopes) > 1}
+            if len(boxes) <= limit and _all_below(shared - rows, twins):
+                expanded, rows = opened, shared
+        level = _closed_below([s for twins in level for s in twins if s.id in expanded])
+    return expanded
+
+
+def _all_below(rows: Iterable[str], scopes: Sequence[Scope]) -> bool:
+    """Whether every row lies in one of the scopes, so opening these joined nothing elsewhere."""
+    return all(any(row.startswith(f"{scope.id}.") for scope in scopes) for row in rows)
+
+
+def _closed_below(scopes: Iterable[Scope]) -> list[list[Scope]]:
+    """Returns the scopes right below `scopes`, those of equal shape together."""
+    twins: dict[int, list[Scope]] = {}
+    for child in (_innermost(child) for scope in scopes for child in scope.ranked):
+        if child.children:
+            twins.setdefault(child.shape, []).append(child)
+    return list(twins.values())
+
+
+def expansion_for(name: str, expanded: frozenset[str]) -> frozenset[str]:
+    """Returns `expanded` with every scope opened that hides the node `name`."""
+    parts = name.split(".")
+    return expanded | {".".join(parts[:depth]) for depth in range(1, len(parts))}
+
+
+def closed(scope: str, expanded: frozenset[str]) -> frozenset[str]:
+    """Returns `expanded` with `scope` and everything below it closed."""
+    below, row = f"{scope}.", f"{scope}.."  # a row that starts here is beside, not below
+    return frozenset(
+        s for s in expanded if s != scope and (not s.startswith(below) or s.startswith(row))
+    )

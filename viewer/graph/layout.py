@@ -1,0 +1,187 @@
+"""From the recorded graph to a drawing: fold, arrange in columns, place.
+
+The only entry points the viewer needs; everything here is plain Python without Panel, and the same
+input always gives the same scene.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+
+from comgra_decl.viewer.graph.folding import (
+    Scope,
+    Visible,
+    closed,
+    default_expansion,
+    expansion_for,
+    opened_scopes,
+    scope_tree,
+    visible_boxes,
+)
+from comgra_decl.viewer.graph.layering import acyclic, columns, sorted_columns
+from comgra_decl.viewer.graph.model import SOURCE_KINDS, Band, Box, GraphNode, Scene
+from comgra_decl.viewer.graph.places import MARGIN, place
+
+__all__ = [
+    "Band",
+    "Box",
+    "GraphNode",
+    "Scene",
+    "box_of",
+    "build_scene",
+    "closed",
+    "default_expansion",
+    "expansion_for",
+    "node_of",
+]
+
+_Links = dict[tuple[int, int], bool]
+
+
+def build_scene(
+    nodes: Sequence[GraphNode],
+    edges: Iterable[tuple[str, str, bool]],
+    *,
+    expanded: frozenset[str],
+    limit: int = 60,
+) -> Scene:
+    """Returns the drawing of a graph with some of its module scopes opened.
+
+    Every node is in exactly one box. Edges inside a box disappear, parallel ones become one that
+    carries a gradient if any of them does; edges that name unknown nodes are ignored. All edges go
+    from left to right, but for those that close a cycle (a group used again, a recurrent net).
+
+    Args:
+        nodes: The nodes of the graph, in any order.
+        edges: `(source name, sink name, carries gradient)`, in any order.
+        expanded: Opened scopes: names of boxes with `folded`, as sent by `{"expand": id}`.
+        limit: With more boxes than this, neighbouring blocks that look the same inside (at least
+            three) share one box, unless that box itself is in `expanded`.
+    """
+    root = scope_tree(nodes)
+    visible = sorted(visible_boxes(root, expanded, limit), key=lambda box: (box.order, box.id))
+    links = _links(visible, edges)
+    boxes = _placed(visible, links)
+    named = tuple((boxes[u].id, boxes[v].id, grad) for (u, v), grad in links.items())
+    width = max((box.x + box.w for box in boxes), default=0.0) + MARGIN
+    height = max((box.y + box.h for box in boxes), default=0.0) + MARGIN
+    return Scene(boxes, named, width, height, _bands(root, expanded, boxes))
+
+
+def _placed(visible: Sequence[Visible], links: _Links) -> tuple[Box, ...]:
+    """Returns the boxes with their places."""
+    kinds, labels = [_kind(box) for box in visible], [_label(box) for box in visible]
+    graph = acyclic(len(visible), list(links))
+    column = columns(graph, [kind in SOURCE_KINDS for kind in kinds])
+    rects = place(sorted_columns(graph, column), kinds, labels, graph.after)
+    fed, feeding = {sink for _, sink in links}, {source for source, _ in links}
+    return tuple(
+        Box(
+            box.id,
+            labels[i],
+            kinds[i],
+            *rects[i],
+            folded=box.folded,
+            count=len(box.nodes),
+            repeat=len(box.scopes),
+            members=_members(box),
+            title=_title(box),
+            no_in=i not in fed and kinds[i] not in SOURCE_KINDS,
+            no_out=i not in feeding and kinds[i] != "loss",
+        )
+        for i, box in enumerate(visible)
+    )
+
+
+def box_of(scene: Scene, name: str) -> str | None:
+    """Returns the id of the box that holds the node `name`, or None if there is none."""
+    return next((box.id for box in scene.boxes if name in box.members), None)
+
+
+def node_of(scene: Scene, box: str) -> str | None:
+    """Returns the node that stands for a box (of a fold, the module itself), or None."""
+    return next((b.members[0] for b in scene.boxes if b.id == box), None)
+
+
+def _links(visible: Sequence[Visible], edges: Iterable[tuple[str, str, bool]]) -> _Links:
+    """Returns the edges between boxes, by number, and whether any of them carries gradient."""
+    holder = {node.name: i for i, box in enumerate(visible) for node in box.nodes}
+    links: _Links = {}
+    for source, sink, gradient in edges:
+        u, v = holder.get(source, -1), holder.get(sink, -1)
+        if u != v and u >= 0 and v >= 0:
+            links[u, v] = links.get((u, v), False) or gradient
+    return {link: links[link] for link in sorted(links)}
+
+
+def _kind(box: Visible) -> str:
+    """Returns the kind that colours a box."""
+    own = box.scopes[0].own
+    if own is not None:
+        return own.kind
+    kinds = [node.kind for node in box.nodes]
+    return "computed" if "computed" in kinds else kinds[0]
+
+
+def _members(box: Visible) -> tuple[str, ...]:
+    """Returns the names in a box, led by the module's own node or else by the last computed."""
+    names = [node.name for node in box.nodes]
+    if box.scopes[0].own is None:
+        first = box.scopes[0].nodes()
+        lead = max(first, key=lambda node: (node.kind == "computed", node.order, node.name))
+        names.remove(lead.name)
+        names.insert(0, lead.name)
+    return tuple(names)
+
+
+def _label(box: Visible) -> str:
+    """Returns the short name to write into a box; the bands above say the rest."""
+    first, last = box.scopes[0], box.scopes[-1]
+    if len(box.scopes) > 1:
+        return f"{_short(first)}\u2013{last.name}"
+    return _short(first)
+
+
+def _short(scope: Scope) -> str:
+    """Returns the last part of a name, with the one before where it says too little alone."""
+    parts = scope.id.split(".")
+    kind = scope.own.kind if scope.own else ""
+    vague = scope.name.isdigit() or kind in ("parameter", "buffer")
+    return ".".join(parts[-2:] if vague else parts[-1:])
+
+
+def _title(box: Visible) -> str:
+    """Returns the own node's title."""
+    own = box.scopes[0].own
+    return own.title if own is not None else ""
+
+
+def _bands(root: Scope, expanded: frozenset[str], boxes: Sequence[Box]) -> tuple[Band, ...]:
+    """Returns the brackets of the opened scopes, each in the first free row below its parent."""
+    ends = _extents(boxes)
+    bands: list[Band] = []
+    rows: list[list[tuple[float, float]]] = []  # what is taken in each row
+    levels: dict[str, int] = {}
+    for scope in opened_scopes(root, expanded):
+        left = min(ends[inner.id][0] for inner in scope.scopes)
+        right = max(ends[inner.id][1] for inner in scope.scopes)
+        level = levels.get(scope.parent, -1) + 1
+        while level < len(rows) and any(a < right and left < b for a, b in rows[level]):
+            level += 1
+        rows.extend([] for _ in range(level + 1 - len(rows)))
+        rows[level].append((left, right))
+        levels[scope.id] = level
+        bands.append(Band(scope.id, scope.label, level, left, right - left))
+    return tuple(bands)
+
+
+def _extents(boxes: Sequence[Box]) -> dict[str, tuple[float, float]]:
+    """Returns the left and right end of every name and of every scope on screen."""
+    ends: dict[str, tuple[float, float]] = {}
+    for box in boxes:
+        for name in {box.id, *box.members} if box.repeat > 1 else {box.id}:
+            while name:
+                left, right = ends.get(name, (box.x, box.x + box.w))
+                ends[name] = (min(left, box.x), max(right, box.x + box.w))
+                name = name.rpartition(".")[0]
+    return ends
