@@ -9,15 +9,18 @@ Fixtures:
     open_page: Opens further pages with the same checks; `open_page(viewport=..., **context)`.
     serve: Serves Panel objects from this process: `url = serve(factory)`, where `factory()` is
         called for each browser session and returns a viewable. A test may keep what the factory
-        made and read or set its parameters. Fails the test if the server logged an error.
+        made, read its parameters, and set them (Panel carries that over to the browser). Fails
+        the test if the server logged an error.
 """
 
 from __future__ import annotations
 
+import asyncio
 import logging
 import os
 import re
 import shutil
+import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -60,8 +63,8 @@ def chromium() -> Iterator[Any]:
 
 
 @pytest.fixture
-def open_page(chromium: Any) -> Iterator[Callable[..., Any]]:
-    """Opens pages that must stay clean."""
+def open_page(chromium: Any, serve: object) -> Iterator[Callable[..., Any]]:
+    """Opens pages that must stay clean; they close before what `serve` started stops."""
     contexts: list[Any] = []
     dirt: list[str] = []
 
@@ -106,23 +109,63 @@ def watched(page: Any, dirt: list[str]) -> Any:
     return page
 
 
-@pytest.fixture
-def serve(caplog: pytest.LogCaptureFixture) -> Iterator[Callable[[Callable[[], Any]], str]]:
-    """Serves a factory of Panel objects on a free port of this machine."""
-    import panel as pn
+class Host:
+    """A thread with an event loop of its own, on which Panel servers run."""
 
+    def __init__(self) -> None:
+        self._loop = asyncio.new_event_loop()
+        self._thread = threading.Thread(target=self._loop.run_forever, daemon=True)
+        self._thread.start()
+
+    def call(self, function: Callable[[], Any]) -> Any:
+        """Returns what `function` returns on the loop's thread."""
+
+        async def run() -> Any:
+            return function()
+
+        return asyncio.run_coroutine_threadsafe(run(), self._loop).result(timeout=30)
+
+    def close(self) -> None:
+        """Ends what is still running, then the loop."""
+
+        async def cancel() -> None:
+            tasks = asyncio.all_tasks() - {asyncio.current_task()}
+            for task in tasks:
+                task.cancel()
+            await asyncio.gather(*tasks, return_exceptions=True)
+
+        asyncio.run_coroutine_threadsafe(cancel(), self._loop).result(timeout=30)
+        self._loop.call_soon_threadsafe(self._loop.stop)
+        self._thread.join(timeout=30)
+        self._loop.close()
+
+
+@pytest.fixture(scope="session")
+def host() -> Iterator[Host]:
+    """The thread on which `serve` serves; `host.call(function)` runs a function there."""
+    host = Host()
+    yield host
+    host.close()
+
+
+@pytest.fixture
+def serve(
+    host: Host, caplog: pytest.LogCaptureFixture
+) -> Iterator[Callable[[Callable[[], Any]], str]]:
+    """Serves a factory of Panel objects on a free port of this machine."""
+    pn = pytest.importorskip("panel")
     servers: list[Any] = []
 
     def serve_(factory: Callable[[], Any]) -> str:
-        server = pn.serve(
-            {"app": factory}, port=0, address="127.0.0.1", show=False, start=False, threaded=False
-        )
-        servers.append(_Served(server))
+        options = {"port": 0, "address": "127.0.0.1", "show": False, "start": False}
+        server = host.call(lambda: pn.serve({"app": factory}, verbose=False, **options))
+        host.call(server.start)
+        servers.append(server)
         return f"http://127.0.0.1:{server.port}/app"
 
     yield serve_
-    for served in servers:
-        served.stop()
+    for server in servers:
+        host.call(server.stop)
     errors = [r.getMessage() for r in caplog.records if r.levelno >= logging.ERROR]
     errors = [text for text in errors if not HARMLESS.search(text)]
     assert not errors, "the server logged errors:\n" + "\n".join(errors)
