@@ -1,0 +1,56 @@
+# Everything lives in .venv; nothing outside this folder is changed, except that `make test`
+# installs Debian's Chromium where there is no browser and it is run by root.
+
+PYTHON ?= python3
+VENV   ?= .venv
+BIN    := $(VENV)/bin
+
+export PIP_CONSTRAINT := $(CURDIR)/constraints.txt
+export PIP_DISABLE_PIP_VERSION_CHECK := 1
+
+.DEFAULT_GOAL := help
+.PHONY: help demo test lint format bench clean
+
+help:  ## show this list
+	@sed -n 's/^\([a-z]*\):.*## */  make \1\t/p' $(MAKEFILE_LIST) | expand -t 18
+
+demo: $(VENV)/.demo  ## train the tutorial with tracing and look at it (Ctrl-C ends it)
+	@$(BIN)/python examples/demo.py $(ARGS)
+
+test: lint  ## set everything up, then lint, check types and run every test
+	@chromium="$$(.ci/chromium)" && CHROMIUM="$$chromium" $(BIN)/python -m pytest $(ARGS)
+
+lint: $(VENV)/.test  ## ruff and mypy only
+	$(BIN)/ruff check
+	$(BIN)/ruff format --check
+	$(BIN)/mypy
+	@set -e; for example in examples/*/; do \
+		echo "$(BIN)/mypy $$example"; \
+		(cd $$example && $(CURDIR)/$(BIN)/mypy --config-file $(CURDIR)/pyproject.toml .); \
+	done
+
+format: $(VENV)/.test  ## let ruff format and fix what it can
+	$(BIN)/ruff format
+	$(BIN)/ruff check --fix
+
+bench: $(VENV)/.test  ## measure what tracing costs on this machine
+	$(BIN)/python -m benchmarks $(ARGS)
+
+clean:  ## remove the environment, caches and build outputs (recorded runs stay)
+	rm -rf $(VENV) build dist outputs multirun .mypy_cache .pytest_cache .ruff_cache .hypothesis
+	find . -name __pycache__ -type d -prune -exec rm -rf {} +
+
+# -- the environment: made once, renewed when what it is made from changes -----------------------
+
+$(BIN)/python:
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || { \
+		echo "Python 3.11 or newer is needed; say which: make PYTHON=python3.12 ..."; exit 1; }
+	$(PYTHON) -m venv $(VENV) || { rm -rf $(VENV); exit 1; }
+
+$(VENV)/.demo: $(BIN)/python pyproject.toml constraints.txt
+	$(BIN)/python -m pip install --quiet --editable '.[examples]'
+	@touch $@
+
+$(VENV)/.test: $(BIN)/python pyproject.toml constraints.txt
+	$(BIN)/python -m pip install --quiet --editable '.[dev]'
+	@touch $@ $(VENV)/.demo

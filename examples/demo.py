@@ -1,0 +1,154 @@
+"""Trains the tutorial with tracing, with and without its bug, and opens the viewer meanwhile.
+
+python examples/demo.py                 # Ctrl-C ends everything
+python examples/demo.py steps=500       # more arguments are the training's
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import socket
+import subprocess
+import sys
+import threading
+import time
+import webbrowser
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from types import FrameType
+
+ROOT = Path(__file__).resolve().parents[1]
+RUNS = ROOT / "runs"
+VARIANTS = ("true", "false")  # activation_on_last_layer: the bug first, then without it
+USUAL_PORT = 5006
+
+Process = subprocess.Popen[bytes]
+
+
+def start(*arguments: str) -> Process:
+    """Starts a Python program in a session of its own, where our Ctrl-C does not reach it."""
+    return subprocess.Popen([sys.executable, *arguments], cwd=ROOT, start_new_session=True)
+
+
+def end(process: Process, *, by: signal.Signals, patience: float) -> None:
+    """Asks a program to end, waits for it, and kills what of it has not ended by then."""
+    if process.poll() is not None:
+        return
+    process.send_signal(by)
+    with contextlib.suppress(subprocess.TimeoutExpired):
+        process.wait(patience)
+    with contextlib.suppress(ProcessLookupError):
+        os.killpg(process.pid, signal.SIGKILL)
+    process.wait()
+
+
+def free_port() -> int:
+    """Returns Panel's usual port if nobody listens there, else any free one."""
+    for port in (USUAL_PORT, 0):
+        with socket.socket() as probe, contextlib.suppress(OSError):
+            probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            probe.bind(("127.0.0.1", port))
+            return int(probe.getsockname()[1])
+    raise SystemExit("No free port on 127.0.0.1.")
+
+
+def answers(port: int) -> bool:
+    """Whether something accepts connections on the port."""
+    with contextlib.suppress(OSError), socket.create_connection(("127.0.0.1", port), 1.0):
+        return True
+    return False
+
+
+def has_display() -> bool:
+    """Whether a browser window could appear anywhere."""
+    screens = ("DISPLAY", "WAYLAND_DISPLAY")
+    return sys.platform in {"darwin", "win32"} or any(os.environ.get(name) for name in screens)
+
+
+class Demo:
+    """The trainings, one after the other, and the viewer beside them."""
+
+    def __init__(self, overrides: Sequence[str]) -> None:
+        self.overrides = overrides
+        self.port = free_port()
+        self.viewer: Process | None = None
+        self.training: Process | None = None
+
+    def run(self) -> int:
+        """Runs until the viewer ends, or until somebody interrupts."""
+        self.viewer = start(
+            "-m", "comgra_decl.launch.cli", "view", str(RUNS), "--port", str(self.port)
+        )
+        threading.Thread(target=self._announce, daemon=True).start()
+        for variant in VARIANTS:
+            self._train(variant)
+            status = self._wait()
+            if status is not None:
+                return status
+        return self.viewer.wait()
+
+    def _train(self, variant: str) -> None:
+        print(f"\nTraining the tutorial with activation_on_last_layer={variant}", flush=True)
+        self.training = start(
+            "examples/tutorial/train.py",
+            "+comgra=debug",
+            f"hydra.callbacks.comgra.run.root={RUNS}",
+            "hydra.callbacks.comgra.run.group=tutorial",
+            f"model.activation_on_last_layer={variant}",
+            *self.overrides,
+        )
+
+    def _wait(self) -> int | None:
+        """Waits for the training; returns an exit status if the demo must end here."""
+        assert self.viewer is not None and self.training is not None
+        while self.training.poll() is None:
+            if self.viewer.poll() is not None:
+                return self.viewer.returncode or 1
+            time.sleep(0.1)
+        return self.training.returncode or None
+
+    def _announce(self) -> None:
+        address = f"http://127.0.0.1:{self.port}"
+        while not answers(self.port):
+            time.sleep(0.1)
+        print(f"\nThe viewer is at {address} (Ctrl-C ends the demo)\n", flush=True)
+        if has_display():
+            webbrowser.open(address)
+
+    def stop(self) -> None:
+        """Ends whatever still runs: the training so that it keeps its records, then the viewer."""
+        if self.training is not None:
+            end(self.training, by=signal.SIGINT, patience=10)
+        if self.viewer is not None:
+            end(self.viewer, by=signal.SIGTERM, patience=5)
+
+
+def on_signals(action: Callable[[int, FrameType | None], None] | signal.Handlers) -> None:
+    """Sets what the signals that end a program do."""
+    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+        signal.signal(number, action)
+
+
+def interrupt(_signal: int, _frame: FrameType | None) -> None:
+    """Leaves whatever is being waited for."""
+    raise KeyboardInterrupt
+
+
+def main(overrides: Sequence[str]) -> int:
+    """Returns the exit status: 0 after Ctrl-C, which is how a demo ends."""
+    on_signals(interrupt)
+    demo = Demo(overrides)
+    try:
+        return demo.run()
+    except KeyboardInterrupt:
+        print("\nEnding the demo; the recorded runs stay in", RUNS, flush=True)
+        return 0
+    finally:
+        on_signals(signal.SIG_IGN)  # ending takes a moment; nothing may be left behind
+        demo.stop()
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))
