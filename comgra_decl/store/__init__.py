@@ -1,1 +1,8 @@
-"""TODO one sentence."""
+"""The run on disk: layout, writer, writer thread, reader."""
+
+from .meta import RunMeta
+from .reader import Reader
+from .thread import WriterThread
+from .writer import RunWriter
+
+__all__ = ["Reader", "RunMeta", "RunWriter", "WriterThread"]

@@ -1,0 +1,77 @@
+"""Which records of a commit become rows, which become blocks, and the block still filling."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from .dense import Families
+
+Piece = tuple[str, int, NDArray[Any]]
+"""What one write stores: array name, first record, data [records, padded columns, ...]."""
+
+
+def whole_blocks(first: int, count: int, block: int) -> tuple[int, int]:
+    """Returns the range of records of a commit whose blocks lie wholly within the commit."""
+    start = -(-first // block) * block
+    end = (first + count) // block * block
+    return (start, end) if start < end else (first, first)
+
+
+class BlockBuffer:
+    """Keeps the rows of the block that is still filling, to write it when it is full."""
+
+    def __init__(self, block: int, fills: dict[str, Any]) -> None:
+        self._block = block
+        self._fills = fills  # family -> fill value of its padding
+        self._pending: list[Families] = []
+
+    def pieces(self, first: int, families: Families) -> Iterator[Piece]:
+        """Yields all writes of a commit that starts at record `first`."""
+        count = len(families["kpi"])
+        start, end = whole_blocks(first, count, self._block)
+        boundary = self._boundary(first, count)
+        for name, data in families.items():
+            if start > first:
+                yield f"{name}/row", first, data[: start - first]
+            if end < first + count:
+                yield f"{name}/row", end, data[end - first :]
+            if start < end:
+                yield f"{name}/blk", start, data[start - first : end - first]
+            if boundary is not None:
+                yield (
+                    f"{name}/blk",
+                    boundary - self._block,
+                    self._joined(name, data, boundary, first),
+                )
+
+    def accept(self, first: int, families: Families) -> None:
+        """The commit succeeded: keep the rows of the block still filling, drop the others."""
+        count = len(families["kpi"])
+        open_start = (first + count) // self._block * self._block
+        if open_start >= first:
+            self._pending = []
+        rest = max(0, open_start - first)
+        if rest < count:
+            # copies, so that a large commit is not kept alive by its last few rows
+            self._pending.append({k: v[rest:].copy() if rest else v for k, v in families.items()})
+
+    def _boundary(self, first: int, count: int) -> int | None:
+        """End of the block that was open before this commit, if this commit fills it."""
+        end = -(-first // self._block) * self._block
+        return end if end != first and end <= first + count else None
+
+    def _joined(self, name: str, data: NDArray[Any], boundary: int, first: int) -> NDArray[Any]:
+        parts = [families[name] for families in self._pending] + [data[: boundary - first]]
+        width = max(part.shape[1] for part in parts)
+        shape = (self._block, width, *data.shape[2:])
+        joined = np.full(shape, self._fills[name], data.dtype)
+        at = 0
+        for part in parts:
+            joined[at : at + len(part), : part.shape[1]] = part
+            at += len(part)
+        assert at == self._block, "the open block lost rows"
+        return joined

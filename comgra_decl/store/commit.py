@@ -1,0 +1,43 @@
+"""One atomic transaction: keys and array pieces that become visible together."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import tensorstore as ts
+from numpy.typing import NDArray
+
+from .database import Database
+
+
+class Commit:
+    """Collects writes; nothing is visible, or durable, before `finish`."""
+
+    def __init__(self, database: Database) -> None:
+        # repeatable_read makes the commit fail if what it has read was changed meanwhile
+        self.transaction = ts.Transaction(atomic=True, repeatable_read=True)
+        self._kv = database.kv.with_transaction(self.transaction)
+        self._futures: list[Any] = []  # a write whose future is dropped is cancelled, silently
+
+    def read(self, key: str) -> bytes | None:
+        """Reads a key as this transaction sees it; None if there is none."""
+        found = self._kv.read(key).result()
+        return bytes(found.value) if found.state == "value" else None
+
+    def put(self, key: str, value: bytes) -> None:
+        """Writes a key."""
+        self._futures.append(self._kv.write(key, value))
+
+    def write(self, array: ts.TensorStore, first: int, data: NDArray[Any], lane: int = 0) -> None:
+        """Writes `data` [records, slots or lanes, ...] at (first, lane) of an array.
+
+        `data` is referenced, not copied: it must not change before `finish` returns.
+        """
+        target = array[first : first + len(data), lane : lane + data.shape[1]]
+        self._futures.append(target.write(data, can_reference_source_data_indefinitely=True))
+
+    def finish(self) -> None:
+        """Makes everything visible at once, durably."""
+        self.transaction.commit_async().result()
+        for future in self._futures:
+            future.result()

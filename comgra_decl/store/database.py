@@ -1,0 +1,161 @@
+"""Opens the OCDBT database of a run: one spec, one context, one place for TensorStore's errors.
+
+Every handle of a database must share one Context and one byte-identical spec; otherwise an
+"atomic" transaction silently becomes two commits. That is why nothing else builds specs.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import tensorstore as ts
+
+from comgra_decl.errors import ComgraError, DamagedRunError, StoreError
+
+from .layout import DATABASE, NODE_BYTES, ArrayForm
+
+_RETRYABLE = ("RESOURCE_EXHAUSTED", "UNAVAILABLE", "DEADLINE_EXCEEDED")
+_opened_in: int | None = None
+
+
+class TransientStoreError(StoreError):
+    """Writing failed for now (disk full, remote store away); the same commit may succeed later."""
+
+
+def database_path(run: str | os.PathLike[str]) -> str:
+    """Returns the absolute path of a run's database; TensorStore rejects `./` and `../`."""
+    return os.path.join(os.path.abspath(os.fspath(run)), DATABASE)
+
+
+def new_context(*, cache_bytes: int, copy_threads: int = 1) -> ts.Context:
+    """Returns a context; `copy_threads` bounds the cores taken from the training."""
+    return ts.Context(
+        {
+            "cache_pool": {"total_bytes_limit": cache_bytes},
+            "cache_pool#none": {"total_bytes_limit": 0},
+            "data_copy_concurrency": {"limit": copy_threads},
+        }
+    )
+
+
+class Database:
+    """One run's key-value store and its arrays."""
+
+    def __init__(self, run: str | os.PathLike[str], context: ts.Context) -> None:
+        _refuse_forked_child()
+        self.path = database_path(run)
+        self.context = context
+        self.spec = {
+            "driver": "ocdbt",
+            "base": {"driver": "file", "path": self.path + "/"},
+            "config": {"max_decoded_node_bytes": NODE_BYTES},
+        }
+        with self.reading("manifest.ocdbt"):
+            self.kv = ts.KvStore.open(self.spec, context=context).result()
+
+    def array(
+        self,
+        form: ArrayForm,
+        *,
+        create: bool = False,
+        transaction: ts.Transaction | None = None,
+        recheck: float | bool = True,
+    ) -> ts.TensorStore:
+        """Opens (or creates) an array.
+
+        Args:
+            form: what the array looks like, from the array table.
+            create: write its metadata within `transaction`; such a handle keeps no chunk cache,
+                because written buffers may be referenced, and must not outlive the commit.
+            transaction: bind the handle to it.
+            recheck: unix time; cached state younger than this needs no revalidation.
+        """
+        spec: dict[str, Any] = {
+            "driver": "zarr3",
+            "kvstore": {**self.spec, "path": form.name + "/"},
+            "metadata": form.metadata(),
+            "recheck_cached_data": recheck,
+            # a missing chunk below head.n is damage, never a fill value
+            "fill_missing_data_reads": False,
+            "store_data_equal_to_fill_value": True,
+        }
+        if create:
+            spec["cache_pool"] = "cache_pool#none"
+        else:
+            spec["assume_metadata"] = True
+        return ts.open(spec, context=self.context, create=create, transaction=transaction).result()
+
+    def read_json(self, key: str) -> Any:
+        """Reads a JSON key that must exist, else raises DamagedRunError."""
+        value = self.read_bytes(key)
+        if value is None:
+            raise DamagedRunError(f"{self.path}: key {key!r} is missing although head counts it.")
+        return self.parse(key, value)
+
+    def read_bytes(self, key: str) -> bytes | None:
+        """Reads a key; None if there is no such key."""
+        with self.reading(key):
+            result = self.kv.read(key).result()
+        return None if result.state == "missing" else bytes(result.value)
+
+    def parse(self, key: str, value: bytes) -> Any:
+        """Parses JSON; a deleted data file reads as empty bytes, which is told as damage."""
+        try:
+            return json.loads(value)
+        except (ValueError, RecursionError) as error:
+            reason = "is empty (a data file was deleted?)" if not value else f"is no JSON: {error}"
+            raise DamagedRunError(f"{self.path}: key {key!r} {reason}") from error
+
+    @contextmanager
+    def reading(self, what: str) -> Iterator[None]:
+        """Turns TensorStore's errors while reading `what` into DamagedRunError."""
+        try:
+            yield
+        except ComgraError:
+            raise
+        except (ValueError, KeyError, RuntimeError, OSError, NotImplementedError) as error:
+            raise DamagedRunError(f"{self.path}: cannot read {what!r}: {_text(error)}") from error
+
+    @contextmanager
+    def writing(self, what: str) -> Iterator[None]:
+        """Turns TensorStore's errors while writing `what` into StoreError."""
+        try:
+            yield
+        except ComgraError:
+            raise
+        except (ValueError, KeyError, RuntimeError, OSError, NotImplementedError) as error:
+            kind = TransientStoreError if _text(error).startswith(_RETRYABLE) else StoreError
+            raise kind(f"{self.path}: writing {what} failed: {_text(error)}") from error
+
+
+def encode(value: Any) -> bytes:
+    """Encodes JSON compactly; what JSON does not know (paths, dates) becomes its text."""
+    return json.dumps(value, separators=(",", ":"), default=str).encode()
+
+
+def database_exists(run: str | os.PathLike[str]) -> bool:
+    """Whether the folder holds a run's database, whole or not."""
+    return Path(database_path(run)).is_dir()
+
+
+def _text(error: BaseException) -> str:
+    """TensorStore's message without the spec and the C++ lines that it appends."""
+    text = str(error.args[0]) if error.args else type(error).__name__
+    return re.split(r" \[(?:tensorstore_spec|source locations)=", text)[0]
+
+
+def _refuse_forked_child() -> None:
+    """TensorStore's threads do not survive a fork: using it in the child aborts the process."""
+    global _opened_in
+    if _opened_in is not None and _opened_in != os.getpid():
+        raise StoreError(
+            "a run cannot be opened in a forked child of a process that already used one; "
+            "start the child with the multiprocessing start method 'spawn'."
+        )
+    _opened_in = os.getpid()

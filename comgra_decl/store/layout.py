@@ -1,0 +1,205 @@
+"""The layout of a run on disk: key names, array forms, chunk sizes.
+
+One OCDBT database holds everything of a run (of one rank). Arrays are preallocated and written
+once: a chunk is never touched again after the commit that wrote it. Each family of arrays exists
+twice: `row` (one record per chunk, written with every commit: one record is one read) and `blk`
+(`block_steps` records per chunk and few columns, written when a block is full: a series is few
+reads). A block that is full within one commit is stored as a block only; the record column `FORM`
+says so.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from enum import IntEnum
+from typing import Any
+
+DATABASE = "trace.ocdbt"
+FORMAT = "comgra-decl-run"
+VERSION = 1
+MIN_READER = 1
+
+RUN_KEY = "meta/run.json"
+HEAD_KEY = "head"
+DIGITS = 12  # of record numbers and row numbers in keys, so that keys sort as numbers
+
+RECORDS_LIMIT = 1 << 40
+SLOTS_LIMIT = 1 << 20
+COLUMNS_LIMIT = 1 << 16
+
+LOGS = ("slots", "names", "arrays", "lanes")
+"""Append-only tables of JSON rows; `head.logs` says how many rows of each are valid."""
+
+NODE_BYTES = 4096
+"""Size limit of an index node; the default (84 MB) makes a run grow quadratically."""
+
+
+RAW_DTYPES = frozenset(
+    ("bool", "int4", "int8", "int16", "int32", "int64", "uint4", "uint8", "uint16", "uint32")
+    + ("uint64", "float16", "bfloat16", "float32", "float64", "complex64", "complex128")
+    + ("float8_e3m4", "float8_e4m3fn", "float8_e4m3fnuz", "float8_e4m3b11fnuz")
+    + ("float8_e5m2", "float8_e5m2fnuz")
+)
+"""Dtypes of raw values that are stored as they are (numpy and ml_dtypes names)."""
+
+
+class RecordColumn(IntEnum):
+    """Leading columns of the `kpi` arrays: the numeric facts of a record, all float64."""
+
+    STEP = 0
+    TIME = 1
+    TYPE = 2  # row of the name table "type"
+    MODE = 3  # row of the name table "mode"
+    STRUCTURE = 4  # row of the name table "structure", -1 for none
+    BATCH_SIZE = 5  # -1 for unknown
+    COST = 6
+    WIDTH = 7  # slot columns written with this record
+    KPIS = 8  # kpi columns written with this record
+    COMMIT = 9  # first record of the commit that wrote this one
+    FORM = 10  # 0: stored as a row (and in a block later), 1: stored in a block only
+
+
+SYSTEM_COLUMNS = 12
+KPI_CHUNK = 16
+MISSING_BITS = 0x7FF8_4D49_5353_4544
+"""A NaN with a payload: a KPI that was not recorded, as opposed to one that was NaN."""
+
+
+@dataclass(frozen=True)
+class ArrayForm:
+    """What an array looks like; stored in the array table, from which readers open it."""
+
+    name: str
+    dtype: str
+    shape: tuple[int, ...]
+    chunk: tuple[int, ...]
+    fill: Any
+
+    def to_json(self) -> dict[str, Any]:
+        """Returns the form as a row of the array table."""
+        return {**vars(self), "shape": list(self.shape), "chunk": list(self.chunk)}
+
+    @classmethod
+    def from_json(cls, row: Mapping[str, Any]) -> ArrayForm:
+        """Reads a row of the array table."""
+        shape, chunk = tuple(map(int, row["shape"])), tuple(map(int, row["chunk"]))
+        return cls(str(row["name"]), str(row["dtype"]), shape, chunk, row["fill"])
+
+    def metadata(self) -> dict[str, Any]:
+        """Returns the zarr v3 metadata of the array."""
+        return {
+            "shape": list(self.shape),
+            "data_type": self.dtype,
+            "chunk_grid": {"name": "regular", "configuration": {"chunk_shape": list(self.chunk)}},
+            "fill_value": self.fill,
+            "codecs": [
+                {"name": "bytes", "configuration": {"endian": "little"}},
+                # the checksum is what detects a flipped bit: OCDBT itself does not
+                {"name": "zstd", "configuration": {"level": 1, "checksum": True}},
+            ],
+        }
+
+
+def round_up(number: int, multiple: int) -> int:
+    """Returns the smallest multiple of `multiple` that is at least `number`."""
+    return -(-number // multiple) * multiple
+
+
+def slot_chunk(slots: int) -> int:
+    """Returns the slot width of row chunks for a run that starts with this many slots."""
+    return min(256, max(32, round_up(slots, 32)))
+
+
+def block_steps(slots: int) -> int:
+    """Returns the records per block; fewer for many slots, to bound the memory of an open block."""
+    return 128 if slots <= 512 else 64 if slots <= 1024 else 32
+
+
+def standard_forms(
+    *, slots: int, columns: int, samples: int, statistics: int, bins: int | None, counts: str
+) -> list[ArrayForm]:
+    """Returns the forms of all arrays that every run has.
+
+    Args:
+        slots: slots known at the first commit.
+        columns: columns of the `agg` arrays.
+        samples: recorded samples per slot.
+        statistics: statistics per sample.
+        bins: histogram bins, None for no histograms.
+        counts: dtype of the histogram counts.
+    """
+    width, block = slot_chunk(slots), block_steps(slots)
+    both = (RECORDS_LIMIT, SLOTS_LIMIT)
+    forms = [
+        *_pair(
+            "kpi", "float64", (RECORDS_LIMIT, COLUMNS_LIMIT), (1, KPI_CHUNK), (block, KPI_CHUNK)
+        ),
+        *_pair("agg", "float32", (*both, columns), (1, width, columns), (block, width, 1)),
+    ]
+    if samples:
+        inner = (samples, statistics)
+        chunk = (block, 32, samples, 1)
+        forms += _pair("smp", "float32", (*both, *inner), (1, width, *inner), chunk)
+    if bins:
+        forms += _pair("hist", counts, (*both, bins), (1, width, bins), (block, 8, bins))
+    return forms
+
+
+def _pair(
+    family: str, dtype: str, shape: tuple[int, ...], row: tuple[int, ...], block: tuple[int, ...]
+) -> list[ArrayForm]:
+    fill: int | str = "NaN" if dtype.startswith("float") else 0
+    return [
+        ArrayForm(f"{family}/row", dtype, shape, row, fill),
+        ArrayForm(f"{family}/blk", dtype, shape, block, fill),
+    ]
+
+
+def raw_form(dtype: str, shape: Sequence[int], itemsize: int) -> ArrayForm:
+    """Returns the form of the array for raw values of one dtype and [samples, *value dims].
+
+    Dims are [record, lane, *shape]; chunks hold at most about 1 MB, several lanes when small.
+    """
+    size = itemsize
+    for extent in shape:
+        size *= max(1, extent)
+    lanes = max(1, min(16, (32 << 10) // size))
+    chunk = _split(shape, itemsize)
+    name = f"raw/{dtype}/{'x'.join(map(str, shape))}"
+    full = (RECORDS_LIMIT, SLOTS_LIMIT, *shape)
+    fill = False if dtype == "bool" else [0, 0] if dtype.startswith("complex") else 0
+    return ArrayForm(name, dtype, full, (1, lanes, *chunk), fill)
+
+
+def _split(shape: Sequence[int], itemsize: int, limit: int = 1 << 20) -> list[int]:
+    """Cuts leading dims until a chunk is at most `limit` bytes: samples first, then rows."""
+    chunk = [max(1, extent) for extent in shape]
+    for axis in range(len(chunk)):
+        rest = itemsize
+        for extent in chunk[axis + 1 :]:
+            rest *= extent
+        chunk[axis] = max(1, min(chunk[axis], limit // rest))
+        if chunk[axis] * rest <= limit:
+            break
+    return chunk
+
+
+def log_key(log: str, first: int) -> str:
+    """Returns the key of the rows of a log from row `first` on."""
+    return f"{log}/{first:0{DIGITS}d}.json"
+
+
+def step_key(first: int) -> str:
+    """Returns the key of the JSON facts of the commit that starts with record `first`."""
+    return f"steps/{first:0{DIGITS}d}.json"
+
+
+def graph_key(digest: str) -> str:
+    """Returns the key of a dependency graph."""
+    return f"graphs/{digest}.json"
+
+
+def document_key(name: str) -> str:
+    """Returns the key of a named document."""
+    return f"docs/{name}.json"

@@ -1,0 +1,106 @@
+"""Append-only tables of JSON rows, and the interned names kept in one of them."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from comgra_decl.records import SlotInfo, SlotKey
+
+from .commit import Commit
+from .database import encode
+from .layout import log_key
+
+
+class Log:
+    """The writer's side of one table: rows are staged, flushed in a transaction, then accepted."""
+
+    def __init__(self, name: str) -> None:
+        self.name = name
+        self.count = 0
+        self._staged: list[Any] = []
+
+    def stage(self, row: Any) -> int:
+        """Adds a row to the coming commit; returns its number."""
+        self._staged.append(row)
+        return self.count + len(self._staged) - 1
+
+    def flush(self, commit: Commit) -> int:
+        """Writes the staged rows; returns the row count once the commit succeeds."""
+        if self._staged:
+            commit.put(log_key(self.name, self.count), encode(self._staged))
+        return self.count + len(self._staged)
+
+    def accept(self) -> None:
+        """The commit succeeded."""
+        self.count += len(self._staged)
+        self._staged = []
+
+    def discard(self) -> None:
+        """The commit failed; it will be staged anew."""
+        self._staged = []
+
+
+class Names:
+    """Interned strings (types, modes, structures, KPIs); a name's code is its rank in its table."""
+
+    def __init__(self, log: Log) -> None:
+        self._log = log
+        self._codes: dict[str, dict[str, int]] = {}
+        self._staged: list[tuple[str, str]] = []
+
+    def code(self, table: str, name: str) -> int:
+        """Returns the code of a name, staging it if it is new."""
+        codes = self._codes.setdefault(table, {})
+        known = codes.get(name)
+        if known is not None:
+            return known
+        self._log.stage([table, name])
+        self._staged.append((table, name))
+        codes[name] = len(codes)
+        return codes[name]
+
+    def size(self, table: str) -> int:
+        """Returns the number of names in a table."""
+        return len(self._codes.get(table, ()))
+
+    def accept(self) -> None:
+        """The commit succeeded."""
+        self._staged = []
+
+    def discard(self) -> None:
+        """The commit failed: forget what it would have interned."""
+        for table, name in self._staged:
+            del self._codes[table][name]
+        self._staged = []
+
+
+def slot_row(slot: SlotInfo) -> dict[str, Any]:
+    """Returns a slot as a row of the slot table; its id is its row number."""
+    key = slot.key
+    return {
+        "node": key.node,
+        "role": key.role,
+        "iteration": key.iteration,
+        "pass": key.pass_,
+        "kind": slot.kind,
+        "dtype": slot.dtype,
+        "shape": list(slot.shape),
+        "batch_dim": slot.batch_dim,
+        "module_class": slot.module_class,
+        "names": list(slot.names),
+    }
+
+
+def read_slot(number: int, row: dict[str, Any]) -> SlotInfo:
+    """Reads a row of the slot table."""
+    key = SlotKey(row["node"], row["role"], int(row["iteration"]), row["pass"])
+    return SlotInfo(
+        id=number,
+        key=key,
+        kind=row["kind"],
+        dtype=row["dtype"],
+        shape=tuple(row["shape"]),
+        batch_dim=row["batch_dim"],
+        module_class=row["module_class"],
+        names=tuple(row["names"]),
+    )

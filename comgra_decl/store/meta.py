@@ -1,0 +1,174 @@
+"""What is known of a run before its first record, and who writes it."""
+
+from __future__ import annotations
+
+import os
+import socket
+import time
+import uuid
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+from typing import Any
+
+from comgra_decl.errors import DamagedRunError, FormatError
+from comgra_decl.records import AGGREGATES
+
+from .layout import FORMAT, MIN_READER, VERSION
+
+
+@dataclass
+class RunMeta:
+    """The facts of a run, stored once at its creation.
+
+    `statistics` names the statistics of every slot, `sample_count` the samples recorded per slot,
+    `bins` the histogram bins (None: no histograms). `spec`, `config` and `facts` are JSON-able.
+    `started` is in unix seconds.
+    """
+
+    statistics: tuple[str, ...]
+    sample_count: int
+    bins: int | None
+    spec: dict[str, Any]
+    config: dict[str, Any] | None
+    facts: dict[str, Any]
+    started: float
+    uuid: str = field(default_factory=lambda: uuid.uuid4().hex)
+    writer: dict[str, Any] = field(default_factory=dict)
+
+    @property
+    def counts_dtype(self) -> str:
+        """The dtype of histogram counts: uint16 if no bin can ever hold more."""
+        elements = (self.spec.get("histogram") or {}).get("elements")
+        return "uint16" if isinstance(elements, int) and elements < 1 << 16 else "uint32"
+
+    @property
+    def columns(self) -> list[str]:
+        """Names of the columns of the `agg` arrays: statistic by statistic, then the bin range."""
+        names = [f"{statistic}.{how}" for statistic in self.statistics for how in AGGREGATES]
+        return names + (["histogram.low", "histogram.high"] if self.bins else [])
+
+    def to_json(self) -> dict[str, Any]:
+        """Returns the document `meta/run.json`."""
+        return {
+            "format": FORMAT,
+            "version": VERSION,
+            "min_reader": MIN_READER,
+            "uuid": self.uuid,
+            "started": self.started,
+            "writer": self.writer,
+            "statistics": list(self.statistics),
+            "aggregates": list(AGGREGATES),
+            "columns": self.columns,
+            "sample_count": self.sample_count,
+            "bins": self.bins,
+            "spec": self.spec,
+            "config": self.config,
+            "facts": self.facts,
+        }
+
+    @classmethod
+    def from_json(cls, document: Any, *, where: str) -> RunMeta:
+        """Reads `meta/run.json`; FormatError if it is too new, DamagedRunError if not ours."""
+        if not isinstance(document, Mapping) or document.get("format") != FORMAT:
+            raise DamagedRunError(f"{where}: 'meta/run.json' does not describe a {FORMAT!r}.")
+        check_version(document, where=where)
+        try:
+            meta = cls(
+                statistics=tuple(map(str, document["statistics"])),
+                sample_count=int(document["sample_count"]),
+                bins=None if document["bins"] is None else int(document["bins"]),
+                spec=dict(document["spec"]),
+                config=document["config"],
+                facts=dict(document["facts"]),
+                started=float(document["started"]),
+                uuid=str(document["uuid"]),
+                writer=dict(document["writer"]),
+            )
+        except (KeyError, TypeError, ValueError) as error:
+            raise DamagedRunError(f"{where}: 'meta/run.json' is wrong at {error}.") from error
+        return meta
+
+
+def check_version(document: Mapping[str, Any], *, where: str) -> None:
+    """Refuses a document whose `min_reader` is newer than this reader."""
+    needed = document.get("min_reader", 0)
+    if not isinstance(needed, int) or needed > VERSION:
+        raise FormatError(
+            f"{where}: written in format version {document.get('version')!r}, which needs a reader "
+            f"of version {needed!r}; this one reads up to {VERSION}. Upgrade comgra-decl to open it."
+        )
+
+
+def writer_identity() -> dict[str, Any]:
+    """Returns who is writing, so that a reader on the same machine can tell if it still lives."""
+    pid = os.getpid()
+    return {
+        "pid": pid,
+        "process_start": _process_start(pid),
+        "machine": _machine(),
+        "host": socket.gethostname(),
+        "versions": {name: _version(name) for name in ("comgra-decl", "tensorstore", "numpy")},
+    }
+
+
+def writer_alive(writer: Mapping[str, Any], *, last_commit: float, patience: float = 3600) -> bool:
+    """Judges whether the writer of an unclosed run still lives.
+
+    On the same machine (and in the same process namespace) the process is looked up; elsewhere
+    the run counts as alive for `patience` seconds after its last commit.
+    """
+    pid = writer.get("pid")
+    if writer.get("machine") != _machine() or not isinstance(pid, int):
+        return time.time() - last_commit < patience
+    if not _exists(pid):
+        return False
+    started = _process_start(pid)
+    return started is None or started == writer.get("process_start")
+
+
+def _exists(pid: int) -> bool:
+    try:
+        os.kill(pid, 0)
+    except PermissionError:
+        return True
+    except (OSError, OverflowError):
+        return False
+    return _process_state(pid) not in ("Z", "X")  # a killed child nobody has waited for is dead
+
+
+def _stat_fields(pid: int) -> list[str]:
+    """Fields of /proc/<pid>/stat after the command name; empty where there is no such file."""
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+    except OSError:
+        return []
+
+
+def _process_state(pid: int) -> str | None:
+    fields = _stat_fields(pid)
+    return fields[0] if fields else None
+
+
+def _process_start(pid: int) -> str | None:
+    fields = _stat_fields(pid)
+    return fields[19] if len(fields) > 19 else None
+
+
+def _machine() -> str:
+    """Names this boot of this machine and this process namespace (containers share the boot)."""
+    parts = [socket.gethostname()]
+    try:
+        parts.append(Path("/proc/sys/kernel/random/boot_id").read_text().strip())
+        parts.append(os.readlink("/proc/self/ns/pid"))
+    except OSError:
+        pass  # not Linux: the host name must do
+    return "|".join(parts)
+
+
+def _version(package: str) -> str | None:
+    try:
+        return version(package)
+    except PackageNotFoundError:
+        return None

@@ -1,0 +1,153 @@
+"""Reads a run, live or finished: polls `head` and hands out consistent views."""
+
+from __future__ import annotations
+
+import os
+import threading
+import time
+from collections.abc import Mapping
+from functools import lru_cache
+from typing import Any
+
+import tensorstore as ts
+
+from comgra_decl.errors import DamagedRunError, RunNotFoundError
+
+from .database import Database, database_exists, new_context
+from .layout import HEAD_KEY, LOGS, RUN_KEY, ArrayForm, log_key
+from .logs import read_slot
+from .meta import RunMeta, check_version, writer_alive
+from .view import Tables, View
+
+CACHE_BYTES = 128 << 20
+"""Decoded chunks and index nodes kept by all readers of this process together."""
+
+
+@lru_cache(maxsize=1)
+def _shared_context(pid: int) -> ts.Context:
+    return new_context(cache_bytes=CACHE_BYTES, copy_threads=2)
+
+
+class Reader:
+    """Everything a run holds below `head.n`. Thread-safe.
+
+    `view` is what was there at the last poll; it does not change under the one who uses it.
+    """
+
+    def __init__(self, path: str | os.PathLike[str]) -> None:
+        """Opens the run in folder `path`.
+
+        Raises:
+            RunNotFoundError: there is no run in this folder.
+            FormatError: it was written in a newer format.
+            DamagedRunError: it cannot be read; names the key and the reason.
+        """
+        self.path = os.path.abspath(os.fspath(path))
+        self._lock = threading.Lock()
+        self._open(_shared_context(os.getpid()))
+
+    def _open(self, context: ts.Context) -> None:
+        if not database_exists(self.path):
+            raise RunNotFoundError(f"there is no run in {self.path!r}.")
+        self._db = Database(self.path, context)
+        document = self._db.read_bytes(RUN_KEY)
+        if document is None:
+            raise _no_manifest(self._db)
+        self.meta = RunMeta.from_json(self._db.parse(RUN_KEY, document), where=self._db.path)
+        self._tables = Tables()
+        self._head_bytes: bytes | None = None
+        self._head: dict[str, Any] = {}
+        self._view: View | None = None
+        self._read_head()
+
+    @property
+    def head(self) -> Mapping[str, Any]:
+        """The newest head read: `n`, `closed`, `error`, `time`, `step`, ..."""
+        return self._head
+
+    @property
+    def state(self) -> str:
+        """Returns "waiting", "live", "finished" or "stopped" (the writer is gone or gave up)."""
+        head = self._head
+        if head["closed"]:
+            return "stopped" if head.get("error") else "finished"
+        if not writer_alive(self.meta.writer, last_commit=float(head["time"])):
+            return "stopped"
+        return "live" if head["n"] else "waiting"
+
+    @property
+    def view(self) -> View:
+        """The records as of the last poll."""
+        with self._lock:
+            if self._view is None:
+                self._view = self._load()
+            return self._view
+
+    def poll(self) -> bool:
+        """Looks for something new; returns whether `head` has changed."""
+        with self._lock:
+            if not self._read_head():
+                return False
+            self._view = None
+            return True
+
+    # -- under the lock
+
+    def _read_head(self) -> bool:
+        bound = time.time()  # before the read: what is cached later than this is fresh enough
+        value = self._db.read_bytes(HEAD_KEY)
+        if value is None:
+            raise DamagedRunError(f"{self._db.path}: key {HEAD_KEY!r} is missing.")
+        if value == self._head_bytes:
+            return False
+        head = self._db.parse(HEAD_KEY, value)
+        check_version(head, where=self._db.path)
+        if head.get("uuid") != self.meta.uuid:
+            raise DamagedRunError(f"{self._db.path}: the run was replaced by another; reopen it.")
+        self._head, self._head_bytes, self._bound = head, value, bound
+        return True
+
+    def _load(self) -> View:
+        for log in LOGS:
+            self._read_log(log, int(self._head["logs"][log]))
+        view = View(self._db, self.meta, self._tables.snapshot(), self._head, self._bound)
+        self._tables.records = view.load_records()
+        return view
+
+    def _read_log(self, name: str, count: int) -> None:
+        known = self._tables.counts[name]
+        while known < count:
+            key = log_key(name, known)
+            rows = self._db.read_json(key)
+            if not isinstance(rows, list) or not rows:
+                raise DamagedRunError(f"{self._db.path}: key {key!r} holds no rows.")
+            for row in rows:
+                self._take_row(name, known, row, key)
+                known += 1
+                self._tables.counts[name] = known
+
+    def _take_row(self, name: str, number: int, row: Any, key: str) -> None:
+        tables = self._tables
+        try:
+            if name == "slots":
+                tables.slots.append(read_slot(number, row))
+            elif name == "names":
+                tables.names.setdefault(str(row[0]), []).append(str(row[1]))
+            elif name == "arrays":
+                form = ArrayForm.from_json(row)
+                tables.forms[form.name] = form
+            else:
+                lanes = tables.lanes.setdefault(str(row[0]), {})
+                lanes[int(row[1])] = len(lanes)
+        except (KeyError, TypeError, ValueError, IndexError) as error:
+            raise DamagedRunError(f"{self._db.path}: key {key!r} is wrong at {error}.") from error
+
+
+def _no_manifest(db: Database) -> RunNotFoundError | DamagedRunError:
+    """A database without its manifest looks empty; one made a moment ago is still being made."""
+    manifest = os.path.join(db.path, "manifest.ocdbt")
+    if os.path.exists(manifest):
+        return DamagedRunError(f"{db.path}: key {RUN_KEY!r} is missing; this is no run.")
+    if time.time() - os.stat(db.path).st_mtime < 10:
+        return RunNotFoundError(f"the run in {os.path.dirname(db.path)!r} is being created.")
+    return DamagedRunError(f"{db.path}: 'manifest.ocdbt' is missing; nothing can be found in it.")

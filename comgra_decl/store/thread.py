@@ -1,0 +1,196 @@
+"""The writer thread: takes raw steps from the training, bounded by bytes, and commits them."""
+
+from __future__ import annotations
+
+import logging
+import os
+import threading
+import time
+from collections import deque
+from collections.abc import Callable
+
+from comgra_decl.errors import StoreError
+from comgra_decl.records import RawStep, StepBatch
+
+from .database import TransientStoreError
+from .writer import RunWriter
+
+_log = logging.getLogger("comgra_decl")
+_FIRST_PAUSE, _LONGEST_PAUSE = 0.25, 5.0  # seconds between attempts while the disk is full
+
+
+class WriterThread:
+    """Commits records in the background, at most one commit in flight.
+
+    The first record is committed at once, later ones at least `commit_interval` seconds apart,
+    earlier when half of `queue_bytes` is waiting. While the queue is full, `put` blocks: nothing
+    is lost silently. A commit that fails because the disk is full is repeated for `patience`
+    seconds; any other error is reported once, and from then on everything is dropped, so that the
+    training goes on.
+    """
+
+    def __init__(
+        self,
+        writer_factory: Callable[[], RunWriter],
+        *,
+        transform: Callable[[list[RawStep]], list[StepBatch]],
+        commit_interval: float,
+        queue_bytes: int,
+        on_error: Callable[[BaseException], None],
+        patience: float = 30.0,
+    ) -> None:
+        """Starts the thread.
+
+        Args:
+            writer_factory: makes (or hands over) the run's writer; called on the thread.
+            transform: turns raw steps, in order, into batches; called on the thread.
+            commit_interval: least seconds between commits.
+            queue_bytes: most bytes waiting or being written.
+            on_error: told of the error that ends the tracing, once, on the thread.
+            patience: seconds for which a full disk is waited for.
+        """
+        self._factory = writer_factory
+        self._transform = transform
+        self._interval = commit_interval
+        self._limit = queue_bytes
+        self._on_error = on_error
+        self._patience = patience
+        self._queue: deque[RawStep] = deque()
+        self._bytes = 0  # waiting and in flight
+        lock = threading.Lock()
+        self._room = threading.Condition(lock)  # for those who put
+        self._work = threading.Condition(lock)  # for the thread: woken rarely, it costs the GIL
+        self._due = 0.0
+        self._closing = False
+        self._failed = False
+        self._pid = os.getpid()
+        self._thread = threading.Thread(target=self._run, name="comgra-writer", daemon=True)
+        self._thread.start()
+
+    def put(self, raw: RawStep) -> None:
+        """Hands over one step; blocks while the queue is full, drops it after a fatal error."""
+        if os.getpid() != self._pid:  # a forked child: its copy of the lock may be held for ever
+            return
+        size = raw.nbytes
+        with self._room:
+            while self._bytes and self._bytes + size > self._limit and not self._ended:
+                self._room.wait()
+            if self._ended:
+                return
+            self._queue.append(raw)
+            self._bytes += size
+            if len(self._queue) == 1 or self._pressed:
+                self._work.notify()
+
+    def close(self, timeout: float | None = None) -> None:
+        """Commits what is waiting, marks the run as finished and ends the thread.
+
+        Args:
+            timeout: seconds to wait; what is not committed by then is given up and reported.
+        """
+        if os.getpid() != self._pid:
+            return
+        with self._work:
+            self._closing = True
+            self._work.notify()
+            self._room.notify_all()
+        self._thread.join(timeout)
+        if self._thread.is_alive():
+            self._fail(StoreError(f"the last records could not be written within {timeout} s."))
+
+    @property
+    def _ended(self) -> bool:
+        return self._failed or self._closing
+
+    @property
+    def _pressed(self) -> bool:
+        """Half of the queue is taken: commit now, so that the training need not wait."""
+        return 2 * self._bytes >= self._limit
+
+    # -- on the thread
+
+    def _run(self) -> None:
+        writer: RunWriter | None = None
+        try:
+            writer = self._factory()
+            while steps := self._take(writer):
+                self._commit(writer, steps)
+            if not self._failed:
+                self._patiently(writer.close)
+        except BaseException as error:  # noqa: BLE001 - the training must never notice
+            self._fail(error)
+            _close_after(writer, error)
+
+    def _take(self, writer: RunWriter) -> list[RawStep]:
+        """Waits for the next commit to be due; returns its steps, none at the end."""
+        with self._work:
+            while not self._queue and not self._ended:
+                self._work.wait()
+            while not self._ended and not self._pressed:
+                left = self._due - time.monotonic()
+                if left <= 0:
+                    break
+                self._work.wait(left)
+            if self._failed:
+                return []
+            return [self._queue.popleft() for _ in range(self._share(writer))]
+
+    def _share(self, writer: RunWriter) -> int:
+        """How many of the waiting steps to commit now.
+
+        A fast run fills whole blocks between two commits. Ending the commit at a block's end
+        saves storing the rest twice (as rows now, in a block later); it waits for the next one.
+        """
+        waiting, block = len(self._queue), writer.block_steps
+        if self._closing or block is None or waiting < block:
+            return waiting
+        return (writer.records + waiting) // block * block - writer.records
+
+    def _commit(self, writer: RunWriter, steps: list[RawStep]) -> None:
+        size = sum(step.nbytes for step in steps)
+        for step in steps:
+            if step.wait is not None:
+                step.wait()
+                step.wait = None
+        batches = self._transform(steps)
+        self._patiently(lambda: writer.commit(batches))
+        self._due = time.monotonic() + self._interval
+        with self._room:
+            self._bytes = max(0, self._bytes - size)
+            self._room.notify_all()
+
+    def _patiently(self, action: Callable[[], None]) -> None:
+        """Repeats a commit that a full disk refuses; says so once."""
+        give_up = time.monotonic() + self._patience
+        pause = _FIRST_PAUSE
+        while True:
+            try:
+                return action()
+            except TransientStoreError as error:
+                if time.monotonic() > give_up or self._failed:
+                    raise
+                if pause == _FIRST_PAUSE:
+                    _log.warning("comgra: %s Keeping the data and trying again.", error)
+            with self._work:
+                self._work.wait_for(lambda: self._failed, pause)
+            pause = min(2 * pause, _LONGEST_PAUSE)
+
+    def _fail(self, error: BaseException) -> None:
+        with self._work:
+            first, self._failed = not self._failed, True
+            self._queue.clear()
+            self._bytes = 0
+            self._work.notify()
+            self._room.notify_all()
+        if first:
+            self._on_error(error)
+
+
+def _close_after(writer: RunWriter | None, error: BaseException) -> None:
+    """Leaves word in the run, if it can still be written."""
+    if writer is None:
+        return
+    try:
+        writer.close(error=f"{type(error).__name__}: {error}")
+    except Exception as second:  # noqa: BLE001 - it is already being reported
+        _log.debug("comgra: could not mark the run as stopped: %s", second)

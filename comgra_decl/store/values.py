@@ -1,0 +1,141 @@
+"""Raw values: one array per (dtype, [samples, *dims]), in which every slot has a lane."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from functools import lru_cache
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from .dense import runs_of
+from .layout import RAW_DTYPES, ArrayForm, raw_form, round_up
+from .logs import Log
+
+_DIRECT_BYTES = 256 << 10  # larger tensors are written from where they lie, without stacking
+
+
+@dataclass
+class _RawArray:
+    form: ArrayForm
+    lanes: dict[int, int]  # slot -> lane
+
+    @property
+    def lane_chunk(self) -> int:
+        return self.form.chunk[1]
+
+
+@dataclass(frozen=True)
+class ValuePiece:
+    """One write: `data` [records, lanes, samples, *dims] at (record offset, lane)."""
+
+    form: ArrayForm
+    offset: int
+    lane: int
+    data: NDArray[Any]
+
+
+class ValueTable:
+    """Assigns arrays and lanes to slots, and turns the values of a commit into few writes."""
+
+    def __init__(self, arrays: Log, lanes: Log) -> None:
+        self._arrays_log = arrays
+        self._lanes_log = lanes
+        self._arrays: dict[str, _RawArray] = {}
+        self._staged: list[tuple[str, int | None]] = []
+
+    def pieces(self, values: Sequence[dict[int, NDArray[Any]]]) -> Iterator[ValuePiece]:
+        """Yields the writes of a commit; `values[i]` are those of its i-th record, by slot."""
+        grouped: dict[str, list[tuple[int, int, NDArray[Any]]]] = {}
+        for offset, by_slot in enumerate(values):
+            for slot, value in by_slot.items():
+                stored = _storable(value)
+                name, lane = self._place(slot, stored)
+                grouped.setdefault(name, []).append((offset, lane, stored))
+        for name, entries in grouped.items():
+            yield from _stacked(self._arrays[name], entries)
+
+    def index(self, values: Sequence[dict[int, NDArray[Any]]]) -> list[list[Any]]:
+        """Returns which values each record has: runs of [offset, {array: [slots]}]."""
+        present: list[dict[str, list[int]]] = []
+        for by_slot in values:
+            record: dict[str, list[int]] = {}
+            for slot, value in by_slot.items():
+                stored = _storable(value)
+                record.setdefault(_form(stored.dtype, stored.shape).name, []).append(slot)
+            present.append(record)
+        return runs_of(present) if any(present) else []
+
+    def accept(self) -> None:
+        """The commit succeeded."""
+        self._staged = []
+
+    def discard(self) -> None:
+        """The commit failed: forget the arrays and lanes it would have made."""
+        for name, slot in reversed(self._staged):
+            if slot is None:
+                del self._arrays[name]
+            else:
+                del self._arrays[name].lanes[slot]
+        self._staged = []
+
+    def _place(self, slot: int, value: NDArray[Any]) -> tuple[str, int]:
+        form = _form(value.dtype, value.shape)
+        array = self._arrays.get(form.name)
+        if array is None:
+            array = self._arrays[form.name] = _RawArray(form, {})
+            self._arrays_log.stage(form.to_json())
+            self._staged.append((form.name, None))
+        lane = array.lanes.get(slot)
+        if lane is None:
+            lane = array.lanes[slot] = len(array.lanes)
+            self._lanes_log.stage([form.name, slot])
+            self._staged.append((form.name, slot))
+        return form.name, lane
+
+
+@lru_cache(maxsize=4096)
+def _form(dtype: np.dtype[Any], shape: tuple[int, ...]) -> ArrayForm:
+    return raw_form(dtype.name, shape, dtype.itemsize)
+
+
+def _storable(value: NDArray[Any]) -> NDArray[Any]:
+    """Widens the few dtypes that zarr has no name for; all others are stored as they are."""
+    if not _has_name(value.dtype):
+        return value.astype(np.float32)
+    return value if value.dtype.isnative else value.astype(value.dtype.newbyteorder("="))
+
+
+@lru_cache(maxsize=64)
+def _has_name(dtype: np.dtype[Any]) -> bool:
+    return dtype.name in RAW_DTYPES
+
+
+def _stacked(
+    array: _RawArray, entries: list[tuple[int, int, NDArray[Any]]]
+) -> Iterator[ValuePiece]:
+    if array.lane_chunk == 1 and entries[0][2].nbytes >= _DIRECT_BYTES:
+        for offset, lane, value in entries:
+            yield ValuePiece(array.form, offset, lane, value[None, None])
+        return
+    lanes = round_up(len(array.lanes), array.lane_chunk)
+    for first, last in _consecutive(sorted({offset for offset, _, _ in entries})):
+        shape = (last - first + 1, lanes, *entries[0][2].shape)
+        data = np.zeros(shape, entries[0][2].dtype)
+        for offset, lane, value in entries:
+            if first <= offset <= last:
+                data[offset - first, lane] = value
+        yield ValuePiece(array.form, first, 0, data)
+
+
+def _consecutive(offsets: list[int]) -> Iterator[tuple[int, int]]:
+    """Yields (first, last) of each run of consecutive numbers."""
+    first = previous = offsets[0]
+    for offset in offsets[1:]:
+        if offset != previous + 1:
+            yield first, previous
+            first = offset
+        previous = offset
+    yield first, previous

@@ -1,0 +1,264 @@
+"""A consistent view of a run: every read stays below the `head.n` it was made for."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field, replace
+from functools import lru_cache
+from typing import Any
+
+import numpy as np
+import tensorstore as ts
+from numpy.typing import NDArray
+
+from comgra_decl.errors import DamagedRunError
+from comgra_decl.records import SlotInfo, SlotKey, Structure
+
+from .database import Database
+from .layout import (
+    LOGS,
+    SYSTEM_COLUMNS,
+    ArrayForm,
+    RecordColumn,
+    document_key,
+    graph_key,
+    step_key,
+)
+from .meta import RunMeta
+
+Index = tuple[int | slice, ...]
+
+
+@dataclass
+class Tables:
+    """The logs read so far, and the numeric facts of all records [n, SYSTEM_COLUMNS]."""
+
+    slots: list[SlotInfo] = field(default_factory=list)
+    names: dict[str, list[str]] = field(default_factory=dict)
+    forms: dict[str, ArrayForm] = field(default_factory=dict)
+    lanes: dict[str, dict[int, int]] = field(default_factory=dict)
+    records: NDArray[np.float64] = field(default_factory=lambda: np.empty((0, SYSTEM_COLUMNS)))
+    counts: dict[str, int] = field(default_factory=lambda: dict.fromkeys(LOGS, 0))
+
+    def snapshot(self) -> Tables:
+        """Returns a copy that later rows do not reach."""
+        return replace(
+            self,
+            slots=list(self.slots),
+            names={table: list(rows) for table, rows in self.names.items()},
+            forms=dict(self.forms),
+            lanes={name: dict(lanes) for name, lanes in self.lanes.items()},
+        )
+
+
+class View:
+    """Reads of the first `n` records. Immutable to its users, thread-safe."""
+
+    def __init__(
+        self, db: Database, meta: RunMeta, tables: Tables, head: Mapping[str, Any], bound: float
+    ) -> None:
+        self.meta = meta
+        self.n = int(head["n"])
+        self._db = db
+        self._tables = tables
+        self._bound = bound
+        self._documents: Mapping[str, int] = head["documents"]
+        self._handles: dict[str, ts.TensorStore] = {}
+        self._facts = lru_cache(maxsize=64)(self._read_facts)
+
+    @property
+    def slots(self) -> list[SlotInfo]:
+        """All slots, by id."""
+        return self._tables.slots
+
+    @property
+    def records(self) -> NDArray[np.float64]:
+        """Numeric facts [n, SYSTEM_COLUMNS] of all records; see `RecordColumn`."""
+        return self._tables.records
+
+    def names(self, table: str) -> list[str]:
+        """Returns the names of a table ("type", "mode", "structure", "kpi"), by code."""
+        return self._tables.names.get(table, [])
+
+    def load_records(self) -> NDArray[np.float64]:
+        """Reads the facts of the records that the tables do not hold yet; returns all."""
+        known = self._tables.records
+        if len(known) < self.n:
+            block = self._block
+            edge = max(len(known), self.n // block * block)
+            columns = slice(0, SYSTEM_COLUMNS)
+            new = [known]
+            if len(known) < edge:
+                new.append(self._read("kpi/blk", slice(len(known), edge), columns))
+            if edge < self.n:
+                new.append(self._read("kpi/row", slice(edge, self.n), columns))
+            self._tables.records = np.concatenate(new)
+        return self._tables.records
+
+    # -- statistics
+
+    def row(self, family: str, record: int, *inner: int | slice) -> NDArray[Any]:
+        """Returns a record's array of a family, [width, ...], or what `inner` selects of it.
+
+        Slots from `width` on did not exist when the record was written.
+        """
+        form = "blk" if self.records[record, RecordColumn.FORM] else "row"
+        width = int(self.records[record, RecordColumn.WIDTH])
+        rest = inner or (slice(0, width),)
+        return self._read(f"{family}/{form}", record, *rest)
+
+    def has_column(self, record: int, slot: int) -> bool:
+        """Whether the slot existed when the record was written."""
+        return bool(slot < self.records[record, RecordColumn.WIDTH])
+
+    def series(self, family: str, slot: int, *inner: int | slice) -> NDArray[Any]:
+        """Returns one slot (or "kpi" column) over all records, [n, ...]; fill where too early."""
+        column = RecordColumn.KPIS if family == "kpi" else RecordColumn.WIDTH
+        parts = [
+            (name, records, self._read(name, records, slot, *inner))
+            for name, records, width in self._spans(family, column)
+            if slot < width
+        ]
+        if not parts:
+            probe = self._empty(family, (slot, *inner))
+            return probe
+        result = np.full((self.n, *parts[0][2].shape[1:]), _fill(parts[0][2]), parts[0][2].dtype)
+        for _, records, data in parts:
+            result[records] = data
+        return result
+
+    def heat(self, family: str, *inner: int | slice) -> NDArray[Any]:
+        """Returns all slots over all records, [n, slots, ...]; fill where too early."""
+        count = len(self.slots)
+        result: NDArray[Any] | None = None
+        for name, records, width in self._spans(family, RecordColumn.WIDTH):
+            upto = min(width, count)
+            data = self._read(name, records, slice(0, upto), *inner)
+            if result is None:
+                result = np.full((self.n, count, *data.shape[2:]), _fill(data), data.dtype)
+            result[records, :upto] = data
+        return self._empty(family, (slice(0, count), *inner)) if result is None else result
+
+    def _spans(self, family: str, column: int) -> Iterator[tuple[str, slice, int]]:
+        """Yields (array name, records, width) such that each span can be read in one piece.
+
+        Whole blocks come from the block array, the records after them from the row array. A
+        block is as wide as its last record, whose commit wrote it.
+        """
+        block = self._block
+        edge = self.n // block * block
+        widths = self.records[:, column]
+        yield from _equal_spans(f"{family}/blk", 0, block, widths[block - 1 : edge : block])
+        yield from _equal_spans(f"{family}/row", edge, 1, widths[edge:])
+
+    def _empty(self, family: str, inner: Index) -> NDArray[Any]:
+        form = self._tables.forms.get(f"{family}/row")
+        shape = [0 if form is None else self.n]
+        full = form.shape[1:] if form else tuple(0 for _ in inner)
+        for at, extent in enumerate(full):
+            index = inner[at] if at < len(inner) else slice(0, extent)
+            if isinstance(index, slice):
+                shape.append(len(range(*index.indices(extent))))
+        dtype = np.dtype(form.dtype if form else "float32")
+        return np.full(shape, np.nan if dtype.kind == "f" else 0, dtype)
+
+    # -- values and JSON
+
+    def value(self, record: int, slot: int, sample: int | None = None) -> NDArray[Any] | None:
+        """Returns a slot's raw value [samples, *dims] (or of one sample); None if not stored."""
+        stored = _at(self._step_facts(record)["values"], self._offset(record)) or {}
+        for name, slots in stored.items():
+            if slot in slots:
+                lane = self._tables.lanes[name][slot]
+                samples: tuple[int, ...] = () if sample is None else (sample,)
+                if sample is not None and sample >= self._tables.forms[name].shape[2]:
+                    return None
+                return self._read(name, record, lane, *samples)
+        return None
+
+    def value_slots(self, record: int) -> list[int]:
+        """Returns the slots of which a record holds raw values."""
+        stored = _at(self._step_facts(record)["values"], self._offset(record)) or {}
+        return sorted(slot for slots in stored.values() for slot in slots)
+
+    def samples(self, record: int) -> list[int]:
+        """Returns the batch indices recorded individually."""
+        return list(_at(self._step_facts(record)["samples"], self._offset(record)) or [])
+
+    def extra(self, record: int) -> dict[str, Any]:
+        """Returns the free-form facts of a record."""
+        return dict(_at(self._step_facts(record)["extra"], self._offset(record)) or {})
+
+    def document(self, name: str) -> Any:
+        """Returns the newest document of that name, None if there is none."""
+        if name not in self._documents:
+            return None
+        return self._db.read_json(document_key(name))
+
+    def structure(self, digest: str) -> Structure:
+        """Returns a stored dependency graph."""
+        key = graph_key(digest)
+        row = self._db.read_json(key)
+        try:
+            keys = [SlotKey(node, role, int(k), pass_) for node, role, k, pass_ in row["keys"]]
+            edges = [(int(a), int(b), bool(gradient)) for a, b, gradient in row["edges"]]
+            return Structure(row["hash"], keys, list(row["kinds"]), edges, list(row["cuts"]))
+        except (KeyError, TypeError, ValueError) as error:
+            raise DamagedRunError(f"{self._db.path}: key {key!r} is wrong at {error}.") from error
+
+    def _offset(self, record: int) -> int:
+        return record - int(self.records[record, RecordColumn.COMMIT])
+
+    def _step_facts(self, record: int) -> Mapping[str, Any]:
+        return self._facts(int(self.records[record, RecordColumn.COMMIT]))
+
+    def _read_facts(self, first: int) -> Mapping[str, Any]:
+        facts = self._db.read_json(step_key(first))
+        if not isinstance(facts, dict) or not {"samples", "extra", "values"} <= facts.keys():
+            raise DamagedRunError(f"{self._db.path}: key {step_key(first)!r} is incomplete.")
+        return facts
+
+    # -- arrays
+
+    @property
+    def _block(self) -> int:
+        form = self._tables.forms.get("kpi/blk")
+        return form.chunk[0] if form else 1
+
+    def _read(self, name: str, *index: int | slice) -> NDArray[Any]:
+        with self._db.reading(name):
+            data: NDArray[Any] = self._handle(name)[index].read().result()
+        return data
+
+    def _handle(self, name: str) -> ts.TensorStore:
+        handle = self._handles.get(name)
+        if handle is None:
+            form = self._tables.forms.get(name)
+            if form is None:
+                raise DamagedRunError(f"{self._db.path}: the array table lacks {name!r}.")
+            handle = self._handles[name] = self._db.array(form, recheck=self._bound)
+        return handle
+
+
+def _equal_spans(
+    name: str, start: int, step: int, widths: NDArray[np.float64]
+) -> Iterator[tuple[str, slice, int]]:
+    """Yields the runs of equal widths; each width covers `step` records."""
+    edges = np.flatnonzero(np.diff(widths)) + 1
+    for first, last in zip([0, *edges], [*edges, len(widths)], strict=True):
+        if first < last:
+            yield name, slice(start + first * step, start + last * step), int(widths[first])
+
+
+def _fill(data: NDArray[Any]) -> float:
+    return float("nan") if data.dtype.kind == "f" else 0
+
+
+def _at(runs: list[list[Any]], offset: int) -> Any:
+    """Looks up a run-length encoded list."""
+    found = None
+    for first, value in runs:
+        if first > offset:
+            break
+        found = value
+    return found
