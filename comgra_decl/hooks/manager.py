@@ -66,15 +66,14 @@ class HookManager:
         self._due: int | None = self._scheduler.next_after(-1)
         self._armed = False
         self._stopped = False
+        self._stop_requested = False
         self._stepped = False
         self._owner = StepOwner()
         self._owners = Owners()
         self._table = SlotTable()
         self._stance = EagerStance()
         self._train = _new_capture(spec, followed=True)
-        self._evaluation = EvaluationPhases(
-            _new_capture(spec, followed=False), self._scheduler
-        )
+        self._evaluation = EvaluationPhases(_new_capture(spec, followed=False), self._scheduler)
         self._tracer = ModuleTracer(
             spec, self._owners, choose=self._choose, left=self._left_root, on_fault=self._fault
         )
@@ -107,6 +106,10 @@ class HookManager:
         except Exception as error:
             self._fault(error)
         self._remove_everything()
+
+    def stop(self) -> None:
+        """Asks, from any thread, that tracing ends with the current step."""
+        self._stop_requested = True
 
     def _remove_everything(self) -> None:
         self._stopped = True
@@ -166,6 +169,9 @@ class HookManager:
             self._fault(error)
 
     def _end_step(self) -> None:
+        if self._stop_requested:
+            self._remove_everything()
+            return
         if self._armed:
             self._finish_train()
             self._due = self._scheduler.next_after(self._step)

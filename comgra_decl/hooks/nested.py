@@ -30,9 +30,7 @@ def _children(value: Any) -> Iterator[tuple[str, Any]]:
         yield from ((f".{key}", child) for key, child in value.items())
     elif isinstance(value, (tuple, list)):
         names = getattr(value, "_fields", None)
-        yield from (
-            (f".{names[i]}" if names else f"[{i}]", child) for i, child in enumerate(value)
-        )
+        yield from ((f".{names[i]}" if names else f"[{i}]", child) for i, child in enumerate(value))
     elif not isinstance(value, type):
         yield from ((f".{name}", getattr(value, name, None)) for name in _field_names(value))
 

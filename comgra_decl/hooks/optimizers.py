@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import weakref
+
 from torch.optim import Optimizer
 
 from comgra_decl.hooks.tree import instances_of

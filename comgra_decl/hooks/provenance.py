@@ -91,9 +91,7 @@ class Provenance(TorchFunctionMode):
                 for _, tensor in tensors_in(kwargs["out"]):
                     self._mutate(tensor, self._union(t for t in inputs if t is not tensor))
 
-    def _mutation_sources(
-        self, name: str, inputs: list[torch.Tensor], sources: Sources
-    ) -> Sources:
+    def _mutation_sources(self, name: str, inputs: list[torch.Tensor], sources: Sources) -> Sources:
         whole = inputs and name in _OVERWRITES and inputs[0]._base is None
         return self._union(inputs[1:]) if whole else sources
 
@@ -145,7 +143,9 @@ class Provenance(TorchFunctionMode):
     def _node(self, slot: Slot) -> int:
         return self._nodes.setdefault(slot, len(self._nodes))
 
-    def trace(self, slot: Slot, tensor: torch.Tensor, fallback: Iterable[torch.Tensor] = ()) -> None:
+    def trace(
+        self, slot: Slot, tensor: torch.Tensor, fallback: Iterable[torch.Tensor] = ()
+    ) -> None:
         """Declares `tensor` to be the traced tensor of `slot`: edges end and start here.
 
         `fallback` are the inputs of the module it came from, used when nothing is known about
@@ -185,9 +185,7 @@ def _name_cut(cut: str, keys: list[SlotKey]) -> str:
     return f"{keys[int(node)].node}{call}"
 
 
-def _stable_hash(
-    keys: list[SlotKey], kinds: list[str], edges: list[tuple[int, int, bool]]
-) -> str:
+def _stable_hash(keys: list[SlotKey], kinds: list[str], edges: list[tuple[int, int, bool]]) -> str:
     """Equal for equal graphs in any process: by names, never by Python's `hash`."""
     digest = hashlib.blake2b(digest_size=8)
     for line in sorted(_lines(keys, kinds, edges)):

@@ -47,17 +47,12 @@ class Reporter:
 
     def _report(self, tops: Collection[TopPlan], capture: StepCapture) -> dict[str, Any]:
         entries = {name: self._entry(name, tops) for name in self._entries}
-        models = [top for top in tops if top.top.parametric] or list(tops)
-        empty = {name for name, entry in entries.items() if entry["matched"] == 0}
         return {
             "entries": entries,
-            "unmatched": [
-                text
-                for top in models[:1]
-                for name, text in top.selection.unmatched.items()
-                if name in empty
-            ],
-            "never_called": sorted({p for entry in entries.values() for p in entry["never_called"]}),
+            "unmatched": _unmatched(tops),
+            "never_called": sorted(
+                {p for entry in entries.values() for p in entry["never_called"]}
+            ),
             "refused": dict(capture.refused),
             "warnings": list(self._warnings),
         }
@@ -84,6 +79,16 @@ class Reporter:
             )
         for name, reason in report["refused"].items():
             self.warn(f"{name} is not recorded: {reason}")
+
+
+def _unmatched(tops: Collection[TopPlan]) -> list[str]:
+    """Returns what the selection says of patterns that match nothing in any of the models.
+
+    The part of a sentence before its first semicolon names the pattern, the rest what is near it.
+    """
+    models = [top for top in tops if top.top.parametric] or list(tops)
+    said = [{text.partition(";")[0]: text for text in t.selection.unmatched} for t in models]
+    return [text for key, text in said[0].items() if all(key in other for other in said)]
 
 
 def _modules(plan: TopPlan) -> list[dict[str, Any]]:

@@ -117,6 +117,8 @@ class Session:
         )
 
     def _store_failed(self, error: BaseException) -> None:
+        if self._hooks is not None:
+            self._hooks.stop()
         _log.error(
             "recording has stopped because the store cannot be written (%s); the training goes "
             "on untouched, and what was committed until now is kept in %s",
