@@ -103,8 +103,8 @@ class StepCapture:
         return tensor.numel() <= samples * self._max_value_elements
 
     def signature(self) -> int:
-        """Hash of the sequence of captured slots: equal for steps that ran the same way."""
-        return hash(tuple(slot.id for slot in self._slots))
+        """Hash of the sequence of forward slots: equal for steps that ran the same way."""
+        return hash(tuple(slot.id for slot in self._slots if slot.pass_ == "forward"))
 
     def close(self, info: StepInfo, table: SlotTable) -> RawStep:
         """Ends the step: settles new slots, reduces what is left, and hands the record over."""

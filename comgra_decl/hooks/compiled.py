@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import sys
+import warnings
 from collections.abc import Callable
 from typing import Any
 
@@ -21,11 +23,13 @@ class EagerStance:
         self._prior: Any = None
         self._forced = False
         self._compile: Callable[..., Any] | None = None
+        self._filter: Any = None
 
     def force(self) -> None:
         """Enters eager execution; calling it twice is harmless."""
         if self._forced:
             return
+        self._silence()
         if "torch._dynamo" in sys.modules:
             self._set()
         elif self._compile is None:
@@ -34,6 +38,10 @@ class EagerStance:
     def restore(self) -> None:
         """Returns to the stance found by `force`."""
         self._unwatch()
+        if self._filter is not None:
+            with contextlib.suppress(ValueError):
+                warnings.filters.remove(self._filter)  # type: ignore[attr-defined]
+            self._filter = None
         if self._forced:
             from torch._dynamo import eval_frame
 
@@ -46,6 +54,12 @@ class EagerStance:
         self._prior = eval_frame._stance
         torch.compiler.set_stance("force_eager")
         self._forced = True
+
+    def _silence(self) -> None:
+        """Compiled modules warn about global module hooks; ours never meet compiled code."""
+        if self._filter is None:
+            warnings.filterwarnings("ignore", message=r"Using `torch.compile\(module\)` when there")
+            self._filter = warnings.filters[0]
 
     def _watch(self) -> None:
         original = self._compile = torch.compile

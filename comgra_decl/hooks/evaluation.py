@@ -48,8 +48,10 @@ class EvaluationPhases:
         self._pending = self._scheduler.eval_due(self._phase)
         return self._pending
 
-    def enter(self) -> StepCapture | None:
+    def enter(self, step: int) -> StepCapture | None:
         """Returns the capture for a model call of this phase, or None when it has enough."""
+        if self._phase < 0:  # `eval()` was called before we attached
+            self.begin(step, 1)
         if self._pending:
             self._pending = False
             self.capture.begin()

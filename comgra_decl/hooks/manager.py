@@ -68,7 +68,6 @@ class HookManager:
         self._stopped = False
         self._stop_requested = False
         self._stepped = False
-        self._owner = StepOwner()
         self._owners = Owners()
         self._table = SlotTable()
         self._stance = EagerStance()
@@ -77,7 +76,10 @@ class HookManager:
         self._tracer = ModuleTracer(
             spec, self._owners, choose=self._choose, left=self._left_root, on_fault=self._fault
         )
-        self._structures = Structures(self._tracer.parameter_slot, enabled=spec.graph)
+        self._owner = StepOwner(self._tracer.takes_part)
+        self._structures = Structures(
+            self._tracer.parameter_slot, enabled=spec.graph, on_fault=self._fault
+        )
         self._reporter = Reporter(spec)
         self._losses = LossWatch(self._on_loss)
         self._eval_patch = watch_eval(self._on_eval)
@@ -197,7 +199,7 @@ class HookManager:
         training = root.training
         if not training and (top.trained or not torch.is_grad_enabled()):
             self._structures.pause()
-            return self._evaluation.enter()
+            return self._evaluation.enter(self._step)
         self._structures.resume()
         top.trained = top.trained or training
         capture = self._train

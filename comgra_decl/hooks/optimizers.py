@@ -2,22 +2,33 @@
 
 from __future__ import annotations
 
+import gc
 import weakref
+from collections.abc import Callable
+from typing import TYPE_CHECKING
 
 from torch.optim import Optimizer
 
 from comgra_decl.hooks.tree import instances_of
+
+if TYPE_CHECKING:
+    import torch
 
 
 class StepOwner:
     """Decides which optimizer's step ends the training step.
 
     With one optimizer it is that one. With several (adversarial training) the step ends when each
-    living optimizer has stepped, or when one steps a second time; the one that was last owns all
-    steps from then on.
+    of them has stepped, or when one steps a second time; the one that was last owns all steps from
+    then on.
+
+    Args:
+        takes_part: whether a parameter belongs to a model that has been called. Optimizers of
+            other models (an earlier cell of a notebook) are not waited for.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, takes_part: Callable[[torch.Tensor], bool]) -> None:
+        self._takes_part = takes_part
         self._owner: weakref.ref[Optimizer] | None = None
         self._waiting: weakref.WeakSet[Optimizer] | None = None
 
@@ -33,9 +44,22 @@ class StepOwner:
             self._owner = weakref.ref(optimizer)
             return True
         if self._waiting is None:
-            self._waiting = weakref.WeakSet(instances_of(Optimizer))
+            self._waiting = weakref.WeakSet(self._participants())
         repeated = optimizer not in self._waiting
         self._waiting.discard(optimizer)
         if repeated or not self._waiting:
             self._owner = weakref.ref(optimizer)
         return self._owner is not None
+
+    def _participants(self) -> list[Optimizer]:
+        found = [o for o in instances_of(Optimizer) if self._works_on_models(o)]
+        if len(found) > 1:  # one of them may be garbage: optimizers are in reference cycles
+            references = [weakref.ref(o) for o in found]
+            found.clear()
+            gc.collect()
+            found = [o for ref in references if (o := ref()) is not None]
+        return found
+
+    def _works_on_models(self, optimizer: Optimizer) -> bool:
+        groups = getattr(optimizer, "param_groups", ())
+        return any(self._takes_part(p) for group in groups for p in group["params"])

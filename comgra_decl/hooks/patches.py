@@ -69,7 +69,7 @@ class LossWatch:
 
     def _wrap_backward(self, original: Callable[..., Any]) -> Callable[..., Any]:
         def backward(*args: Any, **kwargs: Any) -> Any:
-            if torch._C._current_graph_task_id() == -1:  # type: ignore[attr-defined]
+            if torch._C._current_graph_task_id() == -1:
                 self._tell(args[0] if args else kwargs.get("tensors"))
             return original(*args, **kwargs)
 

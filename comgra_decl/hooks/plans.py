@@ -82,29 +82,32 @@ class TopPlan:
 
     def __init__(self, spec: Spec, top: Top, module: nn.Module) -> None:
         self.top = top
+        self.parameter_ids = {id(parameter) for parameter in module.parameters()}
         named = list(named_modules(module))
         self.selection: Selection = select(spec, (_facts(path, m) for path, m in named))
-        self.modules: dict[nn.Module, ModulePlan] = {
-            m: ModulePlan(top, path, m, self.selection.captures[path])
+        planned = [
+            (m, ModulePlan(top, path, m, self.selection.captures[path]))
             for path, m in named
             if path in self.selection.captures
-        }
-        self.parameters = list(self._plan_parameters())
+        ]
+        self.modules = [plan for _, plan in planned]  # plans hold modules weakly: none is kept
+        self.parameters = list(_plan_parameters(planned))
 
-    def _plan_parameters(self) -> Iterable[ParameterPlan]:
-        names: dict[int, list[str]] = {}
-        for module, plan in self.modules.items():
-            if not (plan.capture.parameter or plan.capture.parameter_grad):
+
+def _plan_parameters(planned: Iterable[tuple[nn.Module, ModulePlan]]) -> Iterable[ParameterPlan]:
+    names: dict[int, list[str]] = {}
+    for module, plan in planned:
+        if not (plan.capture.parameter or plan.capture.parameter_grad):
+            continue
+        for attribute, parameter in module._parameters.items():
+            if parameter is None:
                 continue
-            for attribute, parameter in module._parameters.items():
-                if parameter is None:
-                    continue
-                name = f"{plan.path}.{attribute}".lstrip(".")
-                if id(parameter) in names:
-                    names[id(parameter)].append(name)
-                else:
-                    shared = names[id(parameter)] = [name]
-                    yield ParameterPlan(plan, attribute, lambda shared=shared: tuple(shared))  # type: ignore[misc]
+            name = f"{plan.path}.{attribute}".lstrip(".")
+            if id(parameter) in names:
+                names[id(parameter)].append(name)
+            else:
+                shared = names[id(parameter)] = [name]
+                yield ParameterPlan(plan, attribute, lambda shared=shared: tuple(shared))  # type: ignore[misc]
 
 
 def _facts(path: str, module: nn.Module) -> ModuleFacts:

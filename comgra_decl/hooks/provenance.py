@@ -51,9 +51,15 @@ _NONE = Sources(frozenset(), frozenset())
 class Provenance(TorchFunctionMode):
     """Collects the dependency graph of one step while it is active."""
 
-    def __init__(self, parameter_node: Callable[[torch.Tensor], Slot | None]) -> None:
+    def __init__(
+        self,
+        parameter_node: Callable[[torch.Tensor], Slot | None],
+        *,
+        on_fault: Callable[[BaseException], None],
+    ) -> None:
         super().__init__()
         self._parameter_node = parameter_node
+        self._on_fault = on_fault
         self._tensors: dict[int, tuple[weakref.ref[torch.Tensor], Sources]] = {}
         self._storages: dict[int, tuple[Any, Sources]] = {}
         self._nodes: dict[Slot, int] = {}
@@ -72,18 +78,21 @@ class Provenance(TorchFunctionMode):
         if name == "__get__":  # a property: `.shape`, `.T`, `.data`
             name = getattr(getattr(func, "__self__", None), "__name__", name)
         if name not in _NO_VALUES:
-            self._follow(name, args, kwargs or {}, result)
+            try:
+                self._follow(name, args, kwargs or {}, result)
+            except Exception as error:
+                self._on_fault(error)
         return result
 
     def _follow(self, name: str, args: Any, kwargs: dict[str, Any], result: Any) -> None:
-        if any(part in name for part in _NO_DEPENDENCE):
-            return
         inputs = [tensor for _, tensor in tensors_in((args, kwargs))]
+        if not inputs or any(part in name for part in _NO_DEPENDENCE):
+            return
         sources = self._union(inputs)
         if name in _CUTS:
             self._cut(name, sources)
         elif name in _IN_PLACE_OPERATORS or (name.endswith("_") and not name.endswith("__")):
-            self._mutate(args[0], self._mutation_sources(name, inputs, sources))
+            self._mutate(inputs[0], self._mutation_sources(name, inputs, sources))
         else:
             for _, tensor in tensors_in(result):
                 self._set(tensor, sources)
@@ -127,10 +136,8 @@ class Provenance(TorchFunctionMode):
     def _remember(self, tensor: torch.Tensor, sources: Sources) -> None:
         self._tensors[id(tensor)] = (weakref.ref(tensor), sources)
 
-    def _mutate(self, target: Any, sources: Sources) -> None:
+    def _mutate(self, target: torch.Tensor, sources: Sources) -> None:
         """A write through any view is seen by every tensor on the same storage."""
-        if not isinstance(target, torch.Tensor):
-            return
         if (key := _storage_id(target)) and sources is not _NONE:
             # Holding the storage object keeps its id from being given to another one.
             self._storages[key] = (target.untyped_storage(), sources)
@@ -175,7 +182,7 @@ class Provenance(TorchFunctionMode):
 
 def _storage_id(tensor: torch.Tensor) -> int:
     try:
-        return tensor.untyped_storage()._cdata
+        return int(tensor.untyped_storage()._cdata)
     except (RuntimeError, NotImplementedError):  # sparse, opaque: no storage to share
         return 0
 

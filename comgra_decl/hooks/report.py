@@ -24,6 +24,7 @@ class Reporter:
         self._entries = list(spec.nodes)
         self._warnings: dict[str, None] = {}
         self._states: dict[str, object] = {}
+        self._told = False
 
     def warn(self, message: str) -> None:
         """Logs a warning once and keeps it for the report."""
@@ -35,7 +36,7 @@ class Reporter:
         self, tops: Collection[TopPlan], capture: StepCapture, info: StepInfo
     ) -> dict[str, Any]:
         """Returns the documents that changed with this record (none, for most)."""
-        fired = sum(plan.fired for top in tops for plan in top.modules.values())
+        fired = sum(plan.fired for top in tops for plan in top.modules)
         state = (len(tops), fired, len(capture.refused), len(self._warnings))
         if state == self._states.get(info.mode):
             return {}
@@ -58,7 +59,7 @@ class Reporter:
         }
 
     def _entry(self, name: str, tops: Collection[TopPlan]) -> dict[str, Any]:
-        plans = [p for t in tops for p in t.modules.values() if name in p.capture.entries]
+        plans = [p for t in tops for p in t.modules if name in p.capture.entries]
         called = [plan for plan in plans if plan.fired]
         outputs = [p for p in plans if p.can_fire]
         return {
@@ -71,7 +72,9 @@ class Reporter:
     def _tell(self, report: dict[str, Any]) -> None:
         for sentence in report["unmatched"]:
             self.warn(sentence)
-        if silent := report["never_called"]:
+        silent = [] if self._told else report["never_called"]
+        self._told = True
+        if silent:
             shown = ", ".join(silent[:5]) + (", ..." if len(silent) > 5 else "")
             self.warn(
                 f"selected but never called in this step: {shown} ({len(silent)} in all); a module "

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from typing import TYPE_CHECKING
 
 from comgra_decl.hooks import modes
@@ -26,9 +27,13 @@ class Structures:
     """
 
     def __init__(
-        self, parameter_slot: Callable[[torch.Tensor], Slot | None], *, enabled: bool
+        self,
+        parameter_slot: Callable[[torch.Tensor], Slot | None],
+        *,
+        enabled: bool,
+        on_fault: Callable[[BaseException], None],
     ) -> None:
-        self._parameter_slot = parameter_slot
+        self._new = partial(Provenance, parameter_slot, on_fault=on_fault)
         self._enabled = enabled
         self._known: dict[int, str] = {}  # signature of a step -> hash of its graph
         self._stored: set[str] = set()
@@ -37,12 +42,9 @@ class Structures:
         self._wanted = True
 
     def start(self) -> Provenance | None:
-        """Begins following torch calls if this step's graph is wanted."""
+        """Makes ready to follow torch calls, from the first model call on, if this is wanted."""
         wanted = self._wanted or self._records % _RECAPTURE_EVERY == 0
-        self._active = None
-        if self._enabled and wanted:
-            self._active = Provenance(self._parameter_slot)
-            modes.insert_at_bottom(self._active)
+        self._active = self._new() if self._enabled and wanted else None
         return self._active
 
     def pause(self) -> None:
@@ -51,7 +53,7 @@ class Structures:
             modes.remove(self._active)
 
     def resume(self) -> None:
-        """Puts the mode back for training; does nothing if it is there."""
+        """Begins, or goes on, following at a model call of the training."""
         if self._active is not None and not modes.is_active(self._active):
             modes.insert_at_bottom(self._active)
 

@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from comgra_decl.hooks.provenance import Provenance
     from comgra_decl.spec import Spec
 
-_graph_task: Callable[[], int] = torch._C._current_graph_task_id  # type: ignore[attr-defined]
+_graph_task: Callable[[], int] = torch._C._current_graph_task_id
 
 
 def in_backward() -> bool:
@@ -69,7 +69,7 @@ class ModuleTracer:
         self._depth = 0
         self._capture: StepCapture | None = None
         self._graph: Provenance | None = None  # the provenance, where the current call is followed
-        self.tops: dict[nn.Module, TopPlan] = {}
+        self.tops: dict[int, TopPlan] = {}  # by the module's id
         self.provenance: Provenance | None = None
         self.prefixed: bool | None = None  # whether node names carry the root's class; None: open
 
@@ -153,16 +153,20 @@ class ModuleTracer:
     def _adopt(self, root: nn.Module) -> TopPlan:
         """Plans a root module when it is first called: names, selection, slots."""
         module = self._owners.top_of(root)
-        plan = self.tops.get(module)
-        if plan is None:
+        plan = self.tops.get(id(module))
+        if plan is None or plan.top.module() is not module:
             top = Top(module, prefixed=self._is_prefixed)
-            plan = self.tops[module] = TopPlan(self._spec, top, module)
-            for child, module_plan in plan.modules.items():
-                self._plans[id(child)] = module_plan
+            plan = self.tops[id(module)] = TopPlan(self._spec, top, module)
+            for module_plan in plan.modules:
+                self._plans[id(module_plan.module())] = module_plan
                 self._hook_late(module_plan)
             for parameter_plan in plan.parameters:
                 self._parameters[id(parameter_plan.parameter)] = parameter_plan
         return plan
+
+    def takes_part(self, parameter: torch.Tensor) -> bool:
+        """Whether the parameter belongs to a model that has been called."""
+        return any(id(parameter) in plan.parameter_ids for plan in self.tops.values())
 
     def settle_names(self) -> None:
         """Fixes how nodes are named, once the first record shows how many models there are."""
