@@ -1,0 +1,57 @@
+"""`python -m benchmarks`: every tool on every net; prints the table and stores it."""
+
+from __future__ import annotations
+
+import argparse
+import os
+import sys
+import tempfile
+from collections.abc import Sequence
+from pathlib import Path
+
+# One thread everywhere; OpenMP reads this when torch is imported.
+os.environ.setdefault("OMP_NUM_THREADS", "1")
+
+RESULTS = Path(__file__).with_name("results")
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Runs the benchmarks that the command line asks for; returns the exit status."""
+    options = _options(arguments)
+    import torch
+
+    from benchmarks import machine, peers, report, targets
+    from benchmarks.run import measure, selected
+
+    torch.set_num_threads(1)
+    if not peers.install():
+        print("comgra could not be installed: its lines are left out", file=sys.stderr)
+    facts = machine.machine_facts()
+    if facts["load_before"] > 0.5:
+        print(f"this machine is busy (load {facts['load_before']})", file=sys.stderr)
+    scenarios, tools = selected(options.nets, options.tools)
+    with tempfile.TemporaryDirectory(prefix="benchmark-") as root:
+        results = [
+            measure(scenario, tools, root=Path(root), rounds=options.rounds)
+            for scenario in scenarios
+        ]
+    verdicts = targets.verdicts({result.name: result for result in results})
+    print(report.to_markdown(results, verdicts, machine=facts))
+    if options.save is not None:
+        path = report.save(options.save, results, verdicts=verdicts, machine=facts)
+        print(f"written to {path}", file=sys.stderr)
+    return 0
+
+
+def _options(arguments: Sequence[str] | None) -> argparse.Namespace:
+    parser = argparse.ArgumentParser(prog="python -m benchmarks", description=__doc__)
+    parser.add_argument("--nets", nargs="+", metavar="NAME", help="default: all")
+    parser.add_argument("--tools", nargs="+", metavar="NAME", help="default: all")
+    parser.add_argument("--rounds", type=int, default=15, help="blocks per tool (%(default)s)")
+    parser.add_argument("--save", type=Path, default=RESULTS, help="folder (%(default)s)")
+    parser.add_argument("--no-save", dest="save", action="store_const", const=None)
+    return parser.parse_args(arguments)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

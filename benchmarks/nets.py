@@ -1,0 +1,187 @@
+"""The trainings that are measured: small, seeded, and the same whichever tool watches them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+
+Criterion = Callable[[Tensor, Tensor], Tensor]
+
+
+@dataclass
+class Training:
+    """One training loop as a user would write it: it knows no tool.
+
+    `batches` are pairs of input [B, ...] and target, taken in turn.
+    """
+
+    model: nn.Module
+    optimizer: torch.optim.Optimizer
+    criterion: Criterion
+    batches: Sequence[tuple[Tensor, Tensor]]
+    taken: int = 0
+    _initial: dict[str, Tensor] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        self._initial = {name: t.detach().clone() for name, t in self.model.state_dict().items()}
+
+    @property
+    def batch_size(self) -> int:
+        """Samples per batch."""
+        return int(self.batches[0][0].shape[0])
+
+    def step(self) -> Tensor:
+        """Runs one whole training step and returns its loss, a scalar still on the graph."""
+        x, y = self.batches[self.taken % len(self.batches)]
+        self.taken += 1
+        self.optimizer.zero_grad()
+        loss = self.criterion(self.model(x), y)
+        loss.backward()  # type: ignore[no-untyped-call]
+        self.optimizer.step()
+        return loss
+
+    def reset(self) -> None:
+        """Puts parameters, optimizer and data back to the start, in the same memory.
+
+        Every block thus trains on the same numbers, and the losses of all tools are comparable bit
+        by bit.
+        """
+        self.taken = 0
+        self.model.load_state_dict(self._initial)
+        self.model.zero_grad()
+        self.optimizer.state.clear()
+
+
+@dataclass(frozen=True)
+class Scenario:
+    """A training to measure: how to build it and how long one block of it lasts, in seconds."""
+
+    name: str
+    description: str
+    build: Callable[[], Training]
+    block_seconds: float
+
+
+class Mlp(nn.Module):
+    """Seven layers (four linear, three ReLU), 10.5k parameters."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layers = nn.Sequential(
+            nn.Linear(16, 64),
+            nn.ReLU(),
+            nn.Linear(64, 64),
+            nn.ReLU(),
+            nn.Linear(64, 64),
+            nn.ReLU(),
+            nn.Linear(64, 16),
+        )
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Maps [B, 16] to [B, 16]."""
+        return torch.as_tensor(self.layers(x))
+
+
+def build_mlp() -> Training:
+    """A step so short (about 0.15 ms) that every call of a tool is seen: the worst case."""
+    torch.manual_seed(0)
+    model = Mlp()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+    batches = [(torch.randn(32, 16), torch.randn(32, 16)) for _ in range(64)]
+    return Training(model, optimizer, functional.mse_loss, batches)
+
+
+def build_tutorial() -> Training:
+    """The recurrent sum task of `examples/tutorial`: five iterations per step, batch 64."""
+    from examples.tutorial.train import RunningSum, make_batch
+
+    torch.manual_seed(0)
+    model = RunningSum(width=30, activation_on_last_layer=True)
+    optimizer = torch.optim.Adam(model.parameters(), lr=0.003)
+    generator = torch.Generator().manual_seed(0)
+    batches = [make_batch(64, 5, generator) for _ in range(16)]
+    return Training(model, optimizer, nn.BCELoss(), batches)
+
+
+class Attention(nn.Module):
+    """Causal self-attention with four heads."""
+
+    def __init__(self, width: int, *, heads: int = 4) -> None:
+        super().__init__()
+        self.heads = heads
+        self.qkv = nn.Linear(width, 3 * width)
+        self.proj = nn.Linear(width, width)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Maps [B, T, D] to [B, T, D]."""
+        batch, time, width = x.shape
+        split = self.qkv(x).view(batch, time, 3, self.heads, width // self.heads)
+        q, k, v = split.permute(2, 0, 3, 1, 4)
+        mixed = functional.scaled_dot_product_attention(q, k, v, is_causal=True)
+        return torch.as_tensor(self.proj(mixed.transpose(1, 2).reshape(batch, time, width)))
+
+
+class Block(nn.Module):
+    """A pre-norm transformer block."""
+
+    def __init__(self, width: int) -> None:
+        super().__init__()
+        self.ln1 = nn.LayerNorm(width)
+        self.attn = Attention(width)
+        self.ln2 = nn.LayerNorm(width)
+        self.mlp = nn.Sequential(
+            nn.Linear(width, 4 * width), nn.GELU(), nn.Linear(4 * width, width)
+        )
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Maps [B, T, D] to [B, T, D]."""
+        x = x + self.attn(self.ln1(x))
+        return torch.as_tensor(x + self.mlp(self.ln2(x)))
+
+
+class Gpt(nn.Module):
+    """A character-level transformer: 12 blocks, width 256, 9.6M parameters."""
+
+    def __init__(self, *, tokens: int = 128, width: int = 256, blocks: int = 12) -> None:
+        super().__init__()
+        self.tok = nn.Embedding(tokens, width)
+        self.pos = nn.Embedding(64, width)
+        self.blocks = nn.ModuleList(Block(width) for _ in range(blocks))
+        self.norm = nn.LayerNorm(width)
+        self.head = nn.Linear(width, tokens)
+
+    def forward(self, ids: Tensor) -> Tensor:
+        """Maps token ids [B, T] to logits [B, T, tokens]."""
+        # Positions are expanded to the batch: comgra wants a batch dimension on every tensor.
+        positions = torch.arange(ids.shape[1]).expand(ids.shape)
+        x = self.tok(ids) + self.pos(positions)
+        for block in self.blocks:
+            x = block(x)
+        return torch.as_tensor(self.head(self.norm(x)))
+
+
+def next_token_loss(logits: Tensor, target: Tensor) -> Tensor:
+    """Mean cross entropy of logits [B, T, tokens] against ids [B, T]."""
+    return functional.cross_entropy(logits.flatten(0, 1), target.flatten())
+
+
+def build_transformer() -> Training:
+    """Batch 4 of 64 tokens: tensors large enough that reading them is the cost."""
+    torch.manual_seed(0)
+    model = Gpt()
+    optimizer = torch.optim.AdamW(model.parameters(), lr=3e-4)
+    texts = [torch.randint(0, 128, (4, 65)) for _ in range(16)]
+    batches = [(text[:, :-1], text[:, 1:]) for text in texts]
+    return Training(model, optimizer, next_token_loss, batches)
+
+
+SCENARIOS = (
+    Scenario("tutorial", "recurrent sum task, 5 iterations, batch 64", build_tutorial, 1.0),
+    Scenario("mlp", "7-layer MLP, 10.5k parameters, batch 32", build_mlp, 1.0),
+    Scenario("transformer", "12 layers, d=256, batch 4 x 64 tokens", build_transformer, 2.5),
+)
+"""Every scenario, in the order in which it is run and reported."""

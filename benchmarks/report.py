@@ -1,0 +1,158 @@
+"""The table a person reads and the JSON a script reads."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict
+from datetime import date
+from pathlib import Path
+from typing import Any
+
+from benchmarks.results import Ratio, ScenarioResult, Summary, recording_cost
+from benchmarks.targets import Verdict
+
+COLUMNS = (
+    "",
+    "step",
+    "ratio (quartiles)",
+    "with store",
+    "ratio",
+    "CPU",
+    "ratio",
+    "other threads",
+    "commit",
+    "B/record",
+    "fixed B",
+    "series",
+    "first step",
+    "close",
+    "neutral",
+)
+
+LEGEND = """\
+Times in ms per training step, medians over rounds. *step*: wall time of a step; its ratio is the
+ratio of medians to nothing attached, quartiles of the ratios round by round in brackets. *with
+store*: from the first measured step until all is on disk, per step. *CPU*: processor time of all
+threads in that span; *other threads*: the part that the training thread did not spend. *commit*:
+time in the function that writes, per record. *B/record*: growth of the run's folder per recorded
+step, before compaction; *fixed B*: what a run takes besides. *series*: (tensor, pass) pairs per
+record. *first step*: discovers the model, not part of the other columns; *close*: waiting for the
+store, once per block. *neutral*: every loss is bit for bit that of the plain training."""
+
+
+def to_markdown(
+    results: Sequence[ScenarioResult], verdicts: Sequence[Verdict], *, machine: Mapping[str, Any]
+) -> str:
+    """Returns the whole report."""
+    parts = ["# What tracing costs", _facts(machine), LEGEND]
+    parts += [_scenario(result) for result in results]
+    parts += ["## Targets", _table([("target", "measured", "met"), *map(_verdict, verdicts)])]
+    return "\n\n".join(parts) + "\n"
+
+
+def save(
+    folder: Path,
+    results: Sequence[ScenarioResult],
+    *,
+    verdicts: Sequence[Verdict],
+    machine: Mapping[str, Any],
+) -> Path:
+    """Writes `<date>.json` and `<date>.md` into `folder`; returns the latter's path."""
+    folder.mkdir(parents=True, exist_ok=True)
+    document = {
+        "date": date.today().isoformat(),
+        "machine": dict(machine),
+        "scenarios": [asdict(result) for result in results],
+        "targets": [asdict(verdict) for verdict in verdicts],
+    }
+    path = folder / f"{document['date']}.md"
+    path.with_suffix(".json").write_text(json.dumps(document, indent=1) + "\n")
+    path.write_text(to_markdown(results, verdicts, machine=machine))
+    return path
+
+
+def _facts(machine: Mapping[str, Any]) -> str:
+    packages = ", ".join(f"{name} {v}" for name, v in machine["packages"].items() if v)
+    return (
+        f"{machine['processor']}, {machine['cores']} cores, {machine['memory_gib']} GiB, "
+        f"{machine['system']}, Python {machine['python']}, {packages}; "
+        f"{machine['torch_threads']} thread, load before {machine['load_before']}."
+    )
+
+
+def _scenario(result: ScenarioResult) -> str:
+    title = f"## {result.name}: {result.description}"
+    facts = f"{result.parameters:,} parameters, {result.rounds} rounds."
+    lines = [_line(summary) for summary in result.tools.values()]
+    notes = [f"Left out: {label} ({why})." for label, why in result.left_out.items()]
+    return "\n\n".join([title, facts, _table([COLUMNS, *lines]), *_costs(result), *notes])
+
+
+def _line(summary: Summary) -> tuple[str, ...]:
+    seconds, size = summary.seconds, summary.size
+    ratio = summary.ratios["step"]
+    return (
+        summary.label,
+        _ms(seconds["step"]),
+        f"{ratio.value:.3f} ({ratio.low:.3f} to {ratio.high:.3f})",
+        _ms(seconds["stored"]),
+        _plain(summary.ratios["stored"]),
+        _ms(seconds["cpu"]),
+        _plain(summary.ratios["cpu"]),
+        _ms(seconds["background"]),
+        "-" if size.commit is None else _ms(size.commit),
+        _count(size.per_step),
+        _count(size.fixed),
+        _count(size.series),
+        _ms(seconds["first"]),
+        _ms(seconds["close"]),
+        "yes" if summary.same_losses else "NO",
+    )
+
+
+def _costs(result: ScenarioResult) -> list[str]:
+    """Compares what recording adds, which a slow training would otherwise hide."""
+    tools = result.tools
+    if not {"nothing", "comgra"} <= tools.keys():
+        return []
+    theirs = recording_cost(tools, "comgra")
+    costs = [
+        f"{tools[name].label} {_ms(recording_cost(tools, name))} ms "
+        f"({theirs / recording_cost(tools, name):.1f} times less than comgra's kpis)"
+        for name in ("record", "like", "debug")
+        if name in tools and recording_cost(tools, name) > 0
+    ]
+    added = f"Added per recorded step, store included: comgra's kpis {_ms(theirs)} ms; "
+    return [added + "; ".join(costs) + "."] if costs else []
+
+
+def _verdict(verdict: Verdict) -> tuple[str, ...]:
+    met = {True: "yes", False: "NO", None: "not run"}[verdict.met]
+    return verdict.target, verdict.measured or "-", met
+
+
+def _table(rows: Sequence[Sequence[str]]) -> str:
+    widths = [max(len(row[i]) for row in rows) for i in range(len(rows[0]))]
+    lines = [
+        [
+            c.ljust(w) if i == 0 else c.rjust(w)
+            for i, (c, w) in enumerate(zip(row, widths, strict=True))
+        ]
+        for row in rows
+    ]
+    rule = ["-" * w if i == 0 else "-" * (w - 1) + ":" for i, w in enumerate(widths)]
+    return "\n".join(f"| {' | '.join(cells)} |" for cells in [lines[0], rule, *lines[1:]])
+
+
+def _ms(seconds: float) -> str:
+    value = seconds * 1000
+    return f"{value:.3f}" if abs(value) < 10 else f"{value:.1f}"
+
+
+def _plain(ratio: Ratio) -> str:
+    return f"{ratio.value:.3f}" if ratio.value < 10 else f"{ratio.value:.0f}"
+
+
+def _count(value: float | None) -> str:
+    return "-" if value is None else f"{value:,.0f}"

@@ -1,0 +1,78 @@
+"""What a recorded step leaves on disk, and what writing it takes; measured apart from the clock."""
+
+from __future__ import annotations
+
+import time
+from dataclasses import dataclass
+from pathlib import Path
+from statistics import median
+
+from benchmarks.timing import Meter
+from benchmarks.tools import Step, Tool
+
+
+@dataclass(frozen=True)
+class Size:
+    """`per_step` and `fixed` are bytes in files before any compaction; `commit` seconds per record.
+
+    `step` is what one step took here, in seconds: good enough to plan the blocks with.
+    """
+
+    step: float
+    per_step: float | None = None
+    fixed: float | None = None
+    commit: float | None = None
+    commits: int = 0
+    series: int | None = None
+
+
+def probe(tool: Tool, meter: Meter) -> Size:
+    """Runs `tool` twice, short and long: the difference is the steps', the rest is fixed.
+
+    It is also the warm-up of the process: imports, allocators, and the tool's one-off work.
+    """
+    if tool.size_steps is None:
+        return _run(tool, meter, steps=20).size
+    short, long = tool.size_steps
+    first, second = _run(tool, meter, steps=short), _run(tool, meter, steps=long)
+    per_step = (second.bytes - first.bytes) / (long - short)
+    return Size(
+        step=second.size.step,
+        per_step=per_step,
+        fixed=first.bytes - short * per_step,
+        commit=second.size.commit,
+        commits=second.size.commits,
+        series=second.size.series,
+    )
+
+
+@dataclass(frozen=True)
+class _Run:
+    bytes: int
+    size: Size
+
+
+def _run(tool: Tool, meter: Meter, *, steps: int) -> _Run:
+    training = meter.training
+    training.reset()
+    with meter.fresh_folder() as folder:
+        with tool.commits() as clock, tool.attach(training, folder) as step:
+            times = [_timed(step) for _ in range(steps)]
+        size = Size(
+            step=median(times),
+            commit=clock.seconds / steps if clock.calls else None,
+            commits=clock.calls,
+            series=tool.series(folder),
+        )
+        return _Run(bytes=folder_bytes(folder), size=size)
+
+
+def _timed(step: Step) -> float:
+    started = time.perf_counter()
+    step()
+    return time.perf_counter() - started
+
+
+def folder_bytes(folder: Path) -> int:
+    """Returns the sum of the sizes of all files under `folder`."""
+    return sum(path.stat().st_size for path in folder.rglob("*") if path.is_file())

@@ -1,0 +1,85 @@
+"""What the figures should be, printed beside what they are."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+
+from benchmarks.results import ScenarioResult, recording_cost
+
+Results = Mapping[str, ScenarioResult]
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """One target: what was asked, what was measured (None: could not be measured), whether met."""
+
+    target: str
+    measured: str | None
+    met: bool | None
+
+
+def verdicts(results: Results) -> list[Verdict]:
+    """Holds every target against the results."""
+    return [
+        _at_most(results, "mlp", "idle", limit=1.02, column="step"),
+        _not_measurable(results, "transformer", "idle"),
+        _at_most(results, "mlp", "record", limit=4.0, column="stored"),
+        _at_most(results, "transformer", "record", limit=1.15, column="stored"),
+        *(_cheaper(results, net, limit=20) for net in results),
+        *(_smaller(results, net, limit=10) for net in results),
+    ]
+
+
+def _at_most(results: Results, net: str, tool: str, *, limit: float, column: str) -> Verdict:
+    span = ", store included" if column == "stored" else ""
+    text = f"{net}: {tool} <= {limit:g}{span}"
+
+    def measure(result: ScenarioResult) -> tuple[str, bool]:
+        ratio = result.tools[tool].ratios[column]
+        return f"{ratio.value:.3f} ({ratio.low:.3f} to {ratio.high:.3f})", ratio.value <= limit
+
+    return _verdict(text, results, net=net, needs=(tool,), measure=measure)
+
+
+def _not_measurable(results: Results, net: str, tool: str) -> Verdict:
+    def measure(result: ScenarioResult) -> tuple[str, bool]:
+        ratio, noise = (result.tools[name].ratios["step"] for name in (tool, "again"))
+        text = f"{ratio.value:.3f}; nothing against itself {noise.low:.3f} to {noise.high:.3f}"
+        return text, ratio.low <= max(noise.high, 1.0)
+
+    text = f"{net}: {tool} within the noise of nothing against itself"
+    return _verdict(text, results, net=net, needs=(tool, "again"), measure=measure)
+
+
+def _cheaper(results: Results, net: str, *, limit: float) -> Verdict:
+    def measure(result: ScenarioResult) -> tuple[str, bool]:
+        times = recording_cost(result.tools, "comgra") / recording_cost(result.tools, "like")
+        return f"{times:.0f} times", times >= limit
+
+    text = f"{net}: recording costs {limit:g} times less than comgra's, same content"
+    return _verdict(text, results, net=net, needs=("like", "comgra"), measure=measure)
+
+
+def _smaller(results: Results, net: str, *, limit: float) -> Verdict:
+    def measure(result: ScenarioResult) -> tuple[str, bool]:
+        theirs, ours = (result.tools[name].size.per_step or 0 for name in ("comgra", "like"))
+        return f"{theirs / ours:.1f} times", theirs >= limit * ours
+
+    text = f"{net}: a recorded step is {limit:g} times smaller than comgra's, same content"
+    return _verdict(text, results, net=net, needs=("like", "comgra"), measure=measure)
+
+
+def _verdict(
+    text: str,
+    results: Results,
+    *,
+    net: str,
+    needs: tuple[str, ...],
+    measure: Callable[[ScenarioResult], tuple[str, bool]],
+) -> Verdict:
+    """Measures if everything that is needed was run."""
+    if net not in results or not {"nothing", *needs} <= results[net].tools.keys():
+        return Verdict(text, None, None)
+    measured, met = measure(results[net])
+    return Verdict(text, measured, met)

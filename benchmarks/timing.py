@@ -1,0 +1,128 @@
+"""Measures tools in short interleaved blocks, so that the machine's moods hit all of them alike."""
+
+from __future__ import annotations
+
+import gc
+import random
+import shutil
+import tempfile
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+from numpy.typing import NDArray
+
+from benchmarks.nets import Training
+from benchmarks.tools import Tool
+
+
+@dataclass(frozen=True)
+class Plan:
+    """How long one block of a tool is: steps before the measured ones, and measured steps."""
+
+    warmup: int
+    steps: int
+
+
+@dataclass(frozen=True)
+class Block:
+    """What one block of one tool took; all times in seconds.
+
+    `step` is the median of the measured steps. `stored` is the time from the first measured step
+    until everything was on disk, per measured step, and `cpu` the processor time of all threads in
+    that span, per step; `background` is the part of it that the training thread did not spend.
+    `first` is the first step, which discovers the model. `losses` float32, every step's loss.
+    """
+
+    step: float
+    stored: float
+    cpu: float
+    background: float
+    attach: float
+    first: float
+    close: float
+    losses: NDArray[np.float32]
+
+
+class Meter:
+    """Runs blocks of one training."""
+
+    def __init__(self, training: Training, root: Path) -> None:
+        self.training = training
+        self._root = root
+
+    def block(self, tool: Tool, plan: Plan) -> Block:
+        """Attaches `tool`, warms up, measures, detaches, and removes what it wrote."""
+        with self.fresh_folder() as folder:
+            self.training.reset()
+            gc.collect()
+            return _measure(tool, plan, self.training, folder)
+
+    @contextmanager
+    def fresh_folder(self) -> Iterator[Path]:
+        """Yields an empty folder that is removed afterwards."""
+        folder = Path(tempfile.mkdtemp(dir=self._root))
+        try:
+            yield folder
+        finally:
+            shutil.rmtree(folder)
+
+
+def _measure(tool: Tool, plan: Plan, training: Training, folder: Path) -> Block:
+    clock = time.perf_counter
+    losses = []
+    times = np.empty(plan.warmup + plan.steps)
+    entering = clock()
+    with tool.attach(training, folder) as step:
+        attached = clock()
+        for i in range(plan.warmup):
+            started = clock()
+            loss = step()
+            times[i] = clock() - started
+            losses.append(loss.detach())
+        measuring, cpu, own = clock(), time.process_time(), time.thread_time()
+        for i in range(plan.warmup, len(times)):
+            started = clock()
+            loss = step()
+            times[i] = clock() - started
+            losses.append(loss.detach())
+        leaving = clock()
+    closed = clock()
+    cpu, own = time.process_time() - cpu, time.thread_time() - own
+    return Block(
+        step=float(np.median(times[plan.warmup :])),
+        stored=(closed - measuring) / plan.steps,
+        cpu=cpu / plan.steps,
+        background=max(cpu - own, 0.0) / plan.steps,
+        attach=attached - entering,
+        first=float(times[0]),
+        close=closed - leaving,
+        losses=np.array([float(loss) for loss in losses], dtype=np.float32),
+    )
+
+
+def plan_for(tool: Tool, *, step_seconds: float, block_seconds: float) -> Plan:
+    """Returns how many steps fill a block, given what one step of `tool` takes."""
+    steps = min(max(round(block_seconds / step_seconds), 2), 5000)
+    return Plan(warmup=max(1, round(tool.warmup_fraction * steps)), steps=steps)
+
+
+def interleave(
+    meter: Meter, plans: Mapping[str, Plan], *, tools: Sequence[Tool], rounds: int
+) -> dict[str, list[Block]]:
+    """Runs every tool once per round, in an order drawn anew (and repeatably) for each round.
+
+    Returns:
+        Per tool name its blocks, one per round.
+    """
+    blocks: dict[str, list[Block]] = {tool.name: [] for tool in tools}
+    order = list(tools)
+    dice = random.Random(0)
+    for _ in range(rounds):
+        dice.shuffle(order)
+        for tool in order:
+            blocks[tool.name].append(meter.block(tool, plans[tool.name]))
+    return blocks

@@ -1,0 +1,86 @@
+"""What a tool must offer to be measured."""
+
+from __future__ import annotations
+
+import time
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+from unittest import mock
+
+from torch import Tensor
+
+from benchmarks.nets import Training
+
+Step = Callable[[], Tensor]
+
+
+class Tool(ABC):
+    """Something that is attached to a training, one class or instance per line of the table.
+
+    Attributes:
+        name: short key, used on the command line and in the JSON.
+        label: what the table says.
+        size_steps: two run lengths whose difference gives the bytes per recorded step; None if
+            the tool records nothing.
+        requires: modules that must be importable.
+        warmup_fraction: steps before the measured ones, as a share of them.
+    """
+
+    name: str
+    label: str
+    size_steps: tuple[int, int] | None = None
+    requires: tuple[str, ...] = ()
+    warmup_fraction: float = 0.1
+
+    @abstractmethod
+    def attach(self, training: Training, folder: Path) -> AbstractContextManager[Step]:
+        """Yields the step function to measure; everything is on disk when the context is left."""
+
+    def refuses(self, training: Training) -> str | None:
+        """Returns why this tool cannot be measured on `training`, or None."""
+        del training
+        return None
+
+    def series(self, folder: Path) -> int | None:
+        """Returns how many series (tensor, pass) the newest record in `folder` holds."""
+        del folder
+        return None
+
+    def commits(self) -> AbstractContextManager[CommitClock]:
+        """Times what writes the records while the context is open."""
+        return _nothing_committed()
+
+
+@dataclass
+class CommitClock:
+    """Seconds spent in a tool's writing function, and how often it was called."""
+
+    seconds: float = 0.0
+    calls: int = 0
+
+
+@contextmanager
+def _nothing_committed() -> Iterator[CommitClock]:
+    yield CommitClock()
+
+
+@contextmanager
+def timed_method(owner: type, method: str) -> Iterator[CommitClock]:
+    """Times every call of `owner.method` until the context is left."""
+    clock = CommitClock()
+    original: Callable[..., Any] = getattr(owner, method)
+
+    def timed(*args: Any, **kwargs: Any) -> Any:
+        started = time.perf_counter()
+        try:
+            return original(*args, **kwargs)
+        finally:
+            clock.seconds += time.perf_counter() - started
+            clock.calls += 1
+
+    with mock.patch.object(owner, method, timed):
+        yield clock

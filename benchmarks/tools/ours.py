@@ -1,0 +1,99 @@
+"""This package, attached through its public face only."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, contextmanager
+from pathlib import Path
+from typing import Any
+
+from benchmarks.nets import Training
+from benchmarks.tools.base import CommitClock, Step, Tool, timed_method
+
+EVERY_STEP: Mapping[str, Any] = {"first": 1, "every": 1, "backoff": 1.0}
+FIRST_STEP_ONLY: Mapping[str, Any] = {"steps": [0, 10**9]}
+
+
+class Ours(Tool):
+    """comgra_decl with one spec; `source` and `overrides` as `comgra_decl.trace` takes them."""
+
+    size_steps: tuple[int, int] | None = (16, 144)  # one whole column block of 128 steps apart
+
+    def __init__(
+        self,
+        name: str,
+        label: str,
+        *,
+        source: str | Mapping[str, Any],
+        overrides: Sequence[str] = (),
+    ) -> None:
+        self.name, self.label = name, label
+        self._source, self._overrides = source, list(overrides)
+
+    @contextmanager
+    def attach(self, training: Training, folder: Path) -> Iterator[Step]:
+        """Yields the training's own step: nothing in the loop knows that it is watched."""
+        import comgra_decl
+
+        with comgra_decl.trace(self._source, root=folder, overrides=self._overrides):
+            yield training.step
+
+    def series(self, folder: Path) -> int | None:
+        """Returns the slots of the newest record."""
+        from comgra_decl.query import open_run
+
+        run = open_run(folder)
+        return len(run.row(int(run.steps[-1])))
+
+    def commits(self) -> AbstractContextManager[CommitClock]:
+        """Times the store's commits on the writer thread."""
+        from comgra_decl.store import RunWriter
+
+        return timed_method(RunWriter, "commit")
+
+
+class Idle(Ours):
+    """Attached, but only the very first step was recorded: what an unrecorded step costs."""
+
+    size_steps = None
+
+    def series(self, folder: Path) -> None:
+        """Returns None: no measured step was recorded."""
+
+
+def spec(capture: Sequence[str], **fields: Any) -> dict[str, Any]:
+    """Returns a spec that captures `capture` of every module; `fields` are its other fields."""
+    return {"nodes": {"all": {"select": "**", "capture": list(capture)}}, **fields}
+
+
+OUTPUTS_AND_GRADIENTS = ("output", "output_grad", "parameter_grad")
+COMGRA_STATISTICS = ("mean", "abs_mean", "std", "abs_max")
+
+OURS: tuple[Tool, ...] = (
+    Idle(
+        "idle",
+        "ours, idle",
+        source=spec(OUTPUTS_AND_GRADIENTS, schedule=FIRST_STEP_ONLY),
+    ),
+    Ours(
+        "record",
+        "ours, every step",
+        source=spec(OUTPUTS_AND_GRADIENTS, schedule=EVERY_STEP, graph=False, histogram=None),
+    ),
+    Ours(
+        "like",
+        "ours, comgra's content",
+        source=spec(
+            (*OUTPUTS_AND_GRADIENTS, "parameter"),
+            schedule=EVERY_STEP,
+            histogram=None,
+            stats=list(COMGRA_STATISTICS),
+        ),
+    ),
+    Ours(
+        "debug",
+        "ours, preset debug, every step",
+        source="debug",
+        overrides=("schedule.first=1", "schedule.every=1", "schedule.backoff=1.0"),
+    ),
+)

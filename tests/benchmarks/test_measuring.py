@@ -1,0 +1,154 @@
+"""The bookkeeping of the benchmark: what is counted, paired and compared. No time is asserted."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from benchmarks.nets import SCENARIOS, Training, build_mlp
+from benchmarks.results import ScenarioResult, recording_cost, summarise
+from benchmarks.run import measure, selected
+from benchmarks.sizes import Size, probe
+from benchmarks.targets import verdicts
+from benchmarks.timing import Block, Meter, Plan, interleave, plan_for
+from benchmarks.tools import Step, Tool
+from benchmarks.tools.nothing import Nothing
+
+PLAIN = Nothing("nothing", "nothing attached")
+
+
+class Diary(Tool):
+    """Writes 100 bytes when attached and 10 per step; `bend` changes the training."""
+
+    name, label, size_steps = "diary", "a diary", (2, 6)
+
+    def __init__(self, *, bend: bool = False) -> None:
+        self.bend = bend
+        self.steps: list[int] = []
+        self.folders: list[Path] = []
+
+    @contextmanager
+    def attach(self, training: Training, folder: Path) -> Iterator[Step]:
+        self.folders.append(folder)
+        self.steps.append(0)
+
+        def step():  # type: ignore[no-untyped-def]
+            self.steps[-1] += 1
+            if self.bend:
+                next(training.model.parameters()).data.mul_(1.001)
+            return training.step()
+
+        yield step
+        (folder / "diary").write_bytes(b"x" * (100 + 10 * self.steps[-1]))
+
+
+@pytest.fixture
+def meter(tmp_path: Path) -> Meter:
+    return Meter(build_mlp(), tmp_path)
+
+
+def block(step: float, *, stored: float | None = None, losses: tuple[float, ...] = (1.0,)) -> Block:
+    kept = step if stored is None else stored
+    seen = np.array(losses, dtype=np.float32)
+    return Block(step, kept, step, 0.0, 0.0, step, 0.0, seen)
+
+
+def test_a_reset_training_repeats_itself_bit_for_bit() -> None:
+    for scenario in SCENARIOS[:2]:
+        training = scenario.build()
+        first = [training.step().item() for _ in range(5)]
+        training.reset()
+        assert [training.step().item() for _ in range(5)] == first
+        assert len(set(first)) == 5
+
+
+def test_a_block_runs_warmup_and_measured_steps_and_removes_its_folder(meter: Meter) -> None:
+    diary = Diary()
+    result = meter.block(diary, Plan(warmup=3, steps=4))
+    assert diary.steps == [7]
+    assert len(result.losses) == 7
+    assert not diary.folders[0].exists()
+    assert 0 < result.step <= result.stored
+
+
+def test_every_tool_has_one_block_per_round_in_changing_order(meter: Meter) -> None:
+    tools = [PLAIN, *(Nothing(f"n{i}", "") for i in range(3))]
+    plans = {tool.name: Plan(1, 1) for tool in tools}
+    order: list[str] = []
+    run = meter.block
+    meter.block = lambda tool, plan: (order.append(tool.name), run(tool, plan))[1]  # type: ignore[method-assign, func-returns-value]
+    blocks = interleave(meter, plans, tools=tools, rounds=4)
+    rounds = [tuple(order[i : i + 4]) for i in range(0, 16, 4)]
+    assert all(set(names) == plans.keys() for names in rounds)
+    assert len(set(rounds)) > 1
+    assert {name: len(found) for name, found in blocks.items()} == dict.fromkeys(plans, 4)
+
+
+def test_bytes_per_step_leave_the_fixed_part_out(meter: Meter) -> None:
+    size = probe(Diary(), meter)
+    assert (size.per_step, size.fixed) == (10.0, 100.0)
+
+
+def test_a_tool_that_changes_the_training_is_found_out(meter: Meter) -> None:
+    plan = Plan(1, 3)
+    plain = meter.block(PLAIN, plan)
+    for bend in (False, True):
+        bent = meter.block(Diary(bend=bend), plan)
+        summary = summarise("", [bent], [plain], size=Size(0.0))
+        assert summary.same_losses is not bend
+
+
+def test_ratios_are_of_medians_with_quartiles_round_by_round() -> None:
+    tool, plain = [2.0, 9.0, 4.0, 6.0, 5.0], [1.0, 3.0, 4.0, 2.0, 2.5]
+    summary = summarise("", [block(t) for t in tool], [block(p) for p in plain], size=Size(0.0))
+    ratio = summary.ratios["step"]
+    assert ratio.value == np.median(tool) / np.median(plain)
+    by_round = sorted(t / p for t, p in zip(tool, plain, strict=True))
+    assert (ratio.low, ratio.high) == (by_round[1], by_round[3])
+
+
+def test_blocks_are_planned_by_time_within_limits() -> None:
+    assert plan_for(PLAIN, step_seconds=0.01, block_seconds=1.0) == Plan(warmup=10, steps=100)
+    assert plan_for(PLAIN, step_seconds=9.0, block_seconds=1.0).steps == 2
+    assert plan_for(PLAIN, step_seconds=1e-9, block_seconds=1.0).steps == 5000
+
+
+def result_of(**stored: float) -> ScenarioResult:
+    plain = [block(1.0)]
+    tools = {
+        name: summarise(name, [block(1.0, stored=s)], plain, size=Size(0.0, per_step=s))
+        for name, s in {"nothing": 1.0, **stored}.items()
+    }
+    return ScenarioResult("mlp", "", 1, 1, tools, {})
+
+
+@pytest.mark.parametrize(("ours", "met"), [(1.4, True), (1.6, False)])
+def test_the_cost_of_recording_is_compared_without_the_training_itself(
+    ours: float, met: bool
+) -> None:
+    result = result_of(like=ours, comgra=11.0)
+    assert recording_cost(result.tools, "like") == pytest.approx(ours - 1.0)
+    (verdict,) = [v for v in verdicts({"mlp": result}) if "costs 20 times less" in v.target]
+    assert verdict.met is met
+
+
+def test_a_target_without_its_tools_is_not_run_rather_than_met() -> None:
+    assert {v.met for v in verdicts({"mlp": result_of()})} == {None}
+
+
+def test_an_unknown_name_is_refused_with_the_known_ones() -> None:
+    with pytest.raises(SystemExit, match="'mpl' is none of: tutorial, mlp"):
+        selected(["mpl"], None)
+
+
+def test_a_scenario_is_measured_from_probe_to_summary(tmp_path: Path) -> None:
+    scenario = replace(SCENARIOS[1], block_seconds=0.02)
+    result = measure(scenario, [PLAIN, Diary()], root=tmp_path, rounds=2)
+    assert result.tools["diary"].size.per_step == 10.0
+    assert all(summary.same_losses for summary in result.tools.values())
+    assert list(tmp_path.iterdir()) == []
