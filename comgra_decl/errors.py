@@ -6,6 +6,7 @@ wrongly is a `ComgraError` that is also a `ValueError` or `KeyError`; what we br
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable
 from difflib import get_close_matches
 
@@ -47,5 +48,16 @@ class UnknownNameError(ComgraError, KeyError):
 
 def did_you_mean(name: str, known: Iterable[str]) -> str:
     """Returns `"; did you mean 'x' or 'y'?"` for near matches of `name`, else an empty string."""
-    near = get_close_matches(name, list(known), n=3, cutoff=0.6)
+    near = near_names(name, known)
     return f"; did you mean {' or '.join(repr(n) for n in near)}?" if near else ""
+
+
+def near_names(name: str, known: Iterable[str]) -> list[str]:
+    """Returns up to three of `known` that resemble `name`, or that have a part which does."""
+    names = list(known)
+    near = get_close_matches(name, names, n=3, cutoff=0.6)
+    return near or [n for n in names if get_close_matches(name, _PARTS.split(n), 1, 0.8)][:3]
+
+
+_PARTS = re.compile(r"[._\[\]]+")
+"""What separates the parts of a key or of a module path."""

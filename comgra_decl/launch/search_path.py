@@ -1,0 +1,18 @@
+"""Lets every Hydra application find the presets: `+comgra=debug`.
+
+Hydra imports this file in every application on the machine, from the namespace package
+`hydra_plugins` where the installation puts it, so it must import nothing heavy.
+"""
+
+from __future__ import annotations
+
+from hydra.core.config_search_path import ConfigSearchPath
+from hydra.plugins.search_path_plugin import SearchPathPlugin
+
+
+class ComgraSearchPath(SearchPathPlugin):
+    """Adds the shipped presets behind the application's own configs."""
+
+    def manipulate_search_path(self, search_path: ConfigSearchPath) -> None:
+        """Appends the folder of presets to `search_path`."""
+        search_path.append(provider="comgra_decl", path="pkg://comgra_decl.configs")

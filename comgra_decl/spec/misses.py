@@ -1,0 +1,52 @@
+"""Says why a pattern matches nothing, and what is near it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+
+from comgra_decl.errors import did_you_mean
+from comgra_decl.spec.globs import compile_glob, dotted, split
+
+_SHOWN = 8
+"""So many names are shown before the list is cut."""
+
+
+def explain_path_miss(pattern: str, paths: Sequence[str]) -> str:
+    """Returns a sentence for a glob that matches none of `paths`.
+
+    The longest beginning of the pattern that still matches tells where it went wrong.
+    """
+    levels = split(pattern)
+    for length in range(len(levels) - 1, -1, -1):
+        names = _names_below(levels[:length], paths)
+        if names:
+            place = f"below {'.'.join(levels[:length])!r}" if length else "at the top"
+            near = did_you_mean(levels[length], names)
+            return f"{pattern!r} matches no module; {place} there is {_listed(names)}{near}"
+    return f"{pattern!r} matches no module"
+
+
+def explain_class_miss(name: str, globs: Sequence[str], classes: Iterable[tuple[str, ...]]) -> str:
+    """Returns a sentence for a class that none of the modules at `globs` is.
+
+    `classes` are those modules' class names, most derived first.
+    """
+    names = list(dict.fromkeys(mro[0] for mro in classes if mro))
+    place = f" at {', '.join(map(repr, globs))}" if globs else ""
+    return f"no module{place} is a {name!r}; there is {_listed(names)}{did_you_mean(name, names)}"
+
+
+def _names_below(levels: list[str], paths: Sequence[str]) -> list[str]:
+    """Returns the names one level below the modules that `levels` matches, in their order."""
+    regex = compile_glob(".".join(levels))
+    names: dict[str, None] = {}
+    for path in paths:
+        parent, _, name = path.rpartition(".")
+        if name and regex.fullmatch(dotted(parent)):
+            names[name] = None
+    return list(names)
+
+
+def _listed(names: Sequence[str]) -> str:
+    shown = ", ".join(names[:_SHOWN])
+    return shown if len(names) <= _SHOWN else f"{shown}, ... ({len(names)} names)"

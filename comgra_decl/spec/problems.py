@@ -1,0 +1,101 @@
+"""Turns pydantic's errors into lines that a user of the YAML understands.
+
+Every line is `comgra.<key path>: <what is wrong; what would be valid; what is near>`, with the key
+path as the user writes it.
+"""
+
+from __future__ import annotations
+
+import re
+import reprlib
+from typing import Any
+
+from pydantic import BaseModel, ValidationError
+from pydantic_core import ErrorDetails
+
+from comgra_decl.errors import did_you_mean
+from comgra_decl.spec.keypath import Place, follow
+
+_KINDS = {
+    "int_": "a whole number",
+    "float_": "a number",
+    "finite_number": "a finite number",
+    "bool_": "true or false",
+    "string_type": "text",
+    "list_": "a list",
+    "dict_": "a mapping of names to entries",
+    "model_": "a mapping of keys to values",
+}
+"""What was expected, by the beginning of pydantic's error type."""
+
+_LIMITS = {
+    "greater_than_equal": ("at least", "ge"),
+    "greater_than": ("more than", "gt"),
+    "less_than_equal": ("at most", "le"),
+    "less_than": ("less than", "lt"),
+}
+"""How a number is bounded, and where the error carries the bound."""
+
+
+def explain(error: ValidationError, model: type[BaseModel], data: Any) -> list[str]:
+    """Returns one line per place at which `data`, which the user wrote, does not fit `model`.
+
+    What the members of a union say of the same value becomes one line.
+    """
+    alone: list[tuple[str, str]] = []
+    alternatives: dict[str, list[str]] = {}
+    for details in error.errors(include_url=False):
+        place = follow(model, details["loc"], data)
+        where, sentence = _where(details, place), _sentence(details, place)
+        if place.alternative:
+            if where not in alternatives:
+                alone.append((where, ""))
+            alternatives.setdefault(where, []).append(sentence)
+        else:
+            alone.append((where, sentence))
+    lines = [f"{where}: {s or '; or '.join(alternatives[where])}" for where, s in alone]
+    return list(dict.fromkeys(lines))
+
+
+def _where(details: ErrorDetails, place: Place) -> str:
+    """Returns the key path to blame; that of an unknown key is the mapping it stands in."""
+    if details["type"] == "extra_forbidden" and place.owner is not None:
+        place = place.owner
+    return f"comgra.{place.path}" if place.path else "comgra"
+
+
+def _sentence(details: ErrorDetails, place: Place) -> str:
+    kind, context = details["type"], details.get("ctx", {})
+    value = reprlib.repr(details["input"])
+    if kind == "extra_forbidden":
+        return _unknown_key(place)
+    if kind == "missing":
+        return f"is required. {place.about}".rstrip()
+    if kind == "value_error":
+        return str(context["error"])
+    if kind == "literal_error":
+        return _unknown_choice(details["input"], place.choices)
+    if kind in _LIMITS:
+        words, bound = _LIMITS[kind]
+        return f"{value} must be {words} {context[bound]}"
+    if kind in ("too_short", "string_too_short"):
+        return f"{value} must not be empty"
+    return _wrong_kind(details, value)
+
+
+def _unknown_key(place: Place) -> str:
+    known = place.owner.keys if place.owner is not None else []
+    near = did_you_mean(place.key, known)
+    return f"unknown key {place.key!r}; there is {', '.join(known)}{near}"
+
+
+def _unknown_choice(value: Any, choices: list[Any]) -> str:
+    names = [str(choice) for choice in choices]
+    return f"{value!r} is not one of {', '.join(names)}{did_you_mean(str(value), names)}"
+
+
+def _wrong_kind(details: ErrorDetails, value: str) -> str:
+    for beginning, expected in _KINDS.items():
+        if details["type"].startswith(beginning):
+            return f"{value} is not {expected}"
+    return re.sub(r"^(Value error|Input), ?", "", details["msg"])

@@ -1,0 +1,85 @@
+"""Where a run is stored and how much of it."""
+
+from __future__ import annotations
+
+import re
+from typing import Annotated, Any
+
+from pydantic import AfterValidator, BeforeValidator, Field
+
+from comgra_decl.spec.base import Int, Number, SpecModel
+
+_FORBIDDEN = re.compile(r"[/\\\x00-\x1f\x7f]")
+_LONGEST_NAME = 200
+
+
+def _number_as_text(value: Any) -> Any:
+    number = isinstance(value, (int, float)) and not isinstance(value, bool)
+    return str(value) if number else value
+
+
+def checked_folder_name(name: str) -> str:
+    """Returns `name` if it can name a single folder everywhere.
+
+    Raises:
+        ValueError: it cannot; the message says why.
+    """
+    if not name.strip() or name != name.strip():
+        raise ValueError(f"{name!r} must have a first and a last character other than space")
+    if _FORBIDDEN.search(name):
+        raise ValueError(f"{name!r} must be the name of one folder, without '/', '\\' or newlines")
+    if name.startswith("."):
+        raise ValueError(f"{name!r} must not start with a dot")
+    if len(name.encode()) > _LONGEST_NAME:
+        raise ValueError(f"{name!r} is longer than {_LONGEST_NAME} bytes")
+    return name
+
+
+FolderName = Annotated[str, AfterValidator(checked_folder_name), BeforeValidator(_number_as_text)]
+
+
+class RunSpec(SpecModel):
+    """The run's folder: `<root>/<group>/<name>`. It is never overwritten."""
+
+    root: Annotated[str, Field(min_length=1)] = "runs"
+    """Folder of all groups; a relative one lies in the folder where the program was started."""
+
+    group: FolderName | None = None
+    """Folder of the runs that are looked at together; null is the job's or script's name."""
+
+    name: FolderName | None = None
+    """The run's own folder; null is the time it started. A name that is taken gets a number."""
+
+
+class HistogramSpec(SpecModel):
+    """Histograms of all recorded tensors."""
+
+    bins: Annotated[Int, Field(ge=2, le=4096)] = 64
+    """Number of equal bins between the lowest and the highest finite element."""
+
+    elements: Annotated[Int, Field(ge=2)] = 4096
+    """At most about so many elements, evenly spread over the tensor, are counted."""
+
+
+class SamplesSpec(SpecModel):
+    """Elements of the batch that are recorded one by one."""
+
+    count: Annotated[Int, Field(ge=0, le=65536)] = 8
+    """Number of samples; 0 records only what is aggregated over the batch."""
+
+
+class ValuesSpec(SpecModel):
+    """Tensors kept as they are, for the nodes that ask for it with `values: true`."""
+
+    max_elements: Annotated[Int, Field(ge=1)] = 1024
+    """A tensor with more elements per sample keeps no values, which the run's report says."""
+
+
+class StoreSpec(SpecModel):
+    """How records travel to the disk."""
+
+    commit_interval: Annotated[Number, Field(ge=0, le=3600)] = 0.25
+    """Seconds after which what was recorded is on disk."""
+
+    queue_mb: Annotated[Int, Field(ge=1)] = 64
+    """Mebibytes that may wait to be written; the training waits when it is more."""
