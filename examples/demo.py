@@ -6,6 +6,7 @@ python examples/demo.py steps=500       # more arguments are the training's
 
 from __future__ import annotations
 
+import argparse
 import contextlib
 import os
 import signal
@@ -20,7 +21,6 @@ from pathlib import Path
 from types import FrameType
 
 ROOT = Path(__file__).resolve().parents[1]
-RUNS = ROOT / "runs"
 VARIANTS = ("true", "false")  # activation_on_last_layer: the bug first, then without it
 USUAL_PORT = 5006
 
@@ -70,7 +70,8 @@ def has_display() -> bool:
 class Demo:
     """The trainings, one after the other, and the viewer beside them."""
 
-    def __init__(self, overrides: Sequence[str]) -> None:
+    def __init__(self, runs: Path, overrides: Sequence[str]) -> None:
+        self.runs = runs
         self.overrides = overrides
         self.port = free_port()
         self.viewer: Process | None = None
@@ -79,7 +80,7 @@ class Demo:
     def run(self) -> int:
         """Runs until the viewer ends, or until somebody interrupts."""
         self.viewer = start(
-            "-m", "comgra_decl.launch.cli", "view", str(RUNS), "--port", str(self.port)
+            "-m", "comgra_decl.launch.cli", "view", str(self.runs), "--port", str(self.port)
         )
         threading.Thread(target=self._announce, daemon=True).start()
         for variant in VARIANTS:
@@ -94,7 +95,7 @@ class Demo:
         self.training = start(
             "examples/tutorial/train.py",
             "+comgra=debug",
-            f"hydra.callbacks.comgra.run.root={RUNS}",
+            f"hydra.callbacks.comgra.run.root={self.runs}",
             "hydra.callbacks.comgra.run.group=tutorial",
             f"model.activation_on_last_layer={variant}",
             *self.overrides,
@@ -136,14 +137,23 @@ def interrupt(_signal: int, _frame: FrameType | None) -> None:
     raise KeyboardInterrupt
 
 
-def main(overrides: Sequence[str]) -> int:
+def parse(arguments: Sequence[str]) -> argparse.Namespace:
+    """Returns `runs`, a folder, and `overrides`, the training's."""
+    parser = argparse.ArgumentParser(description="Trains the tutorial, traced, and shows it.")
+    parser.add_argument("--runs", type=Path, default=ROOT / "runs", help="folder for the runs")
+    parser.add_argument("overrides", nargs="*", help="Hydra overrides for the training")
+    return parser.parse_args(arguments)
+
+
+def main(arguments: Sequence[str]) -> int:
     """Returns the exit status: 0 after Ctrl-C, which is how a demo ends."""
+    options = parse(arguments)
     on_signals(interrupt)
-    demo = Demo(overrides)
+    demo = Demo(options.runs.resolve(), options.overrides)
     try:
         return demo.run()
     except KeyboardInterrupt:
-        print("\nEnding the demo; the recorded runs stay in", RUNS, flush=True)
+        print("\nEnding the demo; the recorded runs stay in", demo.runs, flush=True)
         return 0
     finally:
         on_signals(signal.SIG_IGN)  # ending takes a moment; nothing may be left behind
