@@ -61,6 +61,8 @@ class Component(JSComponent):  # type: ignore[misc]  # panel is not annotated
     def on_message(self, callback: Callback) -> None:
         """Calls `callback` with every message that has passed the check, in order.
 
+        The component's own parameters already say what the message says (`selected`, `index`,
+        `follow`, `query`).
         The browser hears that a message is done when the callbacks have returned, so they should
         do their work before returning.
         """
@@ -70,11 +72,15 @@ class Component(JSComponent):  # type: ignore[misc]  # panel is not annotated
         """Whether a message means something here and now; to be given by each component."""
         raise NotImplementedError
 
+    def accept(self, message: Message) -> None:
+        """Takes a checked message over into the own parameters, before any callback."""
+
     def _handle_msg(self, data: Any) -> None:
         try:
             if not (isinstance(data, dict) and len(data) == 1 and self.check(data)):
                 _LOG.debug("%s ignored the message %.200r", type(self).__name__, data)
                 return
+            self.accept(data)
             for callback in list(self._callbacks):
                 callback(data)
         finally:

@@ -1,19 +1,397 @@
-export function render({ model }) {
-  const outbox = new Outbox(model);
-  const svg = svgElement(null, "svg", { width: "100%", height: "100%" });
-  const draw = () => {
-    svg.replaceChildren();
-    const scene = model.scene;
-    svg.setAttribute("viewBox", `0 0 ${scene.width || 1} ${scene.height || 1}`);
-    for (const box of scene.boxes) {
-      const group = svgElement(svg, "g", { class: "node", tabindex: 0, "data-id": box.id });
-      group.classList.toggle("selected", box.id === model.selected);
-      svgElement(group, "rect", { x: box.x, y: box.y, width: box.w, height: box.h, rx: 6 });
-      svgElement(group, "text", { x: box.x + 8, y: box.y + 20 }).textContent = box.label;
-      group.addEventListener("click", () => outbox.post({ select: box.id }));
-      group.addEventListener("dblclick", () => box.folded && outbox.post({ expand: box.id }));
+// The dependency graph. What the user does is shown at once and told to Python afterwards.
+
+const EDGES_DRAWN = 300; // up to so many edges are drawn all at once without being asked
+const EDGES_MOST = 2000; // and with more than this not at all
+const HOPS_MOST = 4;
+
+class Graph {
+  constructor(model) {
+    this.model = model;
+    this.outbox = new Outbox(model);
+    this.selected = "";
+    this.hovered = null;
+    this.hops = 1;
+    this.allEdges = null; // null: by their number; else what the user wants
+    this.anchor = null; // the box that stays in place when the scene changes
+    this.#build();
+    this.camera = new Camera(() => this.#place());
+    this.boxes = new Boxes(this.layers.nodes);
+    this.bands = new Bands(this.bandLayer, (id) => this.#fold(id));
+    this.minimap = new Minimap(this.minimapFrame, this.camera);
+    this.#listen();
+    new ResizeObserver(() => this.#resize()).observe(this.stage);
+    new MutationObserver(() => this.#recolour()).observe(document.documentElement,
+      { attributes: true, attributeFilter: ["class", "style", "data-theme"] });
+  }
+
+  // ---- the page elements
+
+  #build() {
+    this.root = htmlElement(null, "div", "graph");
+    const tools = htmlElement(this.root, "div", "tools");
+    this.find = new FindBox(tools, {
+      names: () => this.#names(),
+      choose: (item) => this.#choose(item),
+      search: (text) => this.outbox.post({ search: text }),
+    });
+    const buttons = htmlElement(tools, "div", "buttons");
+    this.#button(buttons, "Fit", "Show the whole graph (f)", () => this.camera.fit(true));
+    this.#button(buttons, "Centre", "Go to the selected node (c)", () => this.#centre());
+    this.edgesButton = this.#button(buttons, "Edges", "", () => this.#toggleEdges());
+    this.#button(buttons, "SVG", "Download the graph as SVG", () => this.#save());
+    this.legend = htmlElement(tools, "div", "legend");
+    this.stage = htmlElement(this.root, "div", "stage");
+    this.svg = svgElement(this.stage, "svg", { class: "canvas", role: "group",
+      "aria-label": "Dependency graph. Arrow keys walk along the edges, Enter opens a fold." });
+    this.#defs();
+    this.world = svgElement(this.svg, "g", { class: "world" });
+    this.layers = {};
+    for (const name of ["all", "hover", "near", "nodes"]) {
+      this.layers[name] = svgElement(this.world, "g", { class: `layer ${name}` });
     }
-  };
-  model.on("scene", draw); model.on("selected", draw); draw();
-  return svg;
+    this.bandLayer = htmlElement(this.stage, "div", "bands");
+    this.info = htmlElement(this.stage, "div", "info");
+    this.empty = htmlElement(this.stage, "div", "empty", "No graph has been recorded yet.");
+    const corner = htmlElement(this.stage, "div", "corner");
+    this.minimapFrame = htmlElement(corner, "div", "minimap");
+    const zoom = htmlElement(corner, "div", "buttons zoom");
+    this.#button(zoom, "\u2212", "Zoom out", () => this.camera.zoom(1 / 1.3));
+    this.percent = this.#button(zoom, "100%", "Zoom to 100 %", () =>
+      this.camera.zoom(1 / this.camera.k));
+    this.#button(zoom, "+", "Zoom in", () => this.camera.zoom(1.3));
+  }
+
+  #button(parent, text, title, act) {
+    const button = htmlElement(parent, "button", "", text);
+    Object.assign(button, { type: "button", title });
+    if (title) button.setAttribute("aria-label", title);
+    button.addEventListener("click", act);
+    return button;
+  }
+
+  #defs() {
+    const defs = svgElement(this.svg, "defs");
+    const hatch = svgElement(defs, "pattern", { id: "hatch", width: 7, height: 7,
+      patternUnits: "userSpaceOnUse", patternTransform: "rotate(45)" });
+    svgElement(hatch, "rect", { class: "stripe", width: 3, height: 7 });
+    for (const name of ["all", "in", "out"]) {
+      const marker = svgElement(defs, "marker", { id: `arrow-${name}`, viewBox: "0 0 8 8", refX: 7,
+        refY: 4, markerWidth: 7, markerHeight: 7, orient: "auto", markerUnits: "userSpaceOnUse" });
+      svgElement(marker, "path", { class: `arrow ${name}`, d: "M0 0.8L8 4L0 7.2z" });
+    }
+  }
+
+  // ---- from the model
+
+  #setScene() {
+    if (!this.camera.size.width) return; // not on screen yet: no fonts, no colours, no size
+    const old = this.index;
+    const scene = this.model.scene;
+    this.index = new SceneIndex(scene);
+    this.camera.scene = { width: Math.max(1, scene.width), height: Math.max(1, scene.height) };
+    this.empty.hidden = this.index.boxes.size > 0;
+    this.boxes.draw(this.index);
+    this.camera.inset.top = 14 + this.bands.draw(this.index.bands);
+    this.selected = this.index.boxes.has(this.model.selected) ? this.model.selected : "";
+    this.hovered = null;
+    this.#recolour();
+    this.#drawAllEdges();
+    this.#highlight();
+    this.#settle(old);
+  }
+
+  // After a change of the scene, keeps in place what the user looks at.
+  #settle(old) {
+    const anchor = this.anchor ?? this.selected;
+    this.anchor = null;
+    const before = old && this.#at(old, anchor);
+    const after = this.#at(this.index, anchor);
+    if (!before || !after || this.camera.auto && this.camera.fitZoom >= READABLE) {
+      if (this.camera.auto || !before || !after) return this.#start();
+    }
+    const { k, auto } = this.camera;
+    this.camera.pan((before.x - after.x) * k, (before.y + before.h / 2 - after.y - after.h / 2) * k);
+    this.camera.auto = auto;
+  }
+
+  // The box of an id, or what stands for it: the leftmost box inside, or the fold around it.
+  #at(index, id) {
+    const inside = [...index.boxes.values()].filter((box) => box.id.startsWith(`${id}.`));
+    const leftmost = inside.sort((a, b) => a.x - b.x)[0];
+    const own = index.boxes.get(id);
+    if (own?.folded || !leftmost) return own;
+    return leftmost;
+  }
+
+  #start() {
+    const first = this.index.boxes.values().next().value;
+    this.camera.start(this.index.boxes.get(this.selected) ?? first);
+  }
+
+  #resize() {
+    const { clientWidth: width, clientHeight: height } = this.stage;
+    if (!width || !height) return; // not shown
+    this.camera.size = { width, height };
+    if (!this.index) this.#setScene();
+    else if (this.camera.auto) this.#start();
+    else this.#place();
+  }
+
+  #recolour() {
+    if (!this.index) return;
+    const heat = this.model.heat;
+    this.boxes.paint(heat);
+    this.root.classList.toggle("painted", !!heat);
+    drawLegend(this.legend, this.index, heat, this.model.legend);
+    this.minimap.draw(this.index, heat);
+  }
+
+  #adopt() {
+    if (!this.index || !this.outbox.idle || this.model.selected === this.selected) return;
+    this.#select(this.model.selected, { tell: false });
+    const box = this.index.boxes.get(this.selected);
+    if (box) this.camera.reveal(box);
+  }
+
+  // ---- drawing
+
+  #place() {
+    const { k, x, y } = this.camera;
+    this.world.setAttribute("transform", `translate(${x} ${y}) scale(${k})`);
+    this.svg.classList.toggle("far", k < FAR);
+    this.percent.textContent = `${Math.round(100 * k)}%`;
+    this.bands.place(this.camera);
+    this.minimap.place();
+  }
+
+  get edgesShown() {
+    const count = this.index.edges.length;
+    return count <= EDGES_MOST && (this.allEdges ?? count <= EDGES_DRAWN);
+  }
+
+  #drawAllEdges() {
+    const many = this.index.edges.length > EDGES_MOST;
+    this.edgesButton.disabled = many;
+    this.edgesButton.title = many ? "Too many edges to draw them all" : "Draw all edges";
+    this.edgesButton.setAttribute("aria-pressed", String(this.edgesShown));
+    this.layers.all.replaceChildren();
+    if (!this.edgesShown) return;
+    for (const gradient of [true, false]) {
+      const edges = this.index.edges.filter((edge) => edge[2] === gradient);
+      if (!edges.length) continue;
+      const d = edges.map(([u, v]) => this.index.route(u, v)).join("");
+      svgElement(this.layers.all, "path", { class: gradient ? "edge" : "edge cut", d });
+    }
+  }
+
+  #drawEdges(layer, edges, direction) {
+    for (const [u, v, gradient] of edges) {
+      svgElement(layer, "path", { d: this.index.route(u, v), "marker-end": `url(#arrow-${direction})`,
+        class: `edge ${direction}${gradient ? "" : " cut"}`, "data-from": u, "data-to": v });
+    }
+  }
+
+  // Marks the selected node, what it depends on and what depends on it, as many hops as wanted.
+  #highlight() {
+    for (const group of this.marked ?? []) group.classList.remove("selected", "before", "after");
+    this.marked = [];
+    this.layers.near.replaceChildren();
+    this.root.classList.toggle("has-selection", this.selected !== "");
+    this.layers.nodes.querySelector('[tabindex="0"]')?.setAttribute("tabindex", -1);
+    const focus = this.boxes.get(this.selected || this.index.boxes.keys().next().value);
+    focus?.setAttribute("tabindex", 0);
+    if (!this.selected) return this.#tellInfo();
+    this.#spread(this.index.before, 0, "before", "in");
+    this.#spread(this.index.after, 1, "after", "out");
+    this.#mark(this.selected, "selected");
+    this.#tellInfo();
+  }
+
+  #spread(edgesOf, end, className, direction) {
+    let front = [this.selected];
+    const seen = new Set(front);
+    for (let hop = 0; hop < this.hops && front.length; hop += 1) {
+      const edges = front.flatMap((id) => edgesOf.get(id) || []);
+      this.#drawEdges(this.layers.near, edges, direction);
+      front = [...new Set(edges.map((edge) => edge[end]))].filter((id) => !seen.has(id));
+      front.forEach((id) => { seen.add(id); this.#mark(id, className); });
+    }
+  }
+
+  #mark(id, className) {
+    const group = this.boxes.get(id);
+    group.classList.add(className);
+    this.marked.push(group);
+  }
+
+  #hover(id) {
+    if (id === this.hovered) return;
+    this.hovered = id;
+    this.layers.hover.replaceChildren();
+    if (id && id !== this.selected) {
+      this.#drawEdges(this.layers.hover, this.index.before.get(id) || [], "in");
+      this.#drawEdges(this.layers.hover, this.index.after.get(id) || [], "out");
+    }
+    this.#tellInfo();
+  }
+
+  #tellInfo() {
+    const box = this.index?.boxes.get(this.hovered || this.selected);
+    this.info.replaceChildren();
+    if (!box) return;
+    const given = box.id === this.selected && this.model.info;
+    const text = given || this.#facts(box);
+    htmlElement(this.info, "b", "", box.id);
+    const rest = text.startsWith(box.id) ? text.slice(box.id.length) : ` \u00b7 ${text}`;
+    htmlElement(this.info, "span", "", rest);
+  }
+
+  #facts(box) {
+    const ins = this.index.dependencies(box.id).length;
+    const outs = this.index.dependents(box.id).length;
+    const fold = box.repeat > 1 ? `${box.repeat} identical blocks, ${box.count} nodes`
+      : box.folded ? `${box.count} nodes` : "";
+    const value = this.model.heat?.[box.id]?.text;
+    return [box.kind, box.title, fold, value, `${ins} in, ${outs} out`].filter(Boolean)
+      .join(" \u00b7 ");
+  }
+
+  // ---- what the user does
+
+  #select(id, { tell = true, hops = 1 } = {}) {
+    const changed = id !== this.selected;
+    if (!changed && hops === this.hops) return;
+    this.selected = this.index.boxes.has(id) ? id : "";
+    this.hops = hops;
+    this.layers.hover.replaceChildren();
+    this.#highlight();
+    if (tell && changed && this.selected) this.outbox.post({ select: this.selected });
+  }
+
+  #open(id) {
+    if (!this.index.boxes.get(id)?.folded) return;
+    this.anchor = id;
+    this.outbox.post({ expand: id });
+  }
+
+  #fold(id) {
+    if (!id) return;
+    this.anchor = id;
+    this.outbox.post({ collapse: id });
+  }
+
+  #names() {
+    return [...this.index.boxes.values()].flatMap((box) => box.members.map((name) => ({
+      name, box: box.id, kind: box.kind, inside: box.folded && name !== box.members[0] ? box.id : "",
+    })));
+  }
+
+  #choose({ name, box, inside }) {
+    if (inside) return this.outbox.post({ search: name });
+    this.#select(box);
+    this.camera.reveal(this.index.boxes.get(box));
+    this.boxes.get(box).focus({ preventScroll: true });
+  }
+
+  #centre() {
+    const box = this.index.boxes.get(this.selected);
+    if (box) this.camera.centre(box);
+  }
+
+  #toggleEdges() {
+    this.allEdges = !this.edgesShown;
+    this.#drawAllEdges();
+  }
+
+  #save() {
+    download(svgFile(this.world, this.camera.scene), "graph.svg", "image/svg+xml");
+  }
+
+  #listen() {
+    const { model, svg } = this;
+    model.on("scene", () => this.#setScene());
+    model.on("selected", () => this.#adopt());
+    model.on("ack", () => this.#adopt());
+    model.on("info", () => this.#tellInfo());
+    for (const name of ["heat", "legend"]) model.on(name, () => this.#recolour());
+    const idAt = (event) => event.target.closest?.(".node")?.dataset.id;
+    svg.addEventListener("click", (event) => {
+      const id = idAt(event);
+      if (!id || this.dragged) return;
+      const again = event.shiftKey && id === this.selected;
+      this.#select(id, { hops: again ? 1 + (this.hops % HOPS_MOST) : 1 });
+    });
+    svg.addEventListener("dblclick", (event) => this.#open(idAt(event)));
+    svg.addEventListener("pointerover", (event) => this.#hover(idAt(event) ?? null));
+    svg.addEventListener("pointerleave", () => this.#hover(null));
+    svg.addEventListener("keydown", (event) => this.#key(event));
+    svg.addEventListener("wheel", (event) => this.#wheel(event), { passive: false });
+    this.#listenDrag();
+    onPageKey(this.root, (event) => {
+      const act = { "/": () => this.find.focus(), f: () => this.camera.fit(true),
+        c: () => this.#centre() }[event.key];
+      if (!act) return;
+      event.preventDefault();
+      act();
+    });
+  }
+
+  #listenDrag() {
+    let from = null;
+    this.svg.addEventListener("pointerdown", (event) => {
+      if (event.button !== 0) return;
+      from = { x: event.clientX, y: event.clientY };
+      this.dragged = false;
+    });
+    this.svg.addEventListener("pointermove", (event) => {
+      if (!from || !event.buttons) return;
+      const [dx, dy] = [event.clientX - from.x, event.clientY - from.y];
+      if (!this.dragged && Math.hypot(dx, dy) < 4) return;
+      if (!this.dragged) this.svg.setPointerCapture(event.pointerId);
+      this.dragged = true;
+      this.svg.classList.add("dragging");
+      from = { x: event.clientX, y: event.clientY };
+      this.camera.pan(dx, dy);
+    });
+    for (const name of ["pointerup", "pointercancel"]) {
+      this.svg.addEventListener(name, () => {
+        from = null;
+        this.svg.classList.remove("dragging");
+      });
+    }
+  }
+
+  #wheel(event) {
+    event.preventDefault();
+    if (Math.abs(event.deltaX) > Math.abs(event.deltaY)) return this.camera.pan(-event.deltaX, 0);
+    const at = this.svg.getBoundingClientRect();
+    const lines = event.deltaMode === 1 ? 18 : 1;
+    const factor = Math.exp(-event.deltaY * lines * 0.0016);
+    this.camera.zoom(factor, { x: event.clientX - at.left, y: event.clientY - at.top });
+  }
+
+  #key(event) {
+    const id = event.target.closest?.(".node")?.dataset.id;
+    if (!id || event.ctrlKey || event.metaKey || event.altKey) return;
+    if (event.key.startsWith("Arrow")) this.#walk(this.index.step(id, event.key));
+    else if (event.key === "Enter") this.#open(id);
+    else if (event.key === "Backspace") this.#fold(this.index.scopeOf(id));
+    else if (event.key === " ") this.#select(id);
+    else if (event.key === "+") this.camera.zoom(1.3);
+    else if (event.key === "-") this.camera.zoom(1 / 1.3);
+    else return;
+    event.preventDefault();
+    event.stopPropagation();
+  }
+
+  #walk(id) {
+    if (!id) return;
+    this.#select(id);
+    this.boxes.get(id).focus({ preventScroll: true });
+    this.camera.reveal(this.index.boxes.get(id));
+  }
+}
+
+export function render({ model }) {
+  return new Graph(model).root;
 }

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, ClassVar
 
 import param
 
@@ -34,8 +34,17 @@ class GraphView(Component):
     legend = param.Dict(default=None, allow_None=True)
     info = param.String(default="")
 
-    _esm = source("shared.js", "graph.js")
-    _stylesheets = [source("graph.css")]
+    _esm = source(
+        "shared.js",
+        "graph_camera.js",
+        "graph_scene.js",
+        "graph_boxes.js",
+        "graph_find.js",
+        "graph_frame.js",
+        "graph_export.js",
+        "graph.js",
+    )
+    _stylesheets: ClassVar[list[str]] = [source("graph.css")]
 
     def check(self, message: Message) -> bool:
         """Whether the message names something that is on screen (or a short text to search)."""
@@ -45,6 +54,11 @@ class GraphView(Component):
         if action == "search":
             return 0 < len(value) <= _SEARCH_LENGTH
         return value in self._known(action)
+
+    def accept(self, message: Message) -> None:
+        """Selects what the browser already shows as selected."""
+        if "select" in message:
+            self.selected = message["select"]
 
     def _known(self, action: str) -> set[str]:
         """Returns the ids that an action may name."""

@@ -57,6 +57,9 @@ class Outbox {
     model.on("ack", () => this.answered());
   }
 
+  // Whether everything said has been answered.
+  get idle() { return this.timer === null && !this.waiting.length; }
+
   // Paint first: an answer that arrives before the highlight is painted delays it.
   post(message) {
     const kind = Object.keys(message)[0];

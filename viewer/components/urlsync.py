@@ -30,3 +30,7 @@ class UrlSync(Component):
         """Whether the message is a query of sane length."""
         query = message.get("query")
         return isinstance(query, str) and len(query) <= _QUERY_LENGTH
+
+    def accept(self, message: Message) -> None:
+        """Takes over what the address says already."""
+        self.query = message["query"]

@@ -46,24 +46,26 @@ def acyclic(size: int, edges: Sequence[Edge]) -> Digraph:
     return Digraph(before, after, ranked)
 
 
-def columns(graph: Digraph, sources: Sequence[bool]) -> list[int]:
+def columns(graph: Digraph, inputs: Sequence[bool], constants: Sequence[bool]) -> list[int]:
     """Returns the column of each vertex: the length of its longest path from the left.
 
-    Sources (and what is made of sources alone) stand right before their first consumer instead
-    of far to the left.
+    Inputs and constants stand right before their first consumer instead of far to the left, and
+    so does what is made of constants alone.
 
     Args:
         graph: The graph.
-        sources: For each vertex without predecessors, whether it may leave the first column.
+        inputs: Which vertices are given from outside and differ from step to step.
+        constants: Which vertices are given and stay, like parameters.
     """
-    column, floating = [0] * len(graph.ranked), list(sources)
+    column, loose = [0] * len(graph.ranked), list(constants)
     for vertex in graph.ranked:
         near = graph.before[vertex]
         if near:
             column[vertex] = 1 + max([column[u] for u in near])
-            floating[vertex] = all([floating[u] for u in near])
+            loose[vertex] = False not in [loose[u] for u in near]
     for vertex in reversed(graph.ranked):
-        if floating[vertex] and graph.after[vertex]:
+        movable = loose[vertex] or (inputs[vertex] and not graph.before[vertex])
+        if movable and graph.after[vertex]:
             column[vertex] = min([column[v] for v in graph.after[vertex]]) - 1
     return column
 

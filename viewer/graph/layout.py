@@ -19,8 +19,8 @@ from comgra_decl.viewer.graph.folding import (
     visible_boxes,
 )
 from comgra_decl.viewer.graph.layering import acyclic, columns, sorted_columns
-from comgra_decl.viewer.graph.model import SOURCE_KINDS, Band, Box, GraphNode, Scene
-from comgra_decl.viewer.graph.places import MARGIN, place
+from comgra_decl.viewer.graph.model import CONSTANT_KINDS, SOURCE_KINDS, Band, Box, GraphNode, Scene
+from comgra_decl.viewer.graph.places import MARGIN, box_size, place
 
 __all__ = [
     "Band",
@@ -72,8 +72,14 @@ def _placed(visible: Sequence[Visible], links: _Links) -> tuple[Box, ...]:
     """Returns the boxes with their places."""
     kinds, labels = [_kind(box) for box in visible], [_label(box) for box in visible]
     graph = acyclic(len(visible), list(links))
-    column = columns(graph, [kind in SOURCE_KINDS for kind in kinds])
-    rects = place(sorted_columns(graph, column), kinds, labels, graph.after)
+    inputs = [kind == "input" for kind in kinds]
+    column = columns(graph, inputs, [kind in CONSTANT_KINDS for kind in kinds])
+    sizes = [
+        box_size(label, kind, _badge(box))
+        for label, kind, box in zip(labels, kinds, visible, strict=True)
+    ]
+    sources = [kind in SOURCE_KINDS for kind in kinds]
+    rects = place(sorted_columns(graph, column), sizes, sources, graph.after)
     fed, feeding = {sink for _, sink in links}, {source for source, _ in links}
     return tuple(
         Box(
@@ -148,6 +154,13 @@ def _short(scope: Scope) -> str:
     kind = scope.own.kind if scope.own else ""
     vague = scope.name.isdigit() or kind in ("parameter", "buffer")
     return ".".join(parts[-2:] if vague else parts[-1:])
+
+
+def _badge(box: Visible) -> str:
+    """Returns the number drawn beside the label of a fold."""
+    if len(box.scopes) > 1:
+        return f"\u00d7{len(box.scopes)}"
+    return str(len(box.nodes)) if box.folded else ""
 
 
 def _title(box: Visible) -> str:

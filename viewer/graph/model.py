@@ -15,6 +15,9 @@ KINDS = ("input", "parameter", "buffer", "computed", "target", "loss")
 #: Kinds that come from outside the graph, so having no dependency says nothing about them.
 SOURCE_KINDS = frozenset({"input", "parameter", "buffer", "target"})
 
+#: Kinds that do not depend on the step's input; what is made of them alone is drawn beside them.
+CONSTANT_KINDS = frozenset({"parameter", "buffer", "target"})
+
 
 @dataclass(frozen=True)
 class GraphNode:

@@ -11,67 +11,70 @@ COLUMN_GAP = 40.0
 ROW_GAP = 12.0
 BOX_HEIGHT = 36.0
 SOURCE_HEIGHT = 28.0  # what feeds a node is drawn smaller than what it computes
-MIN_WIDTH, MAX_WIDTH = 64.0, 196.0
-CHARACTER, PADDING = 6.9, 30.0  # of a 12 px sans-serif label, and room for its badge
+MIN_WIDTH, MAX_WIDTH = 62.0, 196.0
+CHARACTER, PADDING = 6.7, 24.0  # of a 12 px sans-serif label; the browser shortens what is wider
 
-
+Size = tuple[float, float]
 Rect = tuple[float, float, float, float]
+
+
+def box_size(label: str, kind: str, badge: str) -> Size:
+    """Returns the width and height of a box with a label and, if not empty, a number beside it."""
+    text = len(label) * CHARACTER + (len(badge) * CHARACTER + 8 if badge else 0)
+    width = min(MAX_WIDTH, max(MIN_WIDTH, text + PADDING))
+    return float(round(width)), SOURCE_HEIGHT if kind in SOURCE_KINDS else BOX_HEIGHT
 
 
 def place(
     grid: Sequence[Sequence[int]],
-    kinds: Sequence[str],
-    labels: Sequence[str],
+    sizes: Sequence[Size],
+    sources: Sequence[bool],
     after: Sequence[Sequence[int]],
 ) -> list[Rect]:
-    """Returns `(x, y, width, height)` of each box, all within `MARGIN` of the origin's axes.
+    """Returns `(x, y, width, height)` of each box; the drawing starts `MARGIN` from the axes.
 
     What a column computes is centred on one line, so that a chain of layers is drawn straight;
     parameters and other sources stand above and below it, on the side of their consumers.
 
     Args:
         grid: Box numbers of each column, from top to bottom.
-        kinds: Kind of each box.
-        labels: Label of each box, sets its width.
+        sizes: Width and height of each box.
+        sources: Which boxes come from outside the graph.
         after: The boxes that consume each box.
     """
-    size = len(kinds)
-    middle = [0.0] * size  # of each box, relative to the common centre line
-    widths = [min(MAX_WIDTH, max(MIN_WIDTH, len(label) * CHARACTER + PADDING)) for label in labels]
-    heights = [SOURCE_HEIGHT if kind in SOURCE_KINDS else BOX_HEIGHT for kind in kinds]
+    middle = [0.0] * len(sizes)  # of each box, relative to the common centre line
     for rows in reversed(grid):  # consumers are placed before what feeds them
-        _stack(rows, kinds, heights, after, middle)
-    top = min((middle[i] - heights[i] / 2 for i in range(size)), default=0.0)
-    rects, x = [(0.0, 0.0, 0.0, 0.0)] * size, MARGIN
+        _stack(rows, sizes, sources, after, middle)
+    top = min((y - size[1] / 2 for y, size in zip(middle, sizes, strict=True)), default=0.0)
+    rects, x = [(0.0, 0.0, 0.0, 0.0)] * len(sizes), MARGIN
     for rows in grid:
-        column = max((widths[i] for i in rows), default=0.0)
+        column = max((sizes[i][0] for i in rows), default=0.0)
         for i in rows:
-            y = MARGIN + middle[i] - heights[i] / 2 - top
-            rects[i] = (x + (column - widths[i]) / 2, y, widths[i], heights[i])
+            width, height = sizes[i]
+            y = MARGIN + middle[i] - height / 2 - top
+            rects[i] = (x + (column - width) / 2, y, width, height)
         x += column + COLUMN_GAP
     return rects
 
 
 def _stack(
     rows: Sequence[int],
-    kinds: Sequence[str],
-    heights: Sequence[float],
+    sizes: Sequence[Size],
+    sources: Sequence[bool],
     after: Sequence[Sequence[int]],
     middle: list[float],
 ) -> None:
     """Writes the vertical middles of one column."""
-    spine = [i for i in rows if kinds[i] not in SOURCE_KINDS]
+    spine = [i for i in rows if not sources[i]] or list(rows)
     above: list[int] = []
     below: list[int] = []
-    if not spine:
-        spine = list(rows)
-    else:
-        for i in (i for i in rows if kinds[i] in SOURCE_KINDS):
+    for i in rows if len(spine) < len(rows) else ():
+        if sources[i]:
             pull = sum(middle[v] for v in after[i])
             up = pull < 0 or (pull == 0 and len(above) < len(below))
             (above if up else below).append(i)
-    extent = sum(heights[i] for i in spine) + ROW_GAP * (len(spine) - 1)
-    y = -extent / 2 - sum(heights[i] + ROW_GAP for i in above)
+    extent = sum(sizes[i][1] for i in spine) + ROW_GAP * (len(spine) - 1)
+    y = -extent / 2 - sum(sizes[i][1] + ROW_GAP for i in above)
     for i in (*above, *spine, *below):
-        middle[i] = y + heights[i] / 2
-        y += heights[i] + ROW_GAP
+        middle[i] = y + sizes[i][1] / 2
+        y += sizes[i][1] + ROW_GAP

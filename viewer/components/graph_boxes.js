@@ -1,0 +1,135 @@
+// Draws the boxes and paints them. A drawn box is kept as long as its picture stays the same, so
+// that opening a scope moves what was there instead of drawing everything again.
+
+const MOVE_AT_MOST = 250; // more boxes than this jump to their places
+
+class Boxes {
+  constructor(layer) {
+    this.layer = layer;
+    this.drawn = new Map(); // id -> { group, box, key, value, paint }
+    this.measure = document.createElement("canvas").getContext("2d");
+    this.widths = new Map();
+  }
+
+  get(id) { return this.drawn.get(id)?.group; }
+
+  draw(index) {
+    this.measure.font = `500 12px ${getComputedStyle(this.layer).fontFamily || "sans-serif"}`;
+    const moving = this.drawn.size > 0 && index.boxes.size <= MOVE_AT_MOST;
+    this.layer.classList.toggle("moving", moving);
+    for (const [id, { group }] of this.drawn) {
+      if (!index.boxes.has(id)) {
+        group.remove();
+        this.drawn.delete(id);
+      }
+    }
+    for (const box of index.boxes.values()) this.#put(box, index);
+  }
+
+  #put(box, index) {
+    const ins = index.dependencies(box.id).length;
+    const outs = index.dependents(box.id).length;
+    const key = JSON.stringify([box.label, box.kind, box.w, box.h, box.folded, box.count,
+      box.repeat, box.no_in, box.no_out, box.title, ins, outs]);
+    let item = this.drawn.get(box.id);
+    if (item?.key !== key) {
+      const group = this.#group(box, ins, outs);
+      if (item) item.group.replaceWith(group);
+      else this.layer.append(group);
+      item = { group, key, text: group.querySelector(".value"), paint: null };
+      this.drawn.set(box.id, item);
+    }
+    item.box = box;
+    item.group.style.transform = `translate(${box.x}px, ${box.y}px)`;
+  }
+
+  #group(box, ins, outs) {
+    const group = svgElement(null, "g", {
+      class: `node kind-${/^[a-z]+$/.test(box.kind) ? box.kind : "other"}`,
+      role: "button", tabindex: -1, "data-id": box.id, "aria-label": spoken(box, ins, outs),
+    });
+    const { w, h } = box;
+    const round = Math.min(8, h / 4);
+    if (box.folded) {
+      for (const off of box.repeat > 1 ? [6, 3] : [3]) {
+        svgElement(group, "rect", { class: "stack", x: off, y: -off, width: w - off * 0.6,
+          height: h, rx: round });
+      }
+    }
+    svgElement(group, "rect", { class: "shape", width: w, height: h, rx: round });
+    svgElement(group, "rect", { class: "hatch", width: w, height: h, rx: round });
+    if (box.no_in) this.#open(group, 0, h, round);
+    if (box.no_out) this.#open(group, w, h, round);
+    const badge = box.repeat > 1 ? `\u00d7${box.repeat}` : box.folded ? `${box.count}` : "";
+    const room = w - 18 - (badge ? 7 + badge.length * 7 : 0);
+    const middle = badge ? 9 + room / 2 : w / 2;
+    svgElement(group, "text", { class: "label", x: middle, y: h / 2 })
+      .textContent = this.#shortened(box.label, room);
+    svgElement(group, "text", { class: "value", x: middle, y: h / 2 });
+    if (badge) {
+      svgElement(group, "text", { class: box.repeat > 1 ? "badge times" : "badge", x: w - 9,
+        y: h / 2 }).textContent = badge;
+    }
+    return group;
+  }
+
+  // The dotted edge of a box that nothing feeds, or that feeds nothing.
+  #open(group, x, h, round) {
+    svgElement(group, "line", { class: "cover", x1: x, x2: x, y1: round, y2: h - round });
+    svgElement(group, "line", { class: "open", x1: x, x2: x, y1: round, y2: h - round });
+  }
+
+  #width(text) {
+    let width = this.widths.get(text);
+    if (width === undefined) this.widths.set(text, width = this.measure.measureText(text).width);
+    return width;
+  }
+
+  #shortened(text, room) {
+    if (this.#width(text) <= room) return text;
+    let [head, tail] = [Math.ceil(text.length / 2), Math.floor(text.length / 2)];
+    const cut = () => `${text.slice(0, head)}\u2026${text.slice(text.length - tail)}`;
+    while (head + tail > 2 && this.#width(cut()) > room) {
+      if (head > tail) head -= 1;
+      else tail -= 1;
+    }
+    return cut();
+  }
+
+  // Paints by a statistic, or by kind if `heat` is null.
+  paint(heat) {
+    for (const [id, item] of this.drawn) {
+      const paint = heat ? heat[id] || "missing" : null;
+      const now = JSON.stringify(paint);
+      if (item.paint === now) continue;
+      item.paint = now;
+      const fill = paint ? safeColour(paint.fill) : "none";
+      item.group.classList.toggle("heated", fill !== "none");
+      item.group.classList.toggle("missing", paint !== null && fill === "none");
+      item.group.classList.toggle("hatched", !!paint?.hatched);
+      item.group.style.setProperty("--heat", fill);
+      item.group.style.setProperty("--ink", fill === "none" ? "inherit" : inkOn(fill));
+      const text = paint && paint !== "missing" ? `${paint.text ?? ""}` : "";
+      item.text.textContent = text;
+      item.group.classList.toggle("valued", text !== "");
+    }
+  }
+}
+
+function spoken(box, ins, outs) {
+  const fold = box.repeat > 1
+    ? `${box.repeat} identical blocks folded, ${box.count} nodes`
+    : box.folded ? `${box.count} nodes folded` : "";
+  return [box.id, box.kind, fold, `${ins} in`, `${outs} out`].filter(Boolean).join(", ");
+}
+
+// Black or white, whichever is easier to read on the colour (relative luminance of WCAG 2).
+function inkOn(colour) {
+  const hex = colour.length === 4 ? colour.replace(/[0-9a-f]/gi, "$&$&") : colour;
+  const channel = (i) => {
+    const c = parseInt(hex.slice(1 + 2 * i, 3 + 2 * i), 16) / 255;
+    return c <= 0.04045 ? c / 12.92 : ((c + 0.055) / 1.055) ** 2.4;
+  };
+  const light = 0.2126 * channel(0) + 0.7152 * channel(1) + 0.0722 * channel(2);
+  return light > 0.179 ? "#101014" : "#ffffff";
+}

@@ -1,0 +1,137 @@
+// What stands around the drawing: legend, scope bands, minimap.
+
+const KINDS = ["input", "parameter", "buffer", "computed", "target", "loss"];
+const BAND_ROWS = 4; // deeper scopes are closed by keyboard
+const BAND_HEIGHT = 20;
+
+// Fills the legend: the kinds on screen, or the scale of the heat.
+function drawLegend(element, index, heat, legend) {
+  element.replaceChildren();
+  if (heat) return drawScale(element, index, heat, legend);
+  const present = new Set([...index.boxes.values()].map((box) => box.kind));
+  for (const kind of KINDS.filter((name) => present.has(name))) {
+    const item = htmlElement(element, "span", `key kind-${kind}`);
+    htmlElement(item, "span", "swatch");
+    htmlElement(item, "span", "", kind);
+  }
+}
+
+function drawScale(element, index, heat, legend) {
+  const paints = [...index.boxes.keys()].map((id) => heat[id]);
+  if (legend) {
+    htmlElement(element, "span", "title", legend.title);
+    htmlElement(element, "span", "end", legend.low);
+    const colours = (legend.colors || []).map((colour) => safeColour(colour, "#888888"));
+    const ramp = htmlElement(element, "span", "ramp");
+    ramp.style.background = `linear-gradient(to right, ${colours.join(", ")})`;
+    htmlElement(element, "span", "end", legend.high);
+  }
+  const extra = (name, text) => {
+    const item = htmlElement(element, "span", "key");
+    htmlElement(item, "span", `swatch ${name}`);
+    htmlElement(item, "span", "", text);
+  };
+  if (paints.some((paint) => paint?.hatched)) extra("hatched", "non-finite");
+  if (paints.some((paint) => !paint)) extra("missing", "not recorded");
+}
+
+// The opened scopes as brackets above their columns; a click closes one.
+class Bands {
+  constructor(element, close) {
+    this.element = element;
+    this.close = close;
+    this.items = [];
+  }
+
+  draw(bands) {
+    this.element.replaceChildren();
+    const shown = bands.filter((band) => band.level < BAND_ROWS);
+    const rows = 1 + Math.max(-1, ...shown.map((band) => band.level));
+    this.element.style.height = `${rows * BAND_HEIGHT}px`;
+    this.items = shown.map((band) => {
+      const button = htmlElement(this.element, "button", "band");
+      button.type = "button";
+      button.dataset.scope = band.id;
+      button.title = `Fold ${band.id}`;
+      button.setAttribute("aria-label", `Fold ${band.id}`);
+      button.style.top = `${band.level * BAND_HEIGHT}px`;
+      const label = htmlElement(button, "span", "text", band.label);
+      button.addEventListener("click", () => this.close(band.id));
+      return { band, button, label };
+    });
+    return rows * BAND_HEIGHT;
+  }
+
+  place(camera) {
+    for (const { band, button, label } of this.items) {
+      const left = camera.x + band.x * camera.k;
+      const right = left + band.w * camera.k;
+      const hidden = right < 4 || left > camera.size.width - 4 || right - left < 7;
+      button.style.display = hidden ? "none" : "";
+      if (hidden) continue;
+      const start = Math.max(left, 2); // the name stays in sight while its scope does
+      button.style.left = `${start}px`;
+      button.style.width = `${Math.min(right, camera.size.width - 2) - start}px`;
+      button.classList.toggle("cut-left", start > left);
+      button.classList.toggle("cut-right", right > camera.size.width - 2);
+      label.style.display = right - left < 22 ? "none" : "";
+    }
+  }
+}
+
+// The whole drawing in a corner, with the part in view; only where not everything is in view.
+class Minimap {
+  constructor(element, camera) {
+    this.element = element;
+    this.camera = camera;
+    this.canvas = htmlElement(element, "canvas");
+    this.view = htmlElement(element, "div", "view");
+    const go = (event) => {
+      const at = this.canvas.getBoundingClientRect();
+      const x = (event.clientX - at.left - this.left) / this.scale;
+      const y = (event.clientY - at.top - this.top) / this.scale;
+      const { k, inner } = camera;
+      camera.pan(inner.x + inner.width / 2 - x * k - camera.x,
+        inner.y + inner.height / 2 - y * k - camera.y);
+    };
+    element.addEventListener("pointerdown", (event) => {
+      element.setPointerCapture(event.pointerId);
+      go(event);
+    });
+    element.addEventListener("pointermove", (event) => { if (event.buttons) go(event); });
+  }
+
+  draw(index, heat) {
+    const width = 176;
+    const height = 56;
+    const pixels = devicePixelRatio || 1;
+    Object.assign(this.canvas, { width: width * pixels, height: height * pixels });
+    const { scene } = this.camera;
+    this.scale = Math.min((width - 8) / scene.width, (height - 8) / scene.height);
+    this.left = (width - scene.width * this.scale) / 2;
+    this.top = (height - scene.height * this.scale) / 2;
+    const style = getComputedStyle(this.element);
+    const colours = Object.fromEntries(
+      KINDS.map((kind) => [kind, style.getPropertyValue(`--kind-${kind}`)]));
+    const paper = this.canvas.getContext("2d");
+    paper.setTransform(pixels * this.scale, 0, 0, pixels * this.scale,
+      pixels * this.left, pixels * this.top);
+    const least = 1.5 / this.scale; // at least this large, or a deep network fades away
+    for (const box of index.boxes.values()) {
+      paper.fillStyle = heat ? safeColour(heat[box.id]?.fill, "#8888") : colours[box.kind] || "#888";
+      paper.fillRect(box.x, box.y, Math.max(least, box.w), Math.max(least, box.h));
+    }
+  }
+
+  place() {
+    const { camera } = this;
+    this.element.classList.toggle("hidden", camera.fits);
+    const clamp = (value, most) => Math.min(most, Math.max(0, value));
+    const x1 = clamp(this.left - (camera.x / camera.k) * this.scale, 176);
+    const y1 = clamp(this.top - (camera.y / camera.k) * this.scale, 56);
+    const x2 = clamp(this.left + ((camera.size.width - camera.x) / camera.k) * this.scale, 176);
+    const y2 = clamp(this.top + ((camera.size.height - camera.y) / camera.k) * this.scale, 56);
+    Object.assign(this.view.style, { left: `${x1}px`, top: `${y1}px`,
+      width: `${Math.max(3, x2 - x1)}px`, height: `${Math.max(3, y2 - y1)}px` });
+  }
+}

@@ -1,0 +1,108 @@
+// What the browser needs to know about a scene besides the drawing: who feeds whom, which boxes
+// share a column, and the ways that edges take between them.
+
+const LANE_NEAR = 150; // an edge makes no detour longer than this around other boxes
+
+class SceneIndex {
+  constructor(scene) {
+    this.boxes = new Map(scene.boxes.map((box) => [box.id, box]));
+    this.bands = scene.bands || [];
+    this.edges = scene.edges.filter(([u, v]) => this.boxes.has(u) && this.boxes.has(v));
+    this.before = new Map();
+    this.after = new Map();
+    for (const edge of this.edges) {
+      push(this.after, edge[0], edge);
+      push(this.before, edge[1], edge);
+    }
+    this.columns = this.#columns();
+  }
+
+  #columns() {
+    const byMiddle = new Map();
+    for (const box of this.boxes.values()) push(byMiddle, Math.round(box.x + box.w / 2), box);
+    const columns = [...byMiddle.entries()].sort((a, b) => a[0] - b[0]).map(([, boxes]) => ({
+      boxes: boxes.sort((a, b) => a.y - b.y),
+      left: Math.min(...boxes.map((box) => box.x)),
+      right: Math.max(...boxes.map((box) => box.x + box.w)),
+      top: Math.min(...boxes.map((box) => box.y)),
+      bottom: Math.max(...boxes.map((box) => box.y + box.h)),
+    }));
+    this.columnOf = new Map();
+    columns.forEach((column, i) => column.boxes.forEach((box) => this.columnOf.set(box.id, i)));
+    return columns;
+  }
+
+  dependencies(id) { return (this.before.get(id) || []).map((edge) => edge[0]); }
+
+  dependents(id) { return (this.after.get(id) || []).map((edge) => edge[1]); }
+
+  // The neighbour that an arrow key leads to, or undefined.
+  step(id, key) {
+    const box = this.boxes.get(id);
+    if (key === "ArrowUp" || key === "ArrowDown") {
+      const column = this.columns[this.columnOf.get(id)].boxes;
+      return column[column.indexOf(box) + (key === "ArrowDown" ? 1 : -1)]?.id;
+    }
+    const ids = key === "ArrowLeft" ? this.dependencies(id) : this.dependents(id);
+    const away = (other) => {
+      const to = this.boxes.get(other);
+      const columns = Math.abs(this.columnOf.get(other) - this.columnOf.get(id));
+      return columns * 1000 + Math.abs(to.y + to.h / 2 - box.y - box.h / 2);
+    };
+    return ids.sort((a, b) => away(a) - away(b))[0];
+  }
+
+  // The innermost opened scope around a box, or undefined.
+  scopeOf(id) {
+    const inside = (band) => id === band.id || id.startsWith(`${band.id}.`);
+    return this.bands.filter(inside).sort((a, b) => b.id.length - a.id.length)[0]?.id;
+  }
+
+  // The path of an edge as the `d` of an SVG path.
+  route(source, sink) {
+    const a = this.boxes.get(source);
+    const b = this.boxes.get(sink);
+    const from = this.columnOf.get(source);
+    const to = this.columnOf.get(sink);
+    const [x1, y1, x2, y2] = [a.x + a.w, a.y + a.h / 2, b.x, b.y + b.h / 2];
+    if (to <= from) return this.#loop(x1, y1, x2, y2, to, from);
+    const between = this.columns.slice(from + 1, to);
+    const lane = between.length ? this.#lane(between, y1, y2) : null;
+    if (lane === null) return `M${x1} ${y1}${curve(x1, y1, x2, y2)}`;
+    const xa = between[0].left;
+    const xb = between.at(-1).right;
+    return `M${x1} ${y1}${curve(x1, y1, xa, lane)}L${xb} ${lane}${curve(xb, lane, x2, y2)}`;
+  }
+
+  // A height at which a horizontal line meets no box of the columns; null: go straight.
+  #lane(columns, y1, y2) {
+    const free = (y) => columns.every(({ boxes }) =>
+      boxes.every((box) => y < box.y - 5 || y > box.y + box.h + 5));
+    const middle = (y1 + y2) / 2;
+    const away = 9 + 4 * Math.min(6, columns.length); // longer edges go around shorter ones
+    const top = Math.min(...columns.map((column) => column.top)) - away;
+    const bottom = Math.max(...columns.map((column) => column.bottom)) + away;
+    const ways = [y1, y2].filter(free);
+    if (ways.length) return ways[0];
+    const near = middle - top <= bottom - middle ? top : bottom;
+    return Math.abs(near - middle) <= LANE_NEAR ? near : null;
+  }
+
+  // An edge that goes back to the left (a recurrence) runs below everything between.
+  #loop(x1, y1, x2, y2, first, last) {
+    const columns = this.columns.slice(first, last + 1);
+    const y = Math.max(...columns.map((column) => column.bottom)) + 14;
+    return `M${x1} ${y1}C${x1 + 26} ${y1} ${x1 + 26} ${y} ${x1} ${y}` +
+      `L${x2} ${y}C${x2 - 26} ${y} ${x2 - 26} ${y2} ${x2} ${y2}`;
+  }
+}
+
+function push(map, key, value) {
+  if (map.has(key)) map.get(key).push(value);
+  else map.set(key, [value]);
+}
+
+function curve(x1, y1, x2, y2) {
+  const d = Math.max(8, (x2 - x1) / 2);
+  return `C${x1 + d} ${y1} ${x2 - d} ${y2} ${x2} ${y2}`;
+}
