@@ -2,4 +2,46 @@
 
 from __future__ import annotations
 
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from comgra_decl.errors import ComgraError
+    from comgra_decl.launch.trace import trace
+    from comgra_decl.query import list_runs, open_group, open_run
+    from comgra_decl.spec import Spec, load_spec
+
 __version__ = "0.1.0"
+
+__all__ = [
+    "ComgraError",
+    "Spec",
+    "list_runs",
+    "load_spec",
+    "open_group",
+    "open_run",
+    "trace",
+]
+
+# Importing the package must cost nothing: each part is imported when it is first used.
+_HOMES = {
+    "ComgraError": "comgra_decl.errors",
+    "Spec": "comgra_decl.spec",
+    "list_runs": "comgra_decl.query",
+    "load_spec": "comgra_decl.spec",
+    "open_group": "comgra_decl.query",
+    "open_run": "comgra_decl.query",
+    "trace": "comgra_decl.launch.trace",
+}
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _HOMES:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    value = getattr(import_module(_HOMES[name]), name)
+    globals()[name] = value
+    return value
+
+
+def __dir__() -> list[str]:
+    return sorted([*globals(), *_HOMES])

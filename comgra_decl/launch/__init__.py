@@ -1,1 +1,1 @@
-"""TODO one sentence."""
+"""The ways to start a traced program, and the command line."""

@@ -64,8 +64,8 @@ def _checked_batch_dim(value: Any) -> Any:
 class NodeSpec(SpecModel):
     """One entry of `nodes`. Later entries refine earlier ones.
 
-    What entries capture of the same module adds up; `values` and `batch_dim` follow the last
-    entry that states them.
+    What entries capture of the same module adds up, `values` too; `batch_dim` is that of the last
+    entry in which it is not `auto`.
     """
 
     select: Annotated[

@@ -35,13 +35,19 @@ def checked_folder_name(name: str) -> str:
     return name
 
 
+def _checked_root(root: str) -> str:
+    if "://" in root or "\0" in root:
+        raise ValueError(f"{root!r} is not a folder; runs are stored in the file system")
+    return root
+
+
 FolderName = Annotated[str, AfterValidator(checked_folder_name), BeforeValidator(_number_as_text)]
 
 
 class RunSpec(SpecModel):
     """The run's folder: `<root>/<group>/<name>`. It is never overwritten."""
 
-    root: Annotated[str, Field(min_length=1)] = "runs"
+    root: Annotated[str, Field(min_length=1), AfterValidator(_checked_root)] = "runs"
     """Folder of all groups; a relative one lies in the folder where the program was started."""
 
     group: FolderName | None = None

@@ -39,12 +39,11 @@ class Capture:
 
     def refined(self, name: str, entry: NodeSpec) -> Capture:
         """Returns this and what `entry`, called `name`, adds to it."""
-        stated = entry.model_fields_set
         return replace(
             self,
             **dict.fromkeys(entry.capture, True),
-            values=entry.values if "values" in stated else self.values,
-            batch_dim=entry.batch_dim if "batch_dim" in stated else self.batch_dim,
+            values=self.values or entry.values,
+            batch_dim=self.batch_dim if entry.batch_dim == "auto" else entry.batch_dim,
             entries=(*self.entries, name),
         )
 

@@ -1,0 +1,99 @@
+"""The door for Hydra applications: `python train.py +comgra=debug`."""
+
+from __future__ import annotations
+
+import copy
+import inspect
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from hydra.experimental.callback import Callback
+from omegaconf import DictConfig, OmegaConf
+
+from comgra_decl.errors import SpecError
+from comgra_decl.launch.appconfig import saved_config
+from comgra_decl.launch.context import RunContext
+from comgra_decl.launch.door import finish_session, start_session, wrong_spec
+
+if TYPE_CHECKING:
+    from hydra.core.utils import JobReturn
+    from hydra.types import TaskFunction
+
+    from comgra_decl.launch.session import Session
+    from comgra_decl.spec import Spec
+
+
+class TraceCallback(Callback):
+    """Records every job of a Hydra application, each as a run of its own.
+
+    Hydra makes one object for all jobs of a multirun, and a launcher may pickle it into other
+    processes. So nothing is read when it is made: the spec that counts is the job's.
+    """
+
+    def __init__(self, **_spec: Any) -> None:
+        self._session: Session | None = None
+
+    def on_job_start(
+        self, config: DictConfig, *, task_function: TaskFunction, **kwargs: Any
+    ) -> None:
+        """Starts recording; ends the program if the spec is wrong."""
+        self._finish()
+        try:
+            spec = job_spec(config)
+        except SpecError as error:
+            # Hydra turns every other exception of a callback into a warning.
+            raise SystemExit(wrong_spec(error)) from None
+        self._session = start_session(spec, job_context(config, task_function))
+
+    def on_job_end(self, config: DictConfig, job_return: JobReturn, **kwargs: Any) -> None:
+        """Finishes the run. If the job ends in another way, the session finishes itself."""
+        self._finish()
+
+    def _finish(self) -> None:
+        session, self._session = self._session, None
+        if session is not None:
+            finish_session(session)
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {"_session": None}  # a session belongs to its process
+
+
+def job_spec(config: DictConfig) -> Spec:
+    """Returns the spec of a job: the preset, changed by an optional top-level `comgra`.
+
+    Raises:
+        SpecError: it is wrong.
+    """
+    from comgra_decl.spec import load_spec
+
+    config = copy.deepcopy(config)
+    spec = config.hydra.callbacks.comgra
+    OmegaConf.set_readonly(spec, False)
+    OmegaConf.set_struct(spec, False)
+    overlay = OmegaConf.select(config, "comgra")
+    if isinstance(overlay, DictConfig):
+        spec.merge_with(overlay)
+    elif overlay is not None:
+        raise SpecError([f"comgra: {overlay!r} is not a mapping of keys to values"])
+    return load_spec(spec)
+
+
+def job_context(config: DictConfig, task_function: TaskFunction) -> RunContext:
+    """Returns the circumstances of a job.
+
+    Its folder is the one where the program was started, wherever Hydra has changed to.
+    """
+    return RunContext(
+        config=saved_config(config),
+        job=config.hydra.job.name,
+        base=Path(config.hydra.runtime.cwd),
+        script=_source(task_function),
+    )
+
+
+def _source(task_function: TaskFunction) -> Path | None:
+    try:
+        found = inspect.getsourcefile(inspect.unwrap(task_function))
+    except TypeError:
+        return None
+    return None if found is None else Path(found)

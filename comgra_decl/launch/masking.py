@@ -1,0 +1,47 @@
+"""Keeps passwords and keys out of what is saved with a run."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+MASK = "(not saved)"
+"""Stands where a secret was."""
+
+# A bare `token` or `key` is usually a number of tokens or the name of a column.
+_NAME = re.compile(
+    r"(?:^|[._-])(?:password|passwd|passphrase|secret|credentials?"
+    r"|(?:api|access|auth|private|secret|bearer|hf|wandb|github)[_-]?(?:key|token)"
+    r"|secret[_-]\w+)$",
+    re.IGNORECASE,
+)
+
+
+def is_secret(name: str) -> bool:
+    """Returns whether a setting of that name, such as "wandb.api_key", is nobody's business."""
+    return _NAME.search(name) is not None
+
+
+def without_secrets(arguments: Iterable[str]) -> list[str]:
+    """Returns a command line on which the values of secret settings are masked."""
+    masked: list[str] = []
+    follows = False
+    for argument in arguments:
+        name, equals, _ = argument.partition("=")
+        secret = is_secret(name.lstrip("-+~"))
+        value_of_option = follows and not argument.startswith("-")
+        masked.append(
+            MASK if value_of_option else f"{name}={MASK}" if secret and equals else argument
+        )
+        follows = secret and not equals and name.startswith("-")
+    return masked
+
+
+def masked(value: Any, name: str = "") -> Any:
+    """Returns a configuration in which the texts of secret settings are masked."""
+    if isinstance(value, Mapping):
+        return {key: masked(entry, str(key)) for key, entry in value.items()}
+    if isinstance(value, list):
+        return [masked(entry, name) for entry in value]
+    return MASK if isinstance(value, str) and value and is_secret(name) else value

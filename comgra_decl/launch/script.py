@@ -1,0 +1,145 @@
+"""The door for any script: `python -m comgra_decl [options] train.py ARGS`."""
+
+from __future__ import annotations
+
+import runpy
+import sys
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from comgra_decl.errors import SpecError
+from comgra_decl.launch.context import RunContext
+from comgra_decl.launch.door import finish_session, start_session, wrong_spec
+
+USAGE = """\
+usage: python -m comgra_decl [--spec NAME|FILE] [KEY=VALUE ...] SCRIPT [ARGS ...]
+       python -m comgra_decl [--spec NAME|FILE] [KEY=VALUE ...] -m MODULE [ARGS ...]
+
+Runs a training script unchanged and records what happens inside its networks.
+
+  --spec NAME|FILE  what to record: a preset (debug, light, off) or a YAML file; default: debug
+  KEY=VALUE         a change to it, such as schedule.every=10 or run.root=/data/runs
+  -m MODULE         run a module instead of a file, as python -m does
+  --version, --help
+
+To look at what was recorded: comgra-decl view runs
+"""
+
+
+@dataclass
+class Call:
+    """What a command line asks for.
+
+    Attributes:
+        spec: the preset or file.
+        overrides: changes to it.
+        script: a file, or a module's name if `module` is set.
+        arguments: what the script is given.
+    """
+
+    spec: str = "debug"
+    overrides: list[str] = field(default_factory=list)
+    script: str = ""
+    module: bool = False
+    arguments: list[str] = field(default_factory=list)
+
+
+class UsageError(Exception):
+    """The command line makes no sense."""
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    """Runs the script that the command line names, traced.
+
+    The script's exceptions and exit code are the program's own.
+    """
+    arguments = sys.argv[1:] if arguments is None else arguments
+    if arguments[:1] in (["--help"], ["-h"]) or not arguments:
+        sys.stdout.write(USAGE)
+    elif arguments[:1] == ["--version"]:
+        from comgra_decl import __version__
+
+        sys.stdout.write(f"comgra-decl {__version__}\n")
+    else:
+        try:
+            call = parse(arguments)
+        except UsageError as error:
+            sys.exit(_failed(f"comgra: {error}\n\n{USAGE}"))
+        run(call)
+
+
+def parse(arguments: Sequence[str]) -> Call:
+    """Returns what `arguments` ask for; everything behind the script is the script's.
+
+    Raises:
+        UsageError: an option is unknown, or there is no script.
+    """
+    call = Call()
+    rest = [*arguments]
+    while rest:
+        argument = rest.pop(0)
+        option, equals, value = argument.partition("=")
+        if option == "--spec":
+            call.spec = value if equals else _value_of("--spec", rest)
+        elif argument == "-m":
+            call.module, call.script = True, _value_of("-m", rest)
+        elif argument.startswith("-"):
+            raise UsageError(f"there is no option {argument!r}")
+        elif equals and not Path(argument).is_file():
+            call.overrides.append(argument)
+        else:
+            call.script = argument
+        if call.script:
+            call.arguments = rest
+            return call
+    raise UsageError("there is no script to run")
+
+
+def run(call: Call) -> None:
+    """Runs the script of `call` as Python would, and records it."""
+    from comgra_decl.spec import load_spec
+
+    if not call.module and not Path(call.script).exists():
+        sys.exit(_failed(f"comgra: there is no script {call.script!r}\n\n{USAGE}"))
+    try:
+        spec = load_spec(call.spec, call.overrides)
+    except SpecError as error:
+        sys.exit(_failed(f"{wrong_spec(error)}\n"))
+    session = start_session(spec, _context(call))
+    if session.path is not None:
+        sys.stderr.write(f"comgra: recording to {session.path}\n")
+    try:
+        _execute(call)
+    finally:
+        finish_session(session)
+
+
+def _context(call: Call) -> RunContext:
+    if call.module:
+        return RunContext(job=call.script.removesuffix(".__main__").rpartition(".")[2])
+    return RunContext.of_script(call.script)
+
+
+def _execute(call: Call) -> None:
+    sys.argv = [call.script, *call.arguments]
+    if not getattr(sys.flags, "safe_path", False):
+        # The first entry of the path is ours (the current folder or that of the console script);
+        # Python would have put the script's folder there.
+        sys.path[0] = str(Path.cwd() if call.module else Path(call.script).resolve().parent)
+    if call.module:
+        runpy.run_module(call.script, run_name="__main__", alter_sys=True)
+    else:
+        runpy.run_path(call.script, run_name="__main__")
+
+
+def _value_of(option: str, rest: list[str]) -> str:
+    if not rest:
+        raise UsageError(f"{option} needs a value")
+    return rest.pop(0)
+
+
+def _failed(message: str) -> int:
+    """Says `message` and returns the exit code of a call that makes no sense."""
+    sys.stderr.write(message)
+    return 2
