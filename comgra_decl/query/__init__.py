@@ -1,1 +1,15 @@
-"""TODO one sentence."""
+"""What a person asks of a run: tables, series, values, as pandas and numpy.
+
+```python
+run = open_run("runs/train/2026-11-21_10-00-00")
+run.series("blocks.0.attn", "std")          # pandas Series by step
+run.value("blocks.0.attn", step=100)        # numpy array [samples, ...]
+```
+"""
+
+from .group import Group, open_group
+from .listing import RunSummary, list_runs
+from .opening import open_run
+from .run import Run
+
+__all__ = ["Group", "Run", "RunSummary", "list_runs", "open_group", "open_run"]

@@ -1,0 +1,74 @@
+"""Values and histograms of slots."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from comgra_decl.errors import UnknownNameError
+from comgra_decl.records import SlotInfo
+
+from .snapshot import Snapshot
+
+
+def value(
+    snapshot: Snapshot, slot: SlotInfo, step: int, sample: int | None, type_: str | None
+) -> NDArray[Any]:
+    """Returns the values of all recorded samples, or of one."""
+    record = snapshot.record(step, type_)
+    if sample is not None:
+        snapshot.sample(sample)
+    found = snapshot.view.value(record, slot.id, sample)
+    if found is None:
+        what = "" if sample is None else f"sample {sample} of "
+        raise UnknownNameError(
+            f"no values of {what}{_named(slot)} were recorded at step {step}; "
+            "set `values: true` for it in the spec, and see `values.max_elements`."
+        )
+    return found
+
+
+def histogram(
+    snapshot: Snapshot, slot: SlotInfo, step: int, type_: str | None
+) -> tuple[NDArray[np.int64], NDArray[np.float64]]:
+    """Returns counts and edges at a step."""
+    _check_bins(snapshot)
+    view, record = snapshot.view, snapshot.record(step, type_)
+    if not view.has_column(record, slot.id) or np.isnan(_facts(snapshot, record, slot)[0]):
+        raise UnknownNameError(f"{_named(slot)} was not recorded at step {step}.")
+    counts = view.row("hist", record, slot.id)
+    _, low, high = _facts(snapshot, record, slot)
+    return counts.astype(np.int64), np.linspace(low, high, len(counts) + 1)
+
+
+def histograms(
+    snapshot: Snapshot, slot: SlotInfo, type_: str | None
+) -> tuple[NDArray[np.int64], NDArray[np.int64], NDArray[np.float64]]:
+    """Returns steps, counts and ranges of all records that have the slot."""
+    _check_bins(snapshot)
+    view, names = snapshot.view, snapshot.view.meta.columns
+    records = snapshot.records(type_)
+    there = ~np.isnan(view.series("agg", slot.id, names.index("nonfinite.mean"))[records])
+    records = records[there]
+    ranges = view.series("agg", slot.id, slice(len(names) - 2, len(names)))[records]
+    counts = view.series("hist", slot.id)[records]
+    return snapshot.steps[records], counts.astype(np.int64), ranges.astype(np.float64)
+
+
+def _facts(snapshot: Snapshot, record: int, slot: SlotInfo) -> NDArray[np.float64]:
+    """Returns (nonfinite, low, high) of a slot in a record."""
+    line = snapshot.view.row("agg", record, slot.id)
+    column = snapshot.view.meta.columns.index("nonfinite.mean")
+    return np.array([line[column], line[-2], line[-1]], np.float64)
+
+
+def _check_bins(snapshot: Snapshot) -> None:
+    if not snapshot.view.meta.bins:
+        raise UnknownNameError("this run has no histograms; set `histogram` in the spec.")
+
+
+def _named(slot: SlotInfo) -> str:
+    key = slot.key
+    return f"{key.node!r} ({key.role}, {key.pass_}, iteration {key.iteration})"

@@ -1,0 +1,34 @@
+"""The dependency graph valid at a step."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from comgra_decl.records import Structure
+from comgra_decl.store.layout import RecordColumn
+
+from .snapshot import Snapshot
+
+
+def structure(snapshot: Snapshot, step: int | None, type_: str | None) -> Structure | None:
+    """Returns the graph of a record or, where it has none, of the nearest one before (or after)."""
+    records = snapshot.records(type_)
+    if not len(records):
+        return None
+    at = int(records[-1]) if step is None else snapshot.record(step, type_)
+    codes = snapshot.view.records[records, RecordColumn.STRUCTURE]
+    known = records[codes >= 0]
+    if not len(known):
+        return None
+    before = max(0, int(np.searchsorted(known, at, side="right")) - 1)
+    code = int(snapshot.view.records[known[before], RecordColumn.STRUCTURE])
+    return snapshot.view.structure(snapshot.view.names("structure")[code])
+
+
+def edges(snapshot: Snapshot, step: int | None, type_: str | None) -> list[tuple[str, str]]:
+    """Returns the node pairs of that graph, each once, without loops."""
+    graph = structure(snapshot, step, type_)
+    if graph is None:
+        return []
+    pairs = ((graph.keys[a].node, graph.keys[b].node) for a, b, _ in graph.edges)
+    return list(dict.fromkeys(pair for pair in pairs if pair[0] != pair[1]))

@@ -1,0 +1,90 @@
+"""Runs that are looked at together."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from pathlib import Path
+
+from comgra_decl.errors import RunNotFoundError, UnknownNameError, did_you_mean
+
+from .display import table_html
+from .listing import RunSummary, list_runs
+from .run import Run
+
+
+def open_group(path: str | os.PathLike[str]) -> Group:
+    """Opens all runs below a folder.
+
+    Raises:
+        RunNotFoundError: there is no such folder.
+    """
+    if not Path(path).is_dir():
+        raise RunNotFoundError(f"there is no folder {str(path)!r}.")
+    return Group(Path(path))
+
+
+class Group:
+    """The readable runs below a folder, oldest first; opened as they are asked for.
+
+    ```python
+    for run in open_group("runs/train"):
+        print(run.name, run.series("head", "std").iloc[-1])
+    ```
+    """
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self._opened: dict[Path, Run] = {}
+        self.runs: list[RunSummary] = []
+        self.refresh()
+
+    @property
+    def name(self) -> str:
+        """Name of the folder."""
+        return self.path.absolute().name
+
+    @property
+    def names(self) -> list[str]:
+        """Names of the readable runs, oldest first."""
+        return [run.name for run in self._readable]
+
+    def refresh(self) -> bool:
+        """Looks for new runs; returns whether the list has changed."""
+        before, self.runs = self.runs, list_runs(self.path)
+        return before != self.runs
+
+    def __len__(self) -> int:
+        return len(self._readable)
+
+    def __iter__(self) -> Iterator[Run]:
+        for run in self._readable:
+            yield self._open(run.path)
+
+    def __getitem__(self, key: str | int) -> Run:
+        """Returns a run by name or by rank (-1 is the newest)."""
+        readable = self._readable
+        if isinstance(key, int):
+            return self._open(readable[key].path)
+        for run in reversed(readable):
+            if run.name == key:
+                return self._open(run.path)
+        raise UnknownNameError(
+            f"no run in {str(self.path)!r} is called {key!r}{did_you_mean(key, self.names)}."
+        )
+
+    @property
+    def _readable(self) -> list[RunSummary]:
+        return [run for run in self.runs if run.state not in ("damaged", "unreadable")]
+
+    def _open(self, path: Path) -> Run:
+        if path not in self._opened:
+            self._opened[path] = Run(path)
+        return self._opened[path]
+
+    def __repr__(self) -> str:
+        return f"<Group {str(self.path)!r}: {len(self)} runs>"
+
+    def _repr_html_(self) -> str:
+        rows = [(r.name, r.state, str(r.records), r.error or "") for r in self.runs]
+        return table_html(f"Group {self.name}", ("run", "state", "records", "problem"), rows)

@@ -1,0 +1,72 @@
+"""Lists the runs below a folder, whatever state they are in."""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass
+from pathlib import Path
+
+from comgra_decl.errors import ComgraError, FormatError, RunNotFoundError
+from comgra_decl.store import Reader
+
+from .opening import run_folders
+
+
+@dataclass(frozen=True)
+class RunSummary:
+    """One run of a list.
+
+    `state` is "waiting", "live", "finished", "stopped" or, where `error` says why it cannot be
+    read, "damaged" or "unreadable" (a newer format). `records` and `last_step` (of training, None
+    if there is none yet) are as of now, `started` is in unix seconds.
+    """
+
+    path: Path
+    group: str
+    name: str
+    state: str
+    records: int
+    last_step: int | None
+    started: float | None
+    error: str | None
+
+
+def list_runs(root: str | os.PathLike[str]) -> list[RunSummary]:
+    """Lists the runs at or below a folder, oldest first.
+
+    A run that cannot be read is listed with the reason; a folder that does not exist has no runs.
+    """
+    found = [summary for path in run_folders(Path(root)) if (summary := _summary(path))]
+    return sorted(found, key=lambda run: (run.started or 0.0, str(run.path)))
+
+
+def _summary(path: Path) -> RunSummary | None:
+    try:
+        reader = Reader(path)
+        head = reader.head
+        return RunSummary(
+            path=path,
+            group=path.absolute().parent.name,
+            name=path.absolute().name,
+            state=reader.state,
+            records=int(head["n"]),
+            last_step=head["step"],
+            started=reader.meta.started,
+            error=head.get("error"),
+        )
+    except RunNotFoundError:
+        return None  # being created this moment
+    except ComgraError as error:
+        state = "unreadable" if isinstance(error, FormatError) else "damaged"
+        return _broken(path, state, str(error))
+    except (KeyError, TypeError, ValueError, OSError) as error:
+        return _broken(path, "damaged", f"{type(error).__name__}: {error}")
+
+
+def _broken(path: Path, state: str, reason: str) -> RunSummary:
+    where = path.absolute()
+    try:
+        started: float | None = where.stat().st_mtime
+    except OSError:
+        started = None
+    return RunSummary(path, where.parent.name, where.name, state, 0, None, started, reason)

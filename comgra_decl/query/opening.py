@@ -1,0 +1,80 @@
+"""Finds the run that a path means."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from pathlib import Path
+
+from comgra_decl.errors import ComgraError, RunNotFoundError, did_you_mean
+from comgra_decl.store.database import database_exists
+
+from .run import Run
+
+_DEPTH = 3  # root/group/run, and one more for jobs of a sweep
+
+
+def open_run(path: str | os.PathLike[str]) -> Run:
+    """Opens a run, live or finished.
+
+    Args:
+        path: a run's folder; a group's folder or a root gives the newest run in it.
+
+    Raises:
+        RunNotFoundError: there is no run.
+        DamagedRunError: the run cannot be read; names the key and the reason.
+        FormatError: the run was written in a newer format.
+    """
+    folder = Path(path)
+    if database_exists(folder):
+        return Run(folder)
+    newest: Run | None = None
+    failure: ComgraError | None = None
+    for candidate in run_folders(folder):
+        try:
+            run = Run(candidate)
+        except ComgraError as error:
+            failure = error
+            continue
+        if newest is None or run.started > newest.started:
+            newest = run
+    if newest is None:
+        raise failure or _nothing_at(folder)
+    return newest
+
+
+def run_folders(root: Path, depth: int = _DEPTH) -> Iterator[Path]:
+    """Yields the run folders at or below `root`, by name; unreadable folders are passed over."""
+    if database_exists(root):
+        yield root
+        return
+    if depth == 0:
+        return
+    try:
+        children = sorted(entry.name for entry in os.scandir(root) if _is_folder(entry))
+    except OSError:
+        return
+    for name in children:
+        yield from run_folders(root / name, depth - 1)
+
+
+def _is_folder(entry: os.DirEntry[str]) -> bool:
+    """Links are not followed: they could lead out of the folder, or round in circles."""
+    try:
+        return entry.is_dir(follow_symlinks=False) and not entry.name.startswith(".")
+    except OSError:
+        return False
+
+
+def _nothing_at(folder: Path) -> RunNotFoundError:
+    if folder.is_dir():
+        return RunNotFoundError(
+            f"there is no run in {str(folder)!r}: neither it nor a folder below it holds a "
+            "'trace.ocdbt'. Pass a run's folder, or the folder that holds the runs."
+        )
+    try:
+        siblings = [entry.name for entry in os.scandir(folder.absolute().parent)]
+    except OSError:
+        siblings = []
+    hint = did_you_mean(folder.name, siblings)
+    return RunNotFoundError(f"{str(folder)!r} does not exist{hint}.")

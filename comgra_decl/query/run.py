@@ -1,0 +1,329 @@
+"""One run, as a person asks for it."""
+
+from __future__ import annotations
+
+import os
+from datetime import datetime, timezone
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import pandas as pd
+from numpy.typing import NDArray
+
+from comgra_decl.records import Structure
+from comgra_decl.store import Reader
+
+from . import distributions, graphs, statistics
+from .display import table_html
+from .snapshot import Snapshot
+from .tables import FINDING_COLUMNS, NOTE_COLUMNS, empty_table
+
+if TYPE_CHECKING:
+    from comgra_decl.spec import Spec
+
+
+class Run:
+    """A recorded run: everything it holds, loaded when asked for.
+
+    What it shows is as of the last `refresh` (or of its opening); a live run grows only then.
+    Safe to use from several threads.
+
+    Many methods take the same arguments: `node`, `role`, `pass_` and `iteration` name the slot,
+    see `slots`; `type_` chooses the records by type of execution, where None means those in train
+    mode (all records, if none is); `over_batch` is how per-sample statistics were aggregated over
+    the batch: "mean", "std" or "abs_max". In every table NaN means that nothing was recorded; a
+    tensor that held NaN or infinities has a `nonfinite` above 0.
+    """
+
+    def __init__(self, path: str | os.PathLike[str]) -> None:
+        """Use `open_run`."""
+        self._reader = Reader(path)
+        self._current: Snapshot | None = None
+        self.path = Path(path)
+
+    # -- what it is
+
+    @property
+    def name(self) -> str:
+        """Name of the run's folder."""
+        return self.path.absolute().name
+
+    @property
+    def group(self) -> str:
+        """Name of the folder that holds the run."""
+        return self.path.absolute().parent.name
+
+    @property
+    def state(self) -> str:
+        """Returns "waiting" (no record yet), "live", "finished" or "stopped".
+
+        A stopped run's writer is gone without having closed the run, or gave up: see `error`.
+        """
+        return self._reader.state
+
+    @property
+    def error(self) -> str | None:
+        """Why the recording stopped before the training did, if it did."""
+        error = self._reader.head.get("error")
+        return None if error is None else str(error)
+
+    @property
+    def started(self) -> float:
+        """Start of the run in unix seconds."""
+        return self._reader.meta.started
+
+    @property
+    def spec(self) -> Spec:
+        """The spec the run was recorded with."""
+        from comgra_decl.spec import Spec
+
+        return Spec.model_validate(self._reader.meta.spec)
+
+    @property
+    def config(self) -> dict[str, Any] | None:
+        """The traced program's own configuration, if it had one."""
+        return self._reader.meta.config
+
+    @property
+    def facts(self) -> dict[str, Any]:
+        """Versions, command, commit and host."""
+        return self._reader.meta.facts
+
+    @property
+    def modules(self) -> list[dict[str, Any]]:
+        """The modules of the traced models."""
+        return list(self._snapshot.view.document("modules") or [])
+
+    @property
+    def report(self) -> dict[str, Any]:
+        """What was matched, fired and written per entry of the spec, and the warnings."""
+        return dict(self._snapshot.view.document("report") or {})
+
+    def refresh(self) -> bool:
+        """Looks for new records; returns whether anything is new."""
+        return self._reader.poll()
+
+    # -- what it holds
+
+    @property
+    def records(self) -> pd.DataFrame:
+        """All records: step, type, mode, time, structure, batch_size, cost (seconds)."""
+        return self._snapshot.records_table.copy()
+
+    @property
+    def steps(self) -> NDArray[np.int64]:
+        """Steps of the records in train mode, ascending."""
+        snapshot = self._snapshot
+        if "train" not in snapshot.view.names("mode"):
+            return np.empty(0, np.int64)
+        return np.sort(snapshot.steps[snapshot.records(None)])
+
+    @property
+    def types(self) -> list[str]:
+        """Types of execution, in order of first appearance."""
+        return list(self._snapshot.types)
+
+    @property
+    def nodes(self) -> list[str]:
+        """Nodes, in order of first appearance."""
+        return list(self._snapshot.nodes)
+
+    @property
+    def slots(self) -> pd.DataFrame:
+        """All slots: node, role, iteration, pass, kind, dtype, shape, batch_dim, ..."""
+        return self._snapshot.slots_table.copy()
+
+    @property
+    def statistics(self) -> list[str]:
+        """Names of the recorded statistics."""
+        return list(self._reader.meta.statistics)
+
+    @property
+    def sample_count(self) -> int:
+        """Number of samples recorded individually."""
+        return self._reader.meta.sample_count
+
+    def kpis(self) -> pd.DataFrame:
+        """Returns the recorded KPIs: step, type, name, value; one line per value."""
+        return self._snapshot.kpis_table.copy()
+
+    def notes(self) -> pd.DataFrame:
+        """Returns the notes of the run: step, type, time, text."""
+        return empty_table(NOTE_COLUMNS)
+
+    def findings(self) -> pd.DataFrame:
+        """Returns what the rules found, best first."""
+        return empty_table(FINDING_COLUMNS)
+
+    # -- its graph
+
+    def structure(self, step: int | None = None, *, type_: str | None = None) -> Structure | None:
+        """Returns the dependency graph valid at a step (None: at the last), if there is one."""
+        return graphs.structure(self._snapshot, step, type_)
+
+    def edges(self, step: int | None = None, *, type_: str | None = None) -> list[tuple[str, str]]:
+        """Returns (source node, sink node) of the graph valid at a step, each pair once.
+
+        Connections within a node are left out; `structure` has them.
+        """
+        return graphs.edges(self._snapshot, step, type_)
+
+    # -- its statistics
+
+    def series(
+        self,
+        node: str,
+        statistic: str = "mean",
+        *,
+        role: str = "output",
+        pass_: str = "forward",
+        iteration: int = 0,
+        over_batch: str = "mean",
+        type_: str | None = None,
+    ) -> pd.Series[float]:
+        """Returns one statistic of one slot by step, NaN where the slot was not recorded.
+
+        Raises:
+            UnknownNameError: no such slot or statistic ever; names near ones.
+        """
+        snapshot = self._snapshot
+        slot = snapshot.slot(node, role, iteration, pass_)
+        return statistics.series(snapshot, slot, statistic, over_batch, type_)
+
+    def sample_series(
+        self,
+        node: str,
+        statistic: str,
+        sample: int,
+        *,
+        role: str = "output",
+        pass_: str = "forward",
+        iteration: int = 0,
+        type_: str | None = None,
+    ) -> pd.Series[float]:
+        """Returns one statistic of one sample, numbered from 0 to `sample_count` - 1, by step."""
+        snapshot = self._snapshot
+        slot = snapshot.slot(node, role, iteration, pass_)
+        return statistics.sample_series(snapshot, slot, statistic, sample, type_)
+
+    def row(self, step: int, *, type_: str | None = None, over_batch: str = "mean") -> pd.DataFrame:
+        """Returns all statistics of all slots recorded at a step: index slot id."""
+        return statistics.row(self._snapshot, step, type_, over_batch)
+
+    def sample_row(
+        self,
+        node: str,
+        step: int,
+        *,
+        role: str = "output",
+        pass_: str = "forward",
+        iteration: int = 0,
+        type_: str | None = None,
+    ) -> pd.DataFrame:
+        """Returns all statistics of the recorded samples of a slot: index sample number.
+
+        `attrs["batch_index"]` tells each sample's place in the batch.
+        """
+        snapshot = self._snapshot
+        slot = snapshot.slot(node, role, iteration, pass_)
+        return statistics.sample_row(snapshot, slot, step, type_)
+
+    def heat(
+        self,
+        statistic: str,
+        *,
+        pass_: str = "forward",
+        over_batch: str = "mean",
+        type_: str | None = None,
+    ) -> pd.DataFrame:
+        """Returns one statistic of a pass: a line per slot (by id), a column per step."""
+        return statistics.heat(self._snapshot, statistic, pass_, over_batch, type_)
+
+    # -- its tensors
+
+    def value(
+        self,
+        node: str,
+        step: int,
+        *,
+        sample: int | None = None,
+        role: str = "output",
+        pass_: str = "forward",
+        iteration: int = 0,
+        type_: str | None = None,
+    ) -> NDArray[Any]:
+        """Returns the recorded values [samples, ...] of a slot, or those of one sample [...].
+
+        The dtype is the tensor's own (bfloat16 as ml_dtypes.bfloat16). A tensor without a batch
+        dimension counts as one sample.
+
+        Raises:
+            UnknownNameError: there are no values of this slot at this step.
+        """
+        snapshot = self._snapshot
+        slot = snapshot.slot(node, role, iteration, pass_)
+        return distributions.value(snapshot, slot, step, sample, type_)
+
+    def histogram(
+        self,
+        node: str,
+        step: int,
+        *,
+        role: str = "output",
+        pass_: str = "forward",
+        iteration: int = 0,
+        type_: str | None = None,
+    ) -> tuple[NDArray[np.int64], NDArray[np.float64]]:
+        """Returns counts [bins] and edges [bins + 1] of a slot's values at a step.
+
+        Large tensors are counted on an evenly spaced part of their elements.
+
+        Raises:
+            UnknownNameError: there is no histogram of this slot at this step.
+        """
+        snapshot = self._snapshot
+        slot = snapshot.slot(node, role, iteration, pass_)
+        return distributions.histogram(snapshot, slot, step, type_)
+
+    def histograms(
+        self,
+        node: str,
+        *,
+        role: str = "output",
+        pass_: str = "forward",
+        iteration: int = 0,
+        type_: str | None = None,
+    ) -> tuple[NDArray[np.int64], NDArray[np.int64], NDArray[np.float64]]:
+        """Returns steps [k], counts [k, bins] and ranges [k, 2] of all recorded histograms."""
+        snapshot = self._snapshot
+        slot = snapshot.slot(node, role, iteration, pass_)
+        return distributions.histograms(snapshot, slot, type_)
+
+    # -- how it shows itself
+
+    @property
+    def _snapshot(self) -> Snapshot:
+        view, current = self._reader.view, self._current
+        if current is None or current.view is not view:
+            current = self._current = Snapshot(view)
+        return current
+
+    def __repr__(self) -> str:
+        head = self._reader.head
+        return f"<Run {str(self.path)!r}: {self.state}, {head['n']} records>"
+
+    def _repr_html_(self) -> str:
+        steps = self.steps
+        began = datetime.fromtimestamp(self.started, timezone.utc).astimezone()
+        rows = [
+            ("state", self.state if self.error is None else f"{self.state}: {self.error}"),
+            ("records", f"{self._snapshot.view.n} ({', '.join(self.types) or 'none yet'})"),
+            ("steps", f"{steps[0]} to {steps[-1]}" if len(steps) else "none yet"),
+            ("nodes", str(len(self.nodes))),
+            ("slots", str(len(self._snapshot.view.slots))),
+            ("statistics", ", ".join(self.statistics)),
+            ("started", f"{began:%Y-%m-%d %H:%M:%S}"),
+            ("folder", str(self.path)),
+        ]
+        return table_html(f"Run {self.group}/{self.name}", ("", ""), rows)

@@ -1,0 +1,158 @@
+"""One view of a run with the indexes that every question needs."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from functools import cached_property
+
+import numpy as np
+import pandas as pd
+from numpy.typing import NDArray
+
+from comgra_decl.errors import UnknownNameError, did_you_mean
+from comgra_decl.records import AGGREGATES, SlotInfo, SlotKey
+from comgra_decl.store.layout import RecordColumn
+from comgra_decl.store.view import View
+
+from .tables import kpis_table, records_table, slots_table
+
+Records = NDArray[np.int64]
+"""Record numbers, ascending."""
+
+
+class Snapshot:
+    """Looks things up in one view: slots by name, records by step, columns by statistic."""
+
+    def __init__(self, view: View) -> None:
+        self.view = view
+
+    @cached_property
+    def by_key(self) -> dict[SlotKey, SlotInfo]:
+        """All slots by their key."""
+        return {slot.key: slot for slot in self.view.slots}
+
+    @cached_property
+    def steps(self) -> NDArray[np.int64]:
+        """The step of every record."""
+        return self.view.records[:, RecordColumn.STEP].astype(np.int64)
+
+    @cached_property
+    def nodes(self) -> list[str]:
+        """All nodes, in order of first appearance."""
+        return list(dict.fromkeys(slot.key.node for slot in self.view.slots))
+
+    @property
+    def types(self) -> list[str]:
+        """All types of execution, in order of first appearance."""
+        return self.view.names("type")
+
+    def records(self, type_: str | None) -> Records:
+        """Returns the records of a type; None means those in train mode, or all if none is."""
+        table = self.view.records
+        if type_ is None:
+            modes = self.view.names("mode")
+            train = modes.index("train") if "train" in modes else -1
+            chosen = np.flatnonzero(table[:, RecordColumn.MODE] == train)
+            return chosen if len(chosen) else np.arange(len(table))
+        if type_ not in self.types:
+            raise UnknownNameError(
+                f"no record has the type {type_!r}{did_you_mean(type_, self.types) or '.'} "
+                f"This run has {_listed(self.types)}."
+            )
+        return np.flatnonzero(table[:, RecordColumn.TYPE] == self.types.index(type_))
+
+    def record(self, step: int, type_: str | None) -> int:
+        """Returns the last record of a step; UnknownNameError names the nearest steps."""
+        records = self.records(type_)
+        steps = self.steps[records]
+        found = np.flatnonzero(steps == step)
+        if len(found):
+            return int(records[found[-1]])
+        near = steps[np.argsort(np.abs(steps - step), kind="stable")[:3]]
+        raise UnknownNameError(
+            f"step {step} was not recorded{'' if type_ is None else f' with type {type_!r}'}; "
+            + (f"nearest: {_listed(sorted(set(near.tolist())))}." if len(near) else "no step was.")
+        )
+
+    def slot(self, node: str, role: str, iteration: int, pass_: str) -> SlotInfo:
+        """Returns a slot; UnknownNameError says which part is wrong and what there is."""
+        found = self.by_key.get(SlotKey(node, role, iteration, pass_))
+        if found is not None:
+            return found
+        if node not in self.nodes:
+            raise UnknownNameError(
+                f"no node is called {node!r}{did_you_mean(node, self.nodes) or '.'} "
+                f"This run has {len(self.nodes)} nodes, see `run.nodes`."
+            )
+        keys = [key for key in self.by_key if key.node == node]
+        for field, wanted, where in (
+            ("role", role, f"node {node!r}"),
+            ("pass_", pass_, f"{node!r}, role {role!r},"),
+            ("iteration", iteration, f"{node!r}, role {role!r}, pass {pass_!r},"),
+        ):
+            there = list(dict.fromkeys(getattr(key, field) for key in keys))
+            if wanted not in there:
+                hint = did_you_mean(str(wanted), map(str, there)) or "."
+                raise UnknownNameError(
+                    f"{where} has no {field.strip('_')} {wanted!r}{hint} It has {_listed(there)}."
+                )
+            keys = [key for key in keys if getattr(key, field) == wanted]
+        raise AssertionError("a slot that matches in every part was not found")
+
+    def statistic(self, name: str) -> int:
+        """Returns the rank of a statistic; UnknownNameError names near ones."""
+        known = self.view.meta.statistics
+        if name not in known:
+            raise UnknownNameError(
+                f"statistic {name!r} was not recorded{did_you_mean(name, known) or '.'} "
+                f"This run has {_listed(known)}."
+            )
+        return known.index(name)
+
+    @cached_property
+    def records_table(self) -> pd.DataFrame:
+        """All records, see `Run.records`."""
+        return records_table(self.view)
+
+    @cached_property
+    def slots_table(self) -> pd.DataFrame:
+        """All slots, see `Run.slots`."""
+        return slots_table(self.view)
+
+    @cached_property
+    def kpis_table(self) -> pd.DataFrame:
+        """All KPIs, see `Run.kpis`."""
+        return kpis_table(self.view)
+
+    def column(self, statistic: str, over_batch: str) -> int:
+        """Returns the column of a statistic, aggregated over the batch in that way."""
+        return self.statistic(statistic) * len(AGGREGATES) + aggregate(over_batch)
+
+    def sample(self, number: int) -> int:
+        """Checks the number of a recorded sample."""
+        count = self.view.meta.sample_count
+        if not 0 <= number < count:
+            raise UnknownNameError(
+                f"there is no sample {number}: {count} samples are recorded per tensor, "
+                f"numbered from 0."
+            )
+        return number
+
+    def step_index(self, records: Records) -> pd.Index[int]:
+        """Returns the steps of records as an index."""
+        return pd.Index(self.steps[records], name="step")
+
+
+def aggregate(over_batch: str) -> int:
+    """Returns the rank of an aggregate over the batch."""
+    if over_batch not in AGGREGATES:
+        raise UnknownNameError(
+            f"over_batch={over_batch!r} is not known{did_you_mean(over_batch, AGGREGATES) or '.'} "
+            f"Choose one of {_listed(AGGREGATES)}."
+        )
+    return AGGREGATES.index(over_batch)
+
+
+def _listed(names: Iterable[object]) -> str:
+    shown = [repr(name) if isinstance(name, str) else str(name) for name in names]
+    return ", ".join(shown[:12]) + (", ..." if len(shown) > 12 else "")

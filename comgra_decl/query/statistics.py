@@ -1,0 +1,73 @@
+"""Statistics of slots: over steps, over slots, over samples."""
+
+from __future__ import annotations
+
+import numpy as np
+import pandas as pd
+from numpy.typing import NDArray
+
+from comgra_decl.records import AGGREGATES, SlotInfo
+
+from .snapshot import Snapshot, aggregate
+
+
+def series(
+    snapshot: Snapshot, slot: SlotInfo, statistic: str, over_batch: str, type_: str | None
+) -> pd.Series[float]:
+    """Returns one statistic by step."""
+    records = snapshot.records(type_)
+    column = snapshot.column(statistic, over_batch)
+    values = snapshot.view.series("agg", slot.id, column)[records]
+    return pd.Series(values, index=snapshot.step_index(records), name=statistic)
+
+
+def sample_series(
+    snapshot: Snapshot, slot: SlotInfo, statistic: str, sample: int, type_: str | None
+) -> pd.Series[float]:
+    """Returns one statistic of one sample by step."""
+    records = snapshot.records(type_)
+    inner = snapshot.sample(sample), snapshot.statistic(statistic)
+    values = snapshot.view.series("smp", slot.id, *inner)[records]
+    return pd.Series(values, index=snapshot.step_index(records), name=statistic)
+
+
+def row(snapshot: Snapshot, step: int, type_: str | None, over_batch: str) -> pd.DataFrame:
+    """Returns all statistics of the slots present in a record."""
+    rank = aggregate(over_batch)
+    table = snapshot.view.row("agg", snapshot.record(step, type_))
+    names = snapshot.view.meta.statistics
+    values = table[: len(snapshot.view.slots), : len(names) * len(AGGREGATES)]
+    return _present(snapshot, values[:, rank :: len(AGGREGATES)], "slot")
+
+
+def sample_row(snapshot: Snapshot, slot: SlotInfo, step: int, type_: str | None) -> pd.DataFrame:
+    """Returns all statistics of the samples present in a record."""
+    view, record = snapshot.view, snapshot.record(step, type_)
+    if view.meta.sample_count and view.has_column(record, slot.id):
+        table = view.row("smp", record, slot.id)
+    else:
+        table = np.full((0, len(view.meta.statistics)), np.nan, np.float32)
+    frame = _present(snapshot, table, "sample")
+    places = view.samples(record)
+    frame.attrs["batch_index"] = [places[i] for i in frame.index if i < len(places)]
+    return frame
+
+
+def heat(
+    snapshot: Snapshot, statistic: str, pass_: str, over_batch: str, type_: str | None
+) -> pd.DataFrame:
+    """Returns one statistic of all slots of a pass at all steps."""
+    records = snapshot.records(type_)
+    ids = [slot.id for slot in snapshot.view.slots if slot.key.pass_ == pass_]
+    slots = np.array(ids, np.int64)
+    values = snapshot.view.heat("agg", snapshot.column(statistic, over_batch))
+    index, columns = pd.Index(slots, name="slot"), snapshot.step_index(records)
+    return pd.DataFrame(values[records][:, slots].T, index=index, columns=columns)
+
+
+def _present(snapshot: Snapshot, values: NDArray[np.float32], name: str) -> pd.DataFrame:
+    """Keeps the lines that were recorded: there `nonfinite` is a number, whatever the rest is."""
+    names = snapshot.view.meta.statistics
+    there = np.flatnonzero(~np.isnan(values[:, names.index("nonfinite")]))
+    index = pd.Index(there, name=name)
+    return pd.DataFrame(values[there], index=index, columns=list(names))
