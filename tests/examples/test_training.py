@@ -16,7 +16,8 @@ from tests.examples.conftest import EXAMPLES, SHORT, Train
 def load(path: Path) -> ModuleType:
     """Imports a file of an example without putting its folder on the path."""
     specification = importlib.util.spec_from_file_location(f"example_{path.stem}", path)
-    assert specification is not None and specification.loader is not None
+    assert specification is not None
+    assert specification.loader is not None
     module = importlib.util.module_from_spec(specification)
     specification.loader.exec_module(module)
     return module
@@ -55,14 +56,16 @@ def test_the_seeded_bug_squashes_negative_outputs_a_hundredfold() -> None:
 
     x = torch.randn(64, 5)
     wanted, squashed = fixed(x), bugged(x)
-    assert (wanted < 0).any() and (wanted > 0).any()
+    assert (wanted < 0).any()
+    assert (wanted > 0).any()
     torch.testing.assert_close(squashed, torch.where(wanted < 0, wanted / 100, wanted))
 
 
 def test_targets_say_which_sums_are_positive() -> None:
     tutorial = load(EXAMPLES / "tutorial" / "train.py")
     inputs, targets = tutorial.make_batch(16, 7, torch.Generator().manual_seed(3))
-    assert inputs.shape == (16, 7, 5) and inputs.abs().max() <= 1
+    assert inputs.shape == (16, 7, 5)
+    assert inputs.abs().max() <= 1
     for sequences, answers in zip(inputs.tolist(), targets.tolist(), strict=True):
         sums = [sum(column) for column in zip(*sequences, strict=True)]
         assert answers == [float(total > 0) for total in sums]
@@ -79,7 +82,7 @@ def test_the_partial_sums_are_the_true_solution_and_change_nothing() -> None:
     with torch.no_grad():
         answers = model(inputs)
         handle.remove()
-        model.partial_sums.forward = lambda sums, x: sums + random.random()
+        model.partial_sums.forward = lambda sums, _x: sums + random.random()
         assert torch.equal(model(inputs), answers)
     torch.testing.assert_close(torch.stack(seen, dim=1), inputs.cumsum(dim=1))
     assert torch.equal((seen[-1] > 0).float(), targets)
