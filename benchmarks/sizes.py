@@ -58,6 +58,7 @@ def _run(tool: Tool, meter: Meter, *, steps: int) -> _Run:
     with meter.fresh_folder() as folder:
         with tool.commits() as clock, tool.attach(training, folder) as step:
             times = [_timed(step) for _ in range(steps)]
+        tool.check(folder, steps)
         size = Size(
             step=median(times),
             commit=clock.seconds / steps if clock.calls else None,

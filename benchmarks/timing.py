@@ -55,11 +55,17 @@ class Meter:
         self._root = root
 
     def block(self, tool: Tool, plan: Plan) -> Block:
-        """Attaches `tool`, warms up, measures, detaches, and removes what it wrote."""
+        """Attaches `tool`, warms up, measures, detaches, and removes what it wrote.
+
+        Raises:
+            RuntimeError: the tool did not record what it was measured for.
+        """
         with self.fresh_folder() as folder:
             self.training.reset()
             gc.collect()
-            return _measure(tool, plan, self.training, folder)
+            block = _measure(tool, plan, self.training, folder)
+            tool.check(folder, plan.warmup + plan.steps)
+            return block
 
     @contextmanager
     def fresh_folder(self) -> Iterator[Path]:

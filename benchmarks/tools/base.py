@@ -45,6 +45,25 @@ class Tool(ABC):
         del training
         return None
 
+    def records(self, folder: Path) -> int | None:
+        """Returns how many steps were recorded in `folder`, None for a tool that never records."""
+        del folder
+        return None
+
+    def expected(self, steps: int) -> int | None:
+        """Returns how many of `steps` steps ought to be recorded: all, unless told otherwise."""
+        return None if self.size_steps is None else steps
+
+    def check(self, folder: Path, steps: int) -> None:
+        """Makes sure that what was measured was really recorded.
+
+        Raises:
+            RuntimeError: it was not, so that the time taken says nothing.
+        """
+        found, expected = self.records(folder), self.expected(steps)
+        if found != expected:
+            raise RuntimeError(f"{self.label}: {found} records where {expected} were expected")
+
     def series(self, folder: Path) -> int | None:
         """Returns how many series (tensor, pass) the newest record in `folder` holds."""
         del folder

@@ -73,6 +73,10 @@ class ComgraPeer(Tool):
             yield calls.step
         recorder.finalize()
 
+    def records(self, folder: Path) -> int:
+        """Returns the recorded steps: one folder each."""
+        return len(list(_recordings(folder).iterdir()))
+
     def series(self, folder: Path) -> int:
         """Returns the distinct (name, pass) pairs of the newest record."""
         return len({key[:4] for key, _ in _entries(folder) if not key[2].endswith(CARRIED_OVER)})
@@ -163,12 +167,16 @@ def read_records(folder: Path, step: int | None = None) -> dict[tuple[Any, ...],
     return {key: entry["val"] for key, entry in _entries(folder, step) if "val" in entry}
 
 
+def _recordings(folder: Path) -> Path:
+    return folder / GROUP / "trials" / TRIAL / "recordings"
+
+
 def _entries(
     folder: Path, step: int | None = None
 ) -> Iterator[tuple[tuple[Any, ...], dict[str, Any]]]:
     """Yields every record, those included that only refer to another one."""
     unpack = import_module("msgpack").unpackb
-    recordings = folder / GROUP / "trials" / TRIAL / "recordings"
+    recordings = _recordings(folder)
     newest = max(int(path.name.split("__")[0]) for path in recordings.iterdir())
     (place,) = recordings.glob(f"{newest if step is None else step}__*")
     for file in sorted(place.iterdir()):

@@ -38,9 +38,15 @@ class Ours(Tool):
         with comgra_decl.trace(self._source, root=folder, overrides=self._overrides):
             yield training.step
 
+    def records(self, folder: Path) -> int:
+        """Returns the recorded steps."""
+        from comgra_decl import open_run
+
+        return len(open_run(folder).steps)
+
     def series(self, folder: Path) -> int | None:
         """Returns the slots of the newest record."""
-        from comgra_decl.query import open_run
+        from comgra_decl import open_run
 
         run = open_run(folder)
         return len(run.row(int(run.steps[-1])))
@@ -56,6 +62,11 @@ class Idle(Ours):
     """Attached, but only the very first step was recorded: what an unrecorded step costs."""
 
     size_steps = None
+
+    def expected(self, steps: int) -> int:
+        """Returns 1: the step that the warm-up began with."""
+        del steps
+        return 1
 
     def series(self, folder: Path) -> None:
         """Returns None: no measured step was recorded."""

@@ -23,12 +23,15 @@ PLAIN = Nothing("nothing", "nothing attached")
 
 
 class Diary(Tool):
-    """Writes 100 bytes when attached and 10 per step; `bend` changes the training."""
+    """Writes 100 bytes when attached and 10 per step.
+
+    `bend` changes the training, `lazy` forgets half of the steps.
+    """
 
     name, label, size_steps = "diary", "a diary", (2, 6)
 
-    def __init__(self, *, bend: bool = False) -> None:
-        self.bend = bend
+    def __init__(self, *, bend: bool = False, lazy: bool = False) -> None:
+        self.bend, self.lazy = bend, lazy
         self.steps: list[int] = []
         self.folders: list[Path] = []
 
@@ -45,6 +48,9 @@ class Diary(Tool):
 
         yield step
         (folder / "diary").write_bytes(b"x" * (100 + 10 * self.steps[-1]))
+
+    def records(self, folder: Path) -> int:
+        return ((folder / "diary").stat().st_size - 100) // (20 if self.lazy else 10)
 
 
 @pytest.fixture
@@ -74,6 +80,12 @@ def test_a_block_runs_warmup_and_measured_steps_and_removes_its_folder(meter: Me
     assert len(result.losses) == 7
     assert not diary.folders[0].exists()
     assert 0 < result.step <= result.stored
+
+
+def test_a_tool_that_did_not_record_what_it_should_is_no_measurement(meter: Meter) -> None:
+    for measured in (lambda t: meter.block(t, Plan(2, 2)), lambda t: probe(t, meter)):
+        with pytest.raises(RuntimeError, match=r"a diary: . records where . were expected"):
+            measured(Diary(lazy=True))
 
 
 def test_every_tool_has_one_block_per_round_in_changing_order(meter: Meter) -> None:
