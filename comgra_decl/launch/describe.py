@@ -1,0 +1,80 @@
+"""What the command line says of runs, as plain data that JSON can hold."""
+
+from __future__ import annotations
+
+import math
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+    from comgra_decl.query import Run, RunSummary
+
+
+def describe_summary(summary: RunSummary) -> dict[str, Any]:
+    """Returns a line of `ls`; `started` in Unix seconds, `error` is why a run cannot be read."""
+    return {
+        "path": str(summary.path),
+        "group": summary.group,
+        "name": summary.name,
+        "state": summary.state,
+        "records": summary.records,
+        "last_step": summary.last_step,
+        "started": summary.started,
+        "error": summary.error,
+    }
+
+
+def describe_run(run: Run) -> dict[str, Any]:
+    """Returns all that `show` says of a run; tables are lists of rows."""
+    steps = run.steps
+    return {
+        "path": str(run.path),
+        "group": run.group,
+        "name": run.name,
+        "state": run.state,
+        "started": run.started,
+        "error": run.error,
+        "records": len(run.records),
+        "steps": {
+            "count": len(steps),
+            "first": int(steps[0]) if len(steps) else None,
+            "last": int(steps[-1]) if len(steps) else None,
+        },
+        "types": run.types,
+        "statistics": run.statistics,
+        "sample_count": run.sample_count,
+        "nodes": run.nodes,
+        "slots": _rows(run.slots.reset_index()),
+        "kpis": _latest_kpis(run.kpis()),
+        "notes": _rows(run.notes()),
+        "findings": _rows(run.findings()),
+        "report": _plain(run.report),
+        "spec": run.spec.model_dump(mode="json"),
+        "config": _plain(run.config),
+        "facts": _plain(run.facts),
+    }
+
+
+def _latest_kpis(kpis: pd.DataFrame) -> list[dict[str, Any]]:
+    """Returns the newest value of every KPI and type of execution."""
+    if kpis.empty:
+        return []
+    return _rows(kpis.sort_values("step", kind="stable").groupby(["type", "name"]).tail(1))
+
+
+def _rows(table: pd.DataFrame) -> list[dict[str, Any]]:
+    return [_plain(row) for row in table.to_dict(orient="records")]
+
+
+def _plain(value: Any) -> Any:
+    """Returns `value` as JSON can hold it; what is not a number there becomes None."""
+    if isinstance(value, dict):
+        return {str(key): _plain(entry) for key, entry in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [_plain(entry) for entry in value]
+    if hasattr(value, "tolist"):  # arrays and scalars of numpy
+        return _plain(value.tolist())
+    if isinstance(value, float):
+        return value if math.isfinite(value) else None
+    return value if value is None or isinstance(value, (bool, int, str)) else str(value)

@@ -1,0 +1,122 @@
+"""What the command line says of runs, for people."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator, Sequence
+from datetime import datetime
+from typing import Any
+
+from rich.console import Console
+from rich.table import Table
+from rich.text import Text
+
+_STYLES = {
+    "live": "green",
+    "waiting": "yellow",
+    "stopped": "yellow",
+    "damaged": "red",
+    "unreadable": "red",
+}
+"""How the state of a run is written; a finished one is nothing special."""
+
+_WIDTH = 160
+"""Columns of a file or a pipe, which have no width of their own."""
+
+
+def console() -> Console:
+    """Returns where tables are printed; names in brackets are not mistaken for markup."""
+    width = None if sys.stdout.isatty() else _WIDTH
+    return Console(width=width, markup=False, highlight=False, emoji=False)
+
+
+def runs_table(runs: Sequence[dict[str, Any]]) -> Table:
+    """Returns the table of `ls`, one run per line."""
+    table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0), header_style="bold")
+    table.add_column("run", overflow="fold")
+    table.add_column("state", no_wrap=True)
+    table.add_column("records", justify="right", no_wrap=True)
+    table.add_column("last step", justify="right", no_wrap=True)
+    table.add_column("started", no_wrap=True)
+    table.add_column("", overflow="fold", style="red")
+    for run in runs:
+        table.add_row(
+            f"{run['group']}/{run['name']}",
+            state_text(run["state"]),
+            str(run["records"]),
+            _or_dash(run["last_step"]),
+            time_text(run["started"]),
+            run["error"] or "",
+        )
+    return table
+
+
+def run_table(run: dict[str, Any]) -> Table:
+    """Returns what `show` says of a run, one fact per line."""
+    table = Table.grid(padding=(0, 2))
+    table.add_column(style="bold", no_wrap=True)
+    table.add_column(overflow="fold")
+    for name, text in _facts(run):
+        table.add_row(name, text)
+    return table
+
+
+def slots_table(slots: Sequence[dict[str, Any]]) -> Table:
+    """Returns what was recorded, one node and role per line with all its passes."""
+    table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0), header_style="bold")
+    for heading in ("node", "role", "passes", "kind", "type", "shape"):
+        table.add_column(heading, overflow="fold")
+    lines: dict[tuple[str, str], dict[str, Any]] = {}
+    for slot in slots:
+        line = lines.setdefault((slot["node"], slot["role"]), {**slot, "passes": {}})
+        line["passes"][slot["pass"]] = None
+    for (node, role), line in lines.items():
+        shape = "x".join(map(str, line["shape"])) or "-"
+        table.add_row(node, role, ", ".join(line["passes"]), line["kind"], line["dtype"], shape)
+    return table
+
+
+def state_text(state: str) -> Text:
+    """Returns the state of a run in its colour."""
+    return Text(state, style=_STYLES.get(state, ""))
+
+
+def time_text(seconds: float | None) -> str:
+    """Returns a time in Unix seconds as local time."""
+    return "-" if seconds is None else f"{datetime.fromtimestamp(seconds):%Y-%m-%d %H:%M:%S}"
+
+
+def _facts(run: dict[str, Any]) -> Iterator[tuple[str, str | Text]]:
+    steps, facts = run["steps"], run["facts"]
+    yield "run", run["path"]
+    yield "state", state_text(run["state"])
+    if run["error"]:
+        yield "error", Text(run["error"], style="red")
+    yield "started", time_text(run["started"])
+    yield "command", " ".join(facts.get("command") or ["-"])
+    yield "git", _git_text(facts.get("git"))
+    yield "versions", ", ".join(f"{k} {v}" for k, v in (facts.get("versions") or {}).items()) or "-"
+    span = f" ({steps['first']} to {steps['last']})" if steps["count"] else ""
+    yield "records", f"{run['records']}, {steps['count']} of them training steps{span}"
+    yield "types", ", ".join(run["types"]) or "-"
+    yield "recorded", f"{len(run['nodes'])} nodes, {len(run['slots'])} slots"
+    yield "statistics", ", ".join(run["statistics"])
+    for kpi in run["kpis"]:
+        yield kpi["name"], f"{_number(kpi['value'])} ({kpi['type']}, step {kpi['step']})"
+    for warning in run["report"].get("warnings", []):
+        yield "warning", Text(str(warning), style="yellow")
+
+
+def _git_text(git: dict[str, Any] | None) -> str:
+    if not git:
+        return "-"
+    changed = ", with changes that are not committed" if git.get("dirty") else ""
+    return f"{str(git.get('commit'))[:12]} on {git.get('branch') or 'no branch'}{changed}"
+
+
+def _number(value: float | None) -> str:
+    return "not a finite number" if value is None else f"{value:.6g}"
+
+
+def _or_dash(value: Any) -> str:
+    return "-" if value is None else str(value)
