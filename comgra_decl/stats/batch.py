@@ -1,0 +1,99 @@
+"""Several steps of one form, whose short rows are reduced together.
+
+A small network has dozens of tensors of a few hundred elements. Reducing them step by step costs
+more in calls than in arithmetic, so the training thread only copies them, and a `Batch` reduces
+the copies of many steps with one set of operations: when the memory is full, or when the writer
+thread wants the numbers, whichever comes first.
+"""
+
+from __future__ import annotations
+
+from threading import Lock
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from comgra_decl.records import RAW_STATISTICS
+from comgra_decl.stats.quiet import quiet
+from comgra_decl.stats.sums import BLOCK, Rows, exact, small
+from comgra_decl.stats.trie import Form, Pick
+
+SERIAL_ELEMENTS = 1 << 15
+"""Below this torch does not split an operation over threads. The writer thread stays below, since
+its first parallel operation would start a second pool of threads beside the user's."""
+
+
+class Batch:
+    """The results of up to `capacity` steps, in slots `first`, `first + 1`, ... of the groups.
+
+    `raw` and `histogram` are fresh memory: steps hand out views of it, nothing ever writes there
+    again after `settle`, and it is freed when the last step has been stored.
+    """
+
+    def __init__(self, form: Form, host: torch.device, first: int, capacity: int) -> None:
+        self.form = form
+        self.raw = np.empty((capacity, form.rows, RAW_STATISTICS))
+        self.histogram = np.empty((capacity, int(form.histogram_starts[-1])), np.float32)
+        self.finished = 0
+        self.settled = 0
+        self._first = first
+        self._lock = Lock()
+        # the memory as it is now: a group that grows later replaces its own, not ours
+        self._groups = [(g.rows, rows, row) for g, rows, row in form.parts[host].groups]
+        self._picks = [(p.group.rows, p) for p in form.picks]
+        self.deferred = bool(self._groups)
+
+    def settle(self, upto: int | None = None, *, writer: bool = False) -> None:
+        """Makes the results of all finished steps final; from either thread, any number of times.
+
+        Args:
+            upto: does nothing if so many steps are already final.
+            writer: stay on one thread.
+        """
+        if upto is not None and self.settled >= upto:
+            return
+        with self._lock, quiet():
+            start, stop = self.settled, self.finished
+            if start < stop:
+                limit = SERIAL_ELEMENTS - 1 if writer else BLOCK * torch.get_num_threads()
+                self._reduce(start, stop, limit)
+                self._pick(start, stop)
+                self.settled = stop
+
+    def _reduce(self, start: int, stop: int, limit: int) -> None:
+        for memory, rows, row in self._groups:
+            x = memory[self._first + start : self._first + stop, :rows]
+            out = self.raw[start:stop, row : row + rows]
+            steps = max(1, limit // (rows * x.shape[2]))
+            height = rows if steps > 1 else max(1, limit // x.shape[2])
+            for s in range(0, stop - start, steps):
+                for r in range(0, rows, height):
+                    _sums(x[s : s + steps, r : r + height], out[s : s + steps, r : r + height])
+
+    def _pick(self, start: int, stop: int) -> None:
+        if not self._picks:
+            return
+        samples = torch.from_numpy(self.histogram)[start:stop]
+        for memory, pick in self._picks:
+            x = memory[self._first + start : self._first + stop, pick.row : pick.row + pick.rows]
+            samples[:, pick.start : pick.stop].copy_(_strided(x, pick))
+
+
+def _sums(x: Tensor, out: Rows) -> None:
+    if x.dtype is torch.float32:
+        small(x, out)
+    else:
+        out[...] = exact(x).numpy()
+
+
+def _strided(x: Tensor, pick: Pick) -> Tensor:
+    return x.flatten(1)[:, :: pick.stride]
+
+
+def strided_sample(rows: Tensor, stride: int, count: int) -> NDArray[np.float32]:
+    """Returns every `stride`-th element of contiguous rows on the host, as float32."""
+    sample = np.empty(count, np.float32)
+    torch.from_numpy(sample).copy_(rows.view(-1)[::stride])
+    return sample

@@ -1,0 +1,163 @@
+"""Raw sums of recorded steps to what is stored of them; runs on the writer thread.
+
+That thread shares the interpreter with the training, so there is hardly any Python per step:
+consecutive steps of the same layout are one set of array operations.
+"""
+
+from __future__ import annotations
+
+from itertools import groupby
+from weakref import WeakKeyDictionary
+
+import numpy as np
+from numpy.typing import NDArray
+
+from comgra_decl.records import AGGREGATES, RAW_STATISTICS, Layout, RawStep, StepBatch
+from comgra_decl.stats.histogram import Counter
+from comgra_decl.stats.statistics import Floats, aggregate, row_statistics
+
+_ELEMENTS = 1 << 17  # rows times statistics per pass: intermediate arrays stay in the cache
+
+
+def finalise(
+    steps: list[RawStep], *, statistics: tuple[str, ...], sample_count: int, bins: int | None
+) -> list[StepBatch]:
+    """Returns what to store of `steps`, one batch per run of steps with the same layout object.
+
+    Waits for results that are still on their way from the training thread or a device.
+
+    Args:
+        steps: in the order they were recorded.
+        statistics: names of `records.STATISTICS`, in stored order (`statistics` module: formulas).
+        sample_count: samples recorded individually, the first ones of the batch; a tensor without
+            batch dim is its own sample 0.
+        bins: histogram bins, or None for no histograms.
+    """
+    batches = []
+    for (layout, _), group in groupby(steps, key=_form):
+        members = list(group)
+        for step in members:
+            if step.wait is not None:
+                step.wait()
+                step.wait = None
+        batches.append(_batch(layout, members, statistics, sample_count, bins))
+    return batches
+
+
+def _form(step: RawStep) -> tuple[Layout, bool]:
+    return step.layout, step.histogram_values is not None
+
+
+def _batch(
+    layout: Layout,
+    steps: list[RawStep],
+    statistics: tuple[str, ...],
+    sample_count: int,
+    bins: int | None,
+) -> StepBatch:
+    plan = _plan(layout)
+    aggregates, samples = plan.reduce([s.raw for s in steps], statistics, sample_count)
+    counts, ranges = plan.count(steps, bins)
+    return StepBatch(
+        steps=[s.info for s in steps],
+        slots=layout.slots,
+        aggregates=aggregates,
+        samples=samples,
+        counts=counts,
+        ranges=ranges,
+        values=[s.values for s in steps],
+        kpis=[s.kpis for s in steps],
+        new_slots=[slot for s in steps for slot in s.new_slots],
+        new_structures=[s.structure for s in steps if s.structure is not None],
+        documents={name: doc for s in steps for name, doc in s.documents.items()},
+    )
+
+
+class _Plan:
+    """What can be worked out once for all steps of a layout."""
+
+    def __init__(self, layout: Layout) -> None:
+        starts, samples = layout.starts, layout.samples
+        self.tensors = layout.tensors
+        self._starts, self._samples = starts, samples
+        self.rows = int((starts + samples).max(initial=0))
+        filled = np.flatnonzero(samples)
+        self._order = filled[np.argsort(starts[filled], kind="stable")]
+        first = starts[self._order]
+        bounds = np.stack((first, first + samples[self._order]), -1).ravel()
+        self._bounds = bounds[:-1] if len(bounds) and bounds[-1] == self.rows else bounds
+        self._owner = np.zeros(self.rows, np.intp)
+        self._elements = np.ones(self.rows)
+        for i, tensor in enumerate(self._order):
+            span = slice(starts[tensor], starts[tensor] + samples[tensor])
+            self._owner[span] = i
+            self._elements[span] = layout.elements[tensor]
+        self._counters: dict[int, tuple[NDArray[np.int64], Counter]] = {}
+
+    def reduce(
+        self, raws: list[Floats], names: tuple[str, ...], sample_count: int
+    ) -> tuple[NDArray[np.float32], NDArray[np.float32]]:
+        """Returns aggregates [k, n, statistics, 3] and samples [k, n, sample_count, statistics]."""
+        k, n = len(raws), len(self.tensors)
+        aggregates = np.full((k, n, len(names), len(AGGREGATES)), np.nan, np.float32)
+        samples = np.full((k, n, sample_count, len(names)), np.nan, np.float32)
+        size = max(1, _ELEMENTS // max(1, self.rows * len(names)))
+        with np.errstate(over="ignore"):  # see the statistics module
+            for start in range(0, k, size):
+                span = slice(start, start + size)
+                self._reduce(raws[span], names, aggregates[span], samples[span])
+        return aggregates, samples
+
+    def _reduce(
+        self,
+        raws: list[Floats],
+        names: tuple[str, ...],
+        aggregates: NDArray[np.float32],
+        samples: NDArray[np.float32],
+    ) -> None:
+        raw = np.empty((RAW_STATISTICS, len(raws), self.rows))
+        for i, step in enumerate(raws):
+            raw[:, i] = step[: self.rows].T
+        table = row_statistics(raw, self._elements, names)
+        tensors = np.full((len(AGGREGATES), len(names), len(raws), len(self._samples)), np.nan)
+        for i, name in enumerate(names):
+            if name == "nonfinite":
+                tensors[:, i] = 0.0
+        if len(self._order):
+            tensors[..., self._order] = aggregate(table, self._bounds, self._owner)
+        aggregates[...] = tensors.take(self.tensors, axis=-1).transpose(2, 3, 1, 0)
+        has, row = self._sample_rows(samples.shape[2])
+        if has.any():
+            picked = table.take(row, axis=-1).transpose(1, 2, 3, 0)
+            np.copyto(samples, picked, where=has[None, :, :, None], casting="same_kind")
+
+    def _sample_rows(self, count: int) -> tuple[NDArray[np.bool_], NDArray[np.int64]]:
+        """Returns which samples each slot has, and their rows (0 where not), both [n, count]."""
+        number = np.arange(count)
+        has = number < self._samples[self.tensors, None]
+        return has, np.where(has, self._starts[self.tensors, None] + number, 0)
+
+    def count(
+        self, steps: list[RawStep], bins: int | None
+    ) -> tuple[NDArray[np.uint32] | None, NDArray[np.float32] | None]:
+        """Returns counts [k, n, bins] and ranges [k, n, 2], or None without histograms."""
+        starts = steps[0].histogram_starts
+        values = [s.histogram_values for s in steps if s.histogram_values is not None]
+        if bins is None or starts is None or not values:
+            return None, None
+        known, counter = self._counters.get(bins, (None, None))
+        if counter is None or known is not starts:
+            counter = Counter(starts, bins)
+            self._counters[bins] = starts, counter
+        counts, ranges = counter(values)
+        return counts.take(self.tensors, axis=1), ranges.take(self.tensors, axis=1)
+
+
+_plans: WeakKeyDictionary[Layout, _Plan] = WeakKeyDictionary()
+
+
+def _plan(layout: Layout) -> _Plan:
+    plan = _plans.get(layout)
+    if plan is None:
+        plan = _plans[layout] = _Plan(layout)
+    return plan

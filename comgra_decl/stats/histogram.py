@@ -1,0 +1,100 @@
+"""Counting the sampled elements of many tensors and steps into bins, in a few numpy calls."""
+
+from __future__ import annotations
+
+from itertools import pairwise
+
+import numpy as np
+from numpy.typing import NDArray
+
+Samples = NDArray[np.float32]
+_ELEMENTS = 1 << 17  # per pass, so that the intermediate arrays stay in the cache
+
+
+class Counter:
+    """Histograms of the tensors of one layout.
+
+    The bins of a tensor are equally wide between the lowest and the highest finite element *of
+    the sample*; the last one includes its upper edge, and elements at an edge fall on either side
+    as float64 rounds. Counts are of sampled elements: they add up to the number of finite ones.
+    If all of them are equal, both edges are that value and the first bin counts them all; if there
+    is none, the edges are NaN and all counts 0.
+
+    Args:
+        starts: int64 [tensors + 1], where each tensor's elements lie in a step's sample.
+        bins: number of bins.
+    """
+
+    def __init__(self, starts: NDArray[np.int64], bins: int) -> None:
+        self._starts = starts
+        self._bins = bins
+        sizes = np.diff(starts)
+        self._filled = np.flatnonzero(sizes)
+        self._first = starts[self._filled].astype(np.intp)
+        cuts = np.flatnonzero(np.diff(sizes[self._filled])) + 1
+        edges = [0, *cuts.tolist(), len(self._filled)] if len(self._filled) else []
+        # neighbours with equally many elements are one three-dimensional array
+        self._runs = [(a, b, int(sizes[self._filled[a]])) for a, b in pairwise(edges)]
+
+    def __call__(self, samples: list[Samples]) -> tuple[NDArray[np.uint32], NDArray[np.float32]]:
+        """Returns, for k steps, counts [k, tensors, bins] and ranges [k, tensors, 2]."""
+        tensors = len(self._starts) - 1
+        counts = np.zeros((len(samples), tensors, self._bins), np.uint32)
+        ranges = np.full((len(samples), tensors, 2), np.nan, np.float32)
+        size = max(1, _ELEMENTS // max(1, int(self._starts[-1])))
+        for start in range(0, len(samples) if self._runs else 0, size):
+            part = np.stack(samples[start : start + size])
+            span = slice(start, start + len(part))
+            counts[span, self._filled], ranges[span, self._filled] = self._count(part)
+        return counts, ranges
+
+    def _count(self, part: Samples) -> tuple[NDArray[np.intp], Samples]:
+        edges = self._edges(part)
+        with np.errstate(invalid="ignore", divide="ignore"):
+            width = edges[..., 1].astype(np.float64) - edges[..., 0]
+            # a hair less than the bins, so that the highest element stays in the last one
+            scale = np.where(width > 0.0, self._bins * (1.0 - 2.0**-40) / width, 0.0)
+        # one more bin per tensor takes what is not finite
+        stride = self._bins + 1
+        bucket = np.arange(edges[..., 0].size, dtype=np.float64).reshape(scale.shape) * stride
+        numbers = np.empty(part.shape, np.intp)
+        for run in self._runs:
+            self._number(part, numbers, run, edges[..., 0], scale, bucket)
+        counted = np.bincount(numbers.ravel(), minlength=edges[..., 0].size * stride)
+        return counted.reshape(*scale.shape, stride)[..., : self._bins], edges
+
+    def _edges(self, part: Samples) -> Samples:
+        """Returns lowest and highest finite element, float32 [k, filled, 2]."""
+        low = np.minimum.reduceat(part, self._first, axis=1)
+        high = np.maximum.reduceat(part, self._first, axis=1)
+        for step, i in np.argwhere(~np.isfinite(low) | ~np.isfinite(high)):
+            tensor = self._filled[i]
+            mine = part[step, self._starts[tensor] : self._starts[tensor + 1]]
+            finite = mine[np.isfinite(mine)]
+            low[step, i] = finite.min() if finite.size else np.nan
+            high[step, i] = finite.max() if finite.size else np.nan
+        return np.stack((low, high), -1)
+
+    def _number(
+        self,
+        part: Samples,
+        numbers: NDArray[np.intp],
+        run: tuple[int, int, int],
+        low: Samples,
+        scale: NDArray[np.float64],
+        bucket: NDArray[np.float64],
+    ) -> None:
+        """Writes the bin of every element of a run of equally large tensors."""
+        first, last, size = run
+        start = self._first[first]
+        span = slice(start, start + (last - first) * size)
+        shape = (len(part), last - first, size)
+        x = part[:, span].reshape(shape).astype(np.float64)
+        with np.errstate(invalid="ignore"):
+            x -= low[:, first:last, None]
+            x *= scale[:, first:last, None]
+        wild = ~(x < self._bins)
+        if wild.any():
+            x[wild] = self._bins
+        x += bucket[:, first:last, None]
+        numbers[:, span] = x.reshape(len(part), -1)  # truncates towards zero

@@ -1,0 +1,60 @@
+"""Torch operations that nobody else sees and that see nobody else's settings.
+
+A reduction may run inside the user's autocast, inference mode, `torch.device` context, function or
+dispatch modes, or inside a functorch transform. None of these may change our numbers, and none of
+our operations may reach them. Two guards do it: one switches off `__torch_function__` (modes and
+subclasses), the other removes the dispatch keys behind all the rest, autograd included.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from torch import Tensor
+
+_C: Any = torch._C  # the guards are private and untyped
+
+_PREFIXES = ("Autograd", "Autocast", "FuncTorch")
+_NAMES = (
+    "ADInplaceOrView",
+    "Functionalize",
+    "PreDispatch",
+    "Python",
+    "PythonDispatcher",
+    "PythonTLSSnapshot",
+)
+
+
+def _hidden_keys() -> Any:
+    """Returns the dispatch keys a reduction must not pass through, as this torch names them."""
+    keys = _C.DispatchKeySet(_C.DispatchKey.AutogradFunctionality)
+    for name in dir(_C.DispatchKey):
+        if name.startswith(_PREFIXES) or name in _NAMES:
+            keys = keys | _C.DispatchKeySet(getattr(_C.DispatchKey, name))
+    return keys
+
+
+HIDDEN_KEYS = _hidden_keys()
+without_functions = _C.DisableTorchFunction
+without_keys = _C._ExcludeDispatchKeyGuard
+is_functorch_wrapped = _C._functorch.is_functorch_wrapped_tensor
+
+
+@contextmanager
+def quiet() -> Iterator[None]:
+    """Runs torch operations without autograd, autocast, modes and transforms (this thread only).
+
+    The path of every tensor uses `without_functions` and `without_keys` directly: a generator
+    costs another microsecond.
+    """
+    with without_functions(), without_keys(HIDDEN_KEYS):
+        yield
+
+
+def buffer(*shape: int, dtype: torch.dtype, device: torch.device, pinned: bool = False) -> Tensor:
+    """Returns an uninitialised tensor that stays writable outside inference mode."""
+    with quiet(), _C._InferenceMode(False):
+        return torch.empty(shape, dtype=dtype, device=device, pin_memory=pinned)

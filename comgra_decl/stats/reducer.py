@@ -1,0 +1,269 @@
+"""The reducer: the training thread's side of the statistics."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Hashable
+from dataclasses import dataclass
+from functools import partial
+from itertools import count
+from threading import Lock
+from typing import Any
+from weakref import ref
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from comgra_decl.records import RAW_STATISTICS, Raw
+from comgra_decl.stats.batch import Batch, strided_sample
+from comgra_decl.stats.device import ASYNCHRONOUS, DeviceStep, Fetch
+from comgra_decl.stats.quiet import HIDDEN_KEYS, quiet, without_functions, without_keys
+from comgra_decl.stats.ring import MOST_BYTES, STEP_BYTES, Ring
+from comgra_decl.stats.sums import LargeSums, Rows, exact_large
+from comgra_decl.stats.support import as_rows, check, plain, real, to_numpy, work_dtype
+from comgra_decl.stats.trie import Form, Node
+
+ARENA_ELEMENTS = 32_000
+"""Largest tensor that is copied and reduced later; copying a larger one costs more than it saves,
+and a row must stay below `batch.SERIAL_ELEMENTS`."""
+MOST_NODES = 20_000
+"""When the known sequences (shapes that change every step) outgrow this, they are forgotten."""
+
+
+@dataclass(frozen=True, slots=True)
+class Reduced:
+    """Everything captured in one step, as plain arrays; n reduced tensors, numbered by `add`.
+
+    `raw` float64 [rows, 8] (columns `records.Raw`); tensor i owns `samples[i]` rows from
+    `starts[i]`, each over `elements[i]` elements; `batched[i]` tells whether rows are samples or
+    the whole tensor. Tensor i's histogram elements are
+    `histogram_values[histogram_starts[i]:histogram_starts[i + 1]]` (both None without histograms).
+    `values[i]`: [samples, *value dims] in the tensor's dtype, for those asked for.
+
+    The contents of `raw`, `histogram_values` and `values` are valid only after `wait()` where that
+    is not None; it may be called from another thread, and again. Nothing writes to them later.
+    Steps with equal `signature` share the very same five layout arrays.
+    """
+
+    raw: NDArray[np.float64]
+    starts: NDArray[np.int64]
+    samples: NDArray[np.int64]
+    elements: NDArray[np.int64]
+    batched: NDArray[np.bool_]
+    histogram_values: NDArray[np.float32] | None
+    histogram_starts: NDArray[np.int64] | None
+    values: dict[int, NDArray[Any]]
+    wait: Callable[[], None] | None
+    signature: Hashable
+
+
+class _Last:
+    """Recognises the tensor that was reduced last, without keeping it alive."""
+
+    __slots__ = ("_batch_dim", "_ref", "_values", "_version")
+
+    def __init__(self, tensor: Tensor, batch_dim: int | None, values: bool) -> None:
+        self._ref = ref(tensor)
+        # tensors made in inference mode have no version counter: never recognised
+        self._version = -1 if tensor.is_inference() else tensor._version
+        self._batch_dim, self._values = batch_dim, values
+
+    def shows(self, tensor: Tensor, batch_dim: int | None, values: bool) -> bool:
+        return (
+            self._ref() is tensor
+            and self._version >= 0
+            and self._version == tensor._version
+            and self._batch_dim == batch_dim
+            and self._values == values
+        )
+
+
+class Reducer:
+    """Turns the tensors of a step into raw sums, as cheaply as the training thread can bear.
+
+    Every tensor is read or copied within `add`; what happens to it later does not matter, and it
+    is not kept alive. Small tensors are copied and reduced later (`ring`, `batch`), large ones on
+    the host are reduced at once (`sums.LargeSums`), those on an accelerator there (`device`).
+    Safe to call from several threads, as autograd does with several devices.
+
+    Args:
+        histogram_elements: most elements per tensor that its histogram is made of; None for none.
+        sample_count: samples per tensor whose values are kept, where they are asked for.
+    """
+
+    _host = torch.device("cpu")
+    _away = ASYNCHRONOUS
+
+    def __init__(self, *, histogram_elements: int | None, sample_count: int) -> None:
+        self._histogram = histogram_elements
+        self._sample_count = sample_count
+        self._lock = Lock()
+        self._signatures = count()
+        self._large = LargeSums()
+        self._ring = Ring(self._host)
+        self._root = Node()
+        self._nodes = 0
+        self._node = self._root
+        self._last: _Last | None = None
+        self._restart()
+
+    def add(self, tensor: Tensor, *, batch_dim: int | None, values: bool = False) -> int:
+        """Reads a tensor of the step in progress; returns its number within the step.
+
+        The very same tensor twice in a row, unmodified as far as its version counter tells, may
+        get one number.
+
+        Args:
+            tensor: real, complex (its magnitude is reduced), integer or boolean; on any device.
+            batch_dim: the dimension of the samples; None makes the whole tensor one sample.
+            values: keep the values of the first samples, too.
+
+        Raises:
+            CannotReduceError: if it has no numbers to reduce; the step goes on without it.
+        """
+        tensor = plain(tensor)
+        with self._lock, without_functions(), without_keys(HIDDEN_KEYS):
+            if self._last is not None and self._last.shows(tensor, batch_dim, values):
+                return self._node.index
+            key = (tensor.shape, tensor.dtype, tensor.layout, tensor.device, batch_dim, values)
+            node = self._node.children.get(key) or self._grow(key, tensor)
+            if values:
+                self._values[node.index] = self._first_samples(node, tensor)
+            if node.direct:
+                node.view(self._ring.slot).copy_(tensor)
+                self._last = None
+            else:
+                self._reduce(node, tensor)
+                self._last = _Last(tensor, batch_dim, values)
+            self._node = node
+            return node.index
+
+    def finish(self) -> Reduced:
+        """Ends the step and returns what was captured; the next `add` begins another."""
+        with self._lock, quiet():
+            form = self._node.form or self._new_form()
+            batch = self._ring.batch_for(form)
+            reduced = self._collect(form, batch)
+            self._ring.advance(form)
+            if self._nodes > MOST_NODES or self._ring.nbytes > MOST_BYTES:
+                self._ring.forget()
+                self._root, self._nodes = Node(), 0
+            self._restart()
+            return reduced
+
+    def clear(self) -> None:
+        """Drops everything captured in this step."""
+        with self._lock:
+            self._restart()
+
+    def _restart(self) -> None:
+        self._node = self._root
+        self._last = None
+        self._rows: list[Rows] = []
+        self._picks: dict[int, NDArray[np.float32]] = {}
+        self._values: dict[int, NDArray[Any]] = {}
+        self._devices: dict[torch.device, DeviceStep] = {}
+
+    def _grow(self, key: Hashable, tensor: Tensor) -> Node:
+        """Returns a new node for a tensor that was never seen at this place of a step."""
+        batch_dim: int | None = key[4]  # type: ignore[index]
+        check(tensor, batch_dim)
+        away = tensor.device.type in self._away
+        node = Node(self._node)
+        device = tensor.device if away else self._host
+        node.describe(tensor, batch_dim, device=device, histogram=self._histogram)
+        if 0 < tensor.numel() <= ARENA_ELEMENTS and node.bytes < STEP_BYTES:
+            self._ring.place(node, work_dtype(tensor.dtype))
+            node.direct = tensor.device.type == "cpu" and not (away or tensor.is_complex())
+        self._node.children[key] = node
+        self._nodes += 1
+        return node
+
+    def _reduce(self, node: Node, tensor: Tensor) -> None:
+        """Does what is more than a copy: another device, complex, large or empty tensors."""
+        away = None if node.device == self._host else self._device(node.device)
+        if away is None and tensor.device.type != "cpu":
+            tensor = tensor.cpu()  # a device without streams or without float64
+        if node.group is not None:
+            view = node.view(self._ring.slot if away is None else 0)
+            view.copy_(real(tensor))
+        elif tensor.numel() == 0:
+            self._empty(node, away)
+        elif away is None:
+            self._reduce_large(node, as_rows(real(tensor), node.shape.batch_dim))
+        else:
+            away.reduce(node, as_rows(real(tensor), node.shape.batch_dim))
+
+    def _reduce_large(self, node: Node, rows: Tensor) -> None:
+        wide = work_dtype(rows.dtype) is torch.float64
+        sums = exact_large(rows).numpy() if wide else self._large(rows)
+        if node.count:
+            self._picks[node.index] = strided_sample(rows, node.stride, node.count)
+        self._rows.append(sums)
+
+    def _empty(self, node: Node, away: DeviceStep | None) -> None:
+        """Records samples without elements: all sums 0, the least of nothing is infinite."""
+        sums = np.zeros((node.shape.samples, RAW_STATISTICS))
+        sums[:, Raw.MIN], sums[:, Raw.MAX] = np.inf, -np.inf
+        if away is None:
+            self._rows.append(sums)
+        else:
+            away.add_rows(torch.from_numpy(sums).to(node.device))
+
+    def _device(self, device: torch.device) -> DeviceStep:
+        step = self._devices.get(device)
+        if step is None:
+            step = self._devices[device] = DeviceStep(device)
+        step.follow()
+        return step
+
+    def _first_samples(self, node: Node, tensor: Tensor) -> NDArray[Any]:
+        batch_dim = node.shape.batch_dim
+        if batch_dim is None:
+            first = tensor.unsqueeze(0)
+        else:
+            number = min(node.shape.samples, self._sample_count)
+            first = tensor.narrow(batch_dim, 0, number).movedim(batch_dim, 0)
+        if node.device == self._host:
+            return to_numpy(first)
+        return self._device(node.device).to_host(first)
+
+    def _new_form(self) -> Form:
+        self._node.form = Form(next(self._signatures), self._node.path(), self._host)
+        return self._node.form
+
+    def _collect(self, form: Form, batch: Batch) -> Reduced:
+        """Puts together the results of this step, of which some are still to come."""
+        number = batch.finished
+        raw, histogram = batch.raw[number], batch.histogram[number]
+        part = form.parts[self._host]
+        if self._rows:
+            np.concatenate(self._rows, out=raw[part.start : part.stop])
+        for index, sample in self._picks.items():
+            start = form.histogram_starts[index]
+            histogram[start : start + len(sample)] = sample
+        fetches = [step.launch(form, form.parts[d]) for d, step in self._devices.items()]
+        wait: Callable[[], None] | None = None
+        if batch.deferred or fetches:
+            wait = partial(_wait, batch, number, fetches)
+        has_histogram = self._histogram is not None
+        return Reduced(
+            raw=raw,
+            starts=form.starts,
+            samples=form.samples,
+            elements=form.elements,
+            batched=form.batched,
+            histogram_values=histogram if has_histogram else None,
+            histogram_starts=form.histogram_starts if has_histogram else None,
+            values=self._values,
+            wait=wait,
+            signature=form.signature,
+        )
+
+
+def _wait(batch: Batch, number: int, fetches: list[Fetch]) -> None:
+    """Makes the results of step `number` of `batch` valid."""
+    batch.settle(number + 1, writer=True)
+    for fetch in fetches:
+        fetch.wait(batch.raw[number], batch.histogram[number])

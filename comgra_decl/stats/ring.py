@@ -1,0 +1,106 @@
+"""The memory into which small tensors are copied: a ring of slots, one per step.
+
+All groups of the host have the same number of slots. The training thread copies into the current
+slot; a `Batch` covers the slots of the steps before it that have the same form. A slot is used
+again only after its batch has settled.
+"""
+
+from __future__ import annotations
+
+from time import monotonic
+
+import torch
+
+from comgra_decl.stats.batch import Batch
+from comgra_decl.stats.trie import Form, Group, Node
+
+STEP_BYTES = 16 << 20
+"""Most memory one step may copy into; what comes after is reduced at once."""
+RING_BYTES = 8 << 20
+"""Memory for steps that are reduced together, where more than one fits."""
+MOST_SLOTS = 64
+MOST_BYTES = 64 << 20
+"""When the groups outgrow this (shapes that change every step), they are forgotten."""
+SETTLE_SECONDS = 0.1
+"""Slow steps are reduced as they come, so that results are not older than about this."""
+
+
+class Ring:
+    """Groups of rows, and the batch that covers the slots in use."""
+
+    def __init__(self, host: torch.device) -> None:
+        self._host = host
+        self._groups: dict[tuple[int, torch.dtype, torch.device], Group] = {}
+        self._slots = 1
+        self.slot = 0
+        self._batch: Batch | None = None
+        self._opened = 0.0
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes held by all groups."""
+        return sum(group.nbytes for group in self._groups.values())
+
+    def place(self, node: Node, dtype: torch.dtype) -> None:
+        """Gives the rows of a new node their place in this and all later steps like it."""
+        key = (node.shape.elements, dtype, node.device)
+        group = self._groups.get(key)
+        local = node.device == self._host
+        if group is None:
+            device = torch.device("cpu") if local else node.device
+            group = Group(node.shape.elements, dtype, device, self._slots if local else 1)
+            self._groups[key] = group
+        node.place(group)
+        needed = node.used[group]
+        if needed > group.capacity:
+            if local:
+                self.close()
+            capacity = max(needed, group.capacity * 3 // 2)
+            group.resize(group.slots, capacity, keep=self.slot if local else 0)
+
+    def batch_for(self, form: Form) -> Batch:
+        """Returns the batch whose next step is the one in the current slot."""
+        if self._batch is None or self._batch.form is not form:
+            self.close()
+            self._batch = Batch(form, self._host, self.slot, self._slots - self.slot)
+            self._opened = monotonic()
+        return self._batch
+
+    def advance(self, form: Form) -> None:
+        """Ends the step in the current slot."""
+        batch = self._batch
+        assert batch is not None
+        assert batch.form is form
+        batch.finished += 1
+        self.slot += 1
+        if self.slot == self._slots:
+            self.close()
+            self.slot = 0
+        elif monotonic() - self._opened > SETTLE_SECONDS:
+            batch.settle()
+        form.repeats += 1
+        if form.repeats == 2:
+            self._fit()
+
+    def close(self) -> None:
+        """Makes all results final; the next step begins a new batch."""
+        if self._batch is not None:
+            self._batch.settle()
+            self._batch = None
+
+    def forget(self) -> None:
+        """Frees all groups."""
+        self.close()
+        self._groups.clear()
+        self._slots, self.slot = 1, 0
+
+    def _fit(self) -> None:
+        """Chooses the number of slots, now that steps seem to repeat."""
+        local = [g for (_, _, device), g in self._groups.items() if device == self._host]
+        per_step = sum(g.nbytes for g in local) // self._slots
+        slots = max(1, min(MOST_SLOTS, RING_BYTES // max(per_step, 1)))
+        if slots > self._slots or 2 * slots < self._slots:
+            self.close()
+            self._slots, self.slot = slots, 0
+            for group in local:
+                group.resize(slots, group.capacity)

@@ -1,0 +1,27 @@
+"""Which elements of a tensor its histogram is made of."""
+
+from __future__ import annotations
+
+from math import gcd
+
+
+def sample_stride(numel: int, elements: int, limit: int) -> tuple[int, int]:
+    """Returns (stride, count) of the flat elements `0, stride, 2 * stride, ...` to look at.
+
+    All elements if there are at most `limit`. Otherwise the smallest stride that keeps within
+    `limit` and shares no divisor with `elements`, the number of elements of one sample. A stride
+    of 64 through a [batch, 256] activation would see the same four features of every sample and
+    show their histogram instead of the layer's; a coprime one visits every position of the value
+    dims equally often, and reaches the last sample.
+
+    Args:
+        numel: elements of the whole tensor, batch included.
+        elements: elements of one sample (the product of the value dims).
+        limit: most elements to look at.
+    """
+    if numel <= limit:
+        return 1, numel
+    stride = -(-numel // limit)
+    while gcd(stride, elements) != 1:
+        stride += 1
+    return stride, -(-numel // stride)

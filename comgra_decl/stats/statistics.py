@@ -1,0 +1,161 @@
+r"""What each statistic is, in terms of raw sums. The only place that defines them.
+
+One row holds the sums over the n elements x of one sample (`records.Raw`): the pivot p,
+S = sum(x - p), Q = sum((x - p)^2), A = sum|x|, min, max, Z = number of x != 0, and F = number of x
+that are NaN or infinite. Then, with d = S / n:
+
+    mean           p + d
+    abs_mean       A / n
+    std            sqrt(max(0, Q / n - d^2))            population (ddof 0), over one sample
+    min, max       min, max
+    abs_max        max(|min|, |max|)
+    l2             sqrt(Q + 2 p S + n p^2)              of one sample, not divided by n
+    zero_fraction  1 - Z / n
+    nonfinite      F                                    a count, not a fraction
+
+The variance by the shifted sums is exact to rounding as long as p is near the mean, which is what
+pivots are for: T. F. Chan, G. H. Golub and R. J. LeVeque, "Algorithms for computing the sample
+variance", The American Statistician 37 (1983).
+
+NaN and infinities propagate as in numpy: the mean, l2, min and max of a row with a NaN are NaN,
+its mean is inf with only +inf in it, its std NaN with any of them. A sample without elements has
+l2 0 and nonfinite 0 (as numpy's norm and sum of nothing) and NaN for all others.
+
+Over the batch, each statistic s of the samples 1..m gives (`records.AGGREGATES`):
+
+    mean           sum(s) / m
+    std            sqrt(sum((s - mean)^2) / m)          population, over samples
+    abs_max        max|s|
+
+A tensor without batch dim is one sample: mean = s, std = 0. With no sample at all (an empty batch)
+aggregates are NaN, but those of nonfinite are 0: that statistic is NaN only where a record is
+missing.
+
+All of it is computed in float64 and stored as float32: magnitudes above 3.4e38 are stored as
+infinity of their sign (nonfinite, a count of elements, still says 0), those below 1.4e-45 as 0.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import numpy as np
+from numpy.typing import NDArray
+
+from comgra_decl.records import Raw
+
+Floats = NDArray[np.float64]
+
+
+def row_statistics(raw: Floats, elements: Floats, names: tuple[str, ...]) -> Floats:
+    """Returns the statistics of samples.
+
+    Args:
+        raw: float64 [8, ..., rows], the columns of `records.Raw` first.
+        elements: float64 [rows], elements per sample.
+        names: statistics, of `records.STATISTICS`.
+
+    Returns:
+        float64 [len(names), ..., rows].
+    """
+    out = np.empty((len(names), *raw.shape[1:]))
+    with np.errstate(all="ignore"):
+        for i, name in enumerate(names):
+            _FORMULAS[name](raw, elements, out[i])
+        if not elements.all():
+            _blank_empty(out, elements == 0, names)
+    return out
+
+
+def _mean(raw: Floats, n: Floats, out: Floats) -> None:
+    np.divide(raw[Raw.SUM], n, out=out)
+    out += raw[Raw.PIVOT]
+
+
+def _abs_mean(raw: Floats, n: Floats, out: Floats) -> None:
+    np.divide(raw[Raw.ABS_SUM], n, out=out)
+
+
+def _std(raw: Floats, n: Floats, out: Floats) -> None:
+    np.divide(raw[Raw.SUM], n, out=out)
+    np.square(out, out=out)
+    np.subtract(raw[Raw.SQUARES] / n, out, out=out)
+    np.maximum(out, 0.0, out=out)  # NaN stays
+    np.sqrt(out, out=out)
+
+
+def _min(raw: Floats, _n: Floats, out: Floats) -> None:
+    out[...] = raw[Raw.MIN]
+
+
+def _max(raw: Floats, _n: Floats, out: Floats) -> None:
+    out[...] = raw[Raw.MAX]
+
+
+def _abs_max(raw: Floats, _n: Floats, out: Floats) -> None:
+    np.maximum(-raw[Raw.MIN], raw[Raw.MAX], out=out)  # = max(|min|, |max|) since min <= max
+
+
+def _l2(raw: Floats, n: Floats, out: Floats) -> None:
+    # p (2 S + n p) rather than 2 p S + n p^2: one infinite sum must not meet another's opposite
+    np.multiply(raw[Raw.PIVOT], n, out=out)
+    out += raw[Raw.SUM]
+    out += raw[Raw.SUM]
+    out *= raw[Raw.PIVOT]
+    out += raw[Raw.SQUARES]
+    np.copyto(out, np.inf, where=np.isposinf(raw[Raw.SQUARES]))
+    np.maximum(out, 0.0, out=out)
+    np.sqrt(out, out=out)
+
+
+def _zero_fraction(raw: Floats, n: Floats, out: Floats) -> None:
+    np.subtract(n, raw[Raw.NONZERO], out=out)
+    out /= n
+
+
+def _nonfinite(raw: Floats, _n: Floats, out: Floats) -> None:
+    out[...] = raw[Raw.NONFINITE]
+
+
+_FORMULAS: dict[str, Callable[[Floats, Floats, Floats], None]] = {
+    "mean": _mean,
+    "abs_mean": _abs_mean,
+    "std": _std,
+    "min": _min,
+    "max": _max,
+    "abs_max": _abs_max,
+    "l2": _l2,
+    "zero_fraction": _zero_fraction,
+    "nonfinite": _nonfinite,
+}
+
+
+def _blank_empty(out: Floats, empty: NDArray[np.bool_], names: tuple[str, ...]) -> None:
+    for i, name in enumerate(names):
+        out[i][..., empty] = 0.0 if name in ("l2", "nonfinite") else np.nan
+
+
+def aggregate(statistics: Floats, bounds: NDArray[np.intp], owner: NDArray[np.intp]) -> Floats:
+    """Returns mean, std and abs-max over the samples of each tensor.
+
+    Args:
+        statistics: float64 [..., rows].
+        bounds: [2 m] first and last-plus-one row of each of m tensors with samples, by first row;
+            a last entry that equals the number of rows is left out.
+        owner: [rows], the tensor (of these m) of each row.
+
+    Returns:
+        float64 [3, ..., m].
+    """
+    with np.errstate(all="ignore"):
+        ends = np.append(bounds, statistics.shape[-1])[1::2]
+        number = (ends - bounds[::2]).astype(np.float64)
+        mean = np.add.reduceat(statistics, bounds, axis=-1)[..., ::2]
+        mean /= number
+        deviation = statistics - mean.take(owner, axis=-1)
+        np.square(deviation, out=deviation)
+        std = np.add.reduceat(deviation, bounds, axis=-1)[..., ::2]
+        std /= number
+        np.sqrt(std, out=std)
+        np.abs(statistics, out=deviation)
+        return np.stack((mean, std, np.maximum.reduceat(deviation, bounds, axis=-1)[..., ::2]))

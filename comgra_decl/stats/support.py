@@ -1,0 +1,161 @@
+"""Which tensors can be reduced, in which precision, and how they become numpy arrays."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import ml_dtypes
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from comgra_decl.errors import ComgraError
+from comgra_decl.stats.quiet import is_functorch_wrapped, quiet
+
+_DOUBLE_NAMES = ("float64", "complex128", "int32", "int64", "uint32", "uint64")
+_DOUBLE = frozenset(getattr(torch, n) for n in _DOUBLE_NAMES if hasattr(torch, n))
+
+# numpy dtypes that torch cannot hand over itself: reinterpreted from an integer of the same width
+_VIA_INTEGER: dict[torch.dtype, tuple[torch.dtype, np.dtype[Any]]] = {
+    torch.bfloat16: (torch.int16, np.dtype(ml_dtypes.bfloat16))
+}
+for _name in (
+    "float8_e4m3fn",
+    "float8_e4m3fnuz",
+    "float8_e5m2",
+    "float8_e5m2fnuz",
+    "float8_e8m0fnu",
+):
+    if hasattr(torch, _name) and hasattr(ml_dtypes, _name):
+        _VIA_INTEGER[getattr(torch, _name)] = (
+            torch.uint8,
+            np.dtype(getattr(ml_dtypes, _name)),
+        )
+
+# everything a copy into float32 or float64 understands; quantised and sub-byte types are not here
+_NUMBERS = frozenset(
+    getattr(torch, name)
+    for name in (
+        "bool uint8 int8 uint16 int16 uint32 int32 uint64 int64 float16 float32 float64 "
+        "complex32 complex64 complex128"
+    ).split()
+    if hasattr(torch, name)
+) | frozenset(_VIA_INTEGER)
+
+_PLAIN = (Tensor, torch.nn.Parameter)
+
+
+class CannotReduceError(ComgraError, TypeError):
+    """This tensor has no statistics (its layout, dtype or wrapper); the message says why.
+
+    Raised for one tensor; the others of the step are unaffected. Callers report it once per slot.
+    """
+
+
+def dtype_name(tensor: Tensor) -> str:
+    """Returns the dtype as it is stored in the slot table, e.g. `"bfloat16"`."""
+    return str(tensor.dtype).removeprefix("torch.")
+
+
+def work_dtype(dtype: torch.dtype) -> torch.dtype:
+    """Returns the precision in which statistics of `dtype` are computed.
+
+    float64 for float64, complex128 and integers of 32 bits or more (64-bit integers beyond 2**53
+    are rounded), float32 for everything narrower, where the conversion is exact.
+    """
+    return torch.float64 if dtype in _DOUBLE else torch.float32
+
+
+def plain(tensor: Tensor) -> Tensor:
+    """Returns the local, ordinary tensor behind `tensor`.
+
+    A DTensor gives its local shard (rows of other ranks are merged offline, nothing communicates);
+    asynchronous results of collectives are waited for.
+
+    Raises:
+        CannotReduceError: for wrappers that hold no numbers of their own (functorch levels, fake
+            tensors, subclasses with their own dispatch, uninitialised parameters).
+    """
+    if is_functorch_wrapped(tensor):
+        raise CannotReduceError("cannot reduce a tensor inside a functorch transform (vmap, grad)")
+    kind = type(tensor)
+    if kind in _PLAIN:
+        return tensor
+    if hasattr(tensor, "to_local"):
+        with torch.no_grad():
+            return plain(tensor.to_local())
+    if kind.__name__ == "AsyncCollectiveTensor":
+        return plain(tensor.wait())  # type: ignore[attr-defined]
+    if torch.nn.parameter.is_lazy(tensor):
+        raise CannotReduceError("cannot reduce an uninitialised parameter of a lazy module")
+    if kind.__torch_dispatch__ is not Tensor.__torch_dispatch__:
+        raise CannotReduceError(f"cannot reduce the tensor subclass {kind.__qualname__}")
+    return tensor
+
+
+def check(tensor: Tensor, batch_dim: int | None) -> None:
+    """Refuses what has no strided numbers in memory, or no such batch dimension.
+
+    Raises:
+        CannotReduceError: see the message.
+    """
+    if tensor.layout is not torch.strided:
+        raise CannotReduceError(f"cannot reduce layout {str(tensor.layout).split('.')[-1]}")
+    if tensor.is_nested:
+        raise CannotReduceError("cannot reduce a nested tensor")
+    if tensor.is_meta:
+        raise CannotReduceError("cannot reduce a meta tensor, it has no values")
+    if tensor.dtype not in _NUMBERS:
+        raise CannotReduceError(f"cannot reduce dtype {dtype_name(tensor)}")
+    if batch_dim is not None and not -tensor.dim() <= batch_dim < tensor.dim():
+        raise CannotReduceError(
+            f"cannot reduce shape {tuple(tensor.shape)} along batch dim {batch_dim}: "
+            f"it has {tensor.dim()} dimensions"
+        )
+    if tensor.numel() and tensor.untyped_storage().nbytes() == 0:
+        raise CannotReduceError("cannot reduce a tensor whose storage was freed")
+
+
+def real(tensor: Tensor) -> Tensor:
+    """Returns the magnitude of a complex tensor (that is what its statistics are of)."""
+    if tensor.dtype == torch.complex32:  # has few operators
+        tensor = tensor.to(torch.complex64)
+    return tensor.abs() if tensor.is_complex() else tensor
+
+
+def to_numpy(tensor: Tensor) -> NDArray[Any]:
+    """Returns a copy as a numpy array in the tensor's own dtype; never a view.
+
+    bfloat16 and float8 become the types of `ml_dtypes`, complex32 becomes complex64 (numpy has no
+    half complex). Waits for the device if the tensor is on one.
+    """
+    with quiet():
+        return as_numpy(tensor.detach().cpu().clone(memory_format=torch.contiguous_format))
+
+
+def as_numpy(host: Tensor) -> NDArray[Any]:
+    """Returns a contiguous host tensor as a numpy array, sharing memory where torch can."""
+    if host.dtype in _VIA_INTEGER:
+        integer, dtype = _VIA_INTEGER[host.dtype]
+        return host.view(integer).numpy().view(dtype)
+    if host.dtype == torch.complex32:
+        host = host.to(torch.complex64)
+    return host.resolve_conj().resolve_neg().numpy()
+
+
+def as_rows(tensor: Tensor, batch_dim: int | None) -> Tensor:
+    """Returns [samples, elements], contiguous, without a copy where memory allows.
+
+    The order of the elements within a sample means nothing to a statistic, so the value dims are
+    taken as they lie in memory (channels_last and transposed tensors are not copied).
+    """
+    if tensor.is_contiguous() and not batch_dim:
+        samples = 1 if batch_dim is None else tensor.shape[0]
+        return tensor.view(samples, -1)
+    values = [d for d in range(tensor.dim()) if d != batch_dim]
+    values.sort(key=tensor.stride, reverse=True)
+    if batch_dim is None:
+        return tensor.permute(values).reshape(1, -1)
+    samples = tensor.shape[batch_dim]
+    return tensor.permute(batch_dim, *values).reshape(samples, -1).contiguous()
