@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import gc
 import weakref
 from collections.abc import Callable, Iterator
@@ -34,9 +35,11 @@ class Owners:
 
     def note(self, parent: nn.Module, _name: str, child: nn.Module | None) -> None:
         """The registration hook: `parent.name = child` has just happened."""
-        self._built.add(parent)
-        if child is not None:
-            self._parents[child] = weakref.ref(parent)
+        # A module class with its own `__eq__` cannot be a key; such a module is its own top.
+        with contextlib.suppress(TypeError):
+            self._built.add(parent)
+            if child is not None:
+                self._parents[child] = weakref.ref(parent)
 
     def top_of(self, module: nn.Module) -> nn.Module:
         """Returns the outermost module that (still) contains `module`."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import atexit
 import logging
+import os
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -33,6 +34,7 @@ class Session:
         self._context = context
         self._hooks: HookManager | None = None
         self._writer: WriterThread | None = None
+        self._pid = os.getpid()
         self.path: Path | None = None
 
     def start(self) -> None:
@@ -44,7 +46,7 @@ class Session:
         if not self._spec.enabled or self._hooks is not None:
             return
         from comgra_decl.hooks import HookManager
-        from comgra_decl.launch.context import create_run_folder
+        from comgra_decl.launch.folders import create_run_folder
         from comgra_decl.store import RunWriter, WriterThread
 
         self.path = create_run_folder(self._spec.run, self._context)
@@ -63,6 +65,8 @@ class Session:
 
     def finish(self) -> None:
         """Detaches and waits until everything recorded is on disk; harmless when repeated."""
+        if os.getpid() != self._pid:  # a forked child inherits neither the thread nor the run
+            return
         hooks, self._hooks = self._hooks, None
         writer, self._writer = self._writer, None
         if hooks is not None:
