@@ -1,0 +1,100 @@
+// Labelled drop-downs and button rows. Everything is updated in place: a menu that the user has
+// open keeps its place while other fields change.
+
+export function render({ model }) {
+  const outbox = new Outbox(model);
+  const root = htmlElement(null, "div", "chooser");
+  const drawn = new Map(); // field name -> {holder, signature, show}
+  let shape = "";
+
+  const signature = (field) => JSON.stringify([field.style, field.options]);
+
+  function fillMenu(select, field) {
+    select.replaceChildren();
+    const groups = new Map();
+    for (const option of field.options) {
+      let parent = select;
+      if (option.group) {
+        if (!groups.has(option.group)) {
+          const group = htmlElement(select, "optgroup");
+          group.label = option.group;
+          groups.set(option.group, group);
+        }
+        parent = groups.get(option.group);
+      }
+      htmlElement(parent, "option", "", option.label).value = option.value;
+    }
+  }
+
+  function menu(holder, field) {
+    const select = htmlElement(holder, "select");
+    select.setAttribute("aria-label", field.label);
+    fillMenu(select, field);
+    select.addEventListener("change", () => outbox.post({ [field.name]: select.value }));
+    return (now) => {
+      select.value = now.value;
+      select.disabled = now.options.length < 2;
+    };
+  }
+
+  function buttons(holder, field) {
+    const row = htmlElement(holder, "div", "buttons");
+    row.setAttribute("role", "radiogroup");
+    row.setAttribute("aria-label", field.label);
+    for (const option of field.options) {
+      const button = htmlElement(row, "button", "", option.label);
+      button.type = "button";
+      button.dataset.value = option.value;
+      button.setAttribute("role", "radio");
+      button.addEventListener("click", () => outbox.post({ [field.name]: option.value }));
+    }
+    return (now) => {
+      for (const button of row.children) {
+        const chosen = button.dataset.value === now.value;
+        button.setAttribute("aria-checked", String(chosen));
+        button.classList.toggle("chosen", chosen);
+      }
+    };
+  }
+
+  function build() {
+    root.replaceChildren();
+    drawn.clear();
+    for (const group of model.groups) {
+      const section = htmlElement(root, "section");
+      htmlElement(section, "h2", "", group.title);
+      for (const field of group.fields) {
+        const holder = htmlElement(section, "div", "field");
+        holder.dataset.field = field.name;
+        htmlElement(holder, "label", "", field.label);
+        holder.title = field.help || "";
+        const show = (field.style === "buttons" ? buttons : menu)(holder, field);
+        drawn.set(field.name, { holder, signature: signature(field), show });
+      }
+    }
+  }
+
+  function rebuildField(field, old) {
+    old.holder.querySelector("select, .buttons").remove();
+    old.show = (field.style === "buttons" ? buttons : menu)(old.holder, field);
+    old.signature = signature(field);
+  }
+
+  function draw() {
+    const now = JSON.stringify(model.groups.map((g) => [g.title, g.fields.map((f) => f.name)]));
+    if (now !== shape) {
+      shape = now;
+      build();
+    }
+    for (const field of model.groups.flatMap((group) => group.fields)) {
+      const old = drawn.get(field.name);
+      if (old.signature !== signature(field)) rebuildField(field, old);
+      old.holder.title = field.help || "";
+      old.show(field);
+    }
+  }
+
+  model.on("groups", draw);
+  draw();
+  return root;
+}

@@ -1,0 +1,37 @@
+// Shows the HTML that Python made; elements with `data-send` behave as buttons.
+
+export function render({ model }) {
+  const outbox = new Outbox(model);
+  const root = document.createElement("div");
+  root.className = "html";
+  const style = document.createElement("style");
+  style.textContent = model.css;
+  const content = htmlElement(null, "div", "content");
+  root.append(style, content);
+
+  const marked = (event) => event.composedPath().find((e) => e.dataset && e.dataset.send);
+
+  // The focus stays on the same choice when the content is replaced under it.
+  function draw() {
+    const focused = root.getRootNode().activeElement;
+    const token = focused && focused.dataset ? focused.dataset.send : null;
+    content.innerHTML = model.html;
+    if (token) content.querySelector(`[data-send="${CSS.escape(token)}"]`)?.focus();
+  }
+
+  content.addEventListener("click", (event) => {
+    const target = marked(event);
+    if (target) outbox.post({ send: target.dataset.send });
+  });
+  content.addEventListener("keydown", (event) => {
+    const target = marked(event);
+    if (target && (event.key === "Enter" || event.key === " ")) {
+      event.preventDefault();
+      event.stopPropagation();
+      outbox.post({ send: target.dataset.send });
+    }
+  });
+  model.on("html", draw);
+  draw();
+  return root;
+}

@@ -1,0 +1,302 @@
+"""One session: the state, the panes, and the one path by which anything on screen changes."""
+
+from __future__ import annotations
+
+import html
+import logging
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import replace
+from typing import Any
+
+import panel as pn
+
+from comgra_decl.errors import ComgraError
+from comgra_decl.viewer import url
+from comgra_decl.viewer.components.base import Message
+from comgra_decl.viewer.components.urlsync import UrlSync
+from comgra_decl.viewer.model.catalogue import Catalogue
+from comgra_decl.viewer.model.choices import run_choice
+from comgra_decl.viewer.model.runview import RunView
+from comgra_decl.viewer.model.selection import resolve
+from comgra_decl.viewer.model.states import BRAND, Notice, head_of, notice_for
+from comgra_decl.viewer.panes.base import Pane, Shown, html_view, problem_card
+from comgra_decl.viewer.panes.graph import GraphPane
+from comgra_decl.viewer.panes.selectors import SelectorsPane
+from comgra_decl.viewer.panes.steps import StepsPane
+from comgra_decl.viewer.sections import sections
+from comgra_decl.viewer.state import SECTIONS, SELECTION, ViewState
+
+_LOG = logging.getLogger(__name__)
+_FILL = {"flex": "1 1 0", "min-height": "0", "overflow": "hidden"}
+_KEYS = """
+<div class="keys"><kbd>,</kbd> <kbd>.</kbd> previous, next step &middot; <kbd>Shift</kbd> ten<br>
+<kbd>/</kbd> find a node &middot; arrows walk the graph<br>
+<kbd>Enter</kbd> open a group &middot; drag in a chart to zoom</div>
+"""
+
+
+class Dashboard:
+    """The viewer of one session; `head`, `side` and `main` are what a page puts somewhere.
+
+    Everything that changes goes through `change`: it resolves what is wanted into what exists,
+    sets the state once, and redraws the panes that read what has changed, in one message.
+
+    Args:
+        catalogue: The runs to choose from, shared with other sessions.
+        query: The address' query to start from; untrusted.
+    """
+
+    def __init__(self, catalogue: Catalogue, *, query: str = "") -> None:
+        self.catalogue = catalogue
+        self.state = ViewState()
+        self._view: RunView | None = None
+        self._roles: dict[str, str] = {}
+        self._entries: object = None
+        self._ready = False
+        self._build()
+        self._restored = query
+        self.state.param.watch(self._on_state, [*SELECTION, "run", "colour", "section", "expanded",
+                                                "follow", "revision"])  # fmt: skip
+        with self._guarded():
+            catalogue.poll()
+            self._restore(query, first=True)
+
+    # --- building ----------------------------------------------------------------------------
+
+    def _build(self) -> None:
+        self.graph = GraphPane(self.change)
+        self.steps = StepsPane(self.change)
+        self.selectors = SelectorsPane(
+            self.change, lambda: run_choice(self.catalogue.entries, self.state.run)
+        )
+        self.sections = sections(self.change)
+        self.url = UrlSync(width=0, height=0, margin=0)
+        self.url.on_message(self._on_url)
+        self.head = html_view(sizing_mode=None)
+        self._tabs = html_view()
+        self._tabs.on_message(lambda message: self.change(section=message["send"]))
+        self._tabs.tokens = list(SECTIONS)
+        self._banner = html_view(visible=False)
+        self._notice = html_view(visible=False)
+        self._frame = [self.graph, self.steps]
+        self.graph.panel.styles = {"flex": "0 0 auto", "height": "max(210px, 34vh)"}
+        self.steps.panel.sizing_mode = "stretch_width"
+        self._workspace = pn.Column(
+            self.graph.panel, self.steps.panel, self._tabs,
+            *(section.holder for section in self.sections.values()),
+            sizing_mode="stretch_both", margin=0, visible=False, styles=_FILL,
+        )  # fmt: skip
+        self.main = pn.Column(
+            self._banner, self._notice, self._workspace, self.url,
+            sizing_mode="stretch_both", margin=0, styles=_FILL,
+        )  # fmt: skip
+        keys = html_view()
+        keys.html = _KEYS
+        self.side = pn.Column(self.selectors.panel, keys, sizing_mode="stretch_width", margin=0)
+
+    def start(self) -> None:
+        """Lets the browser send: to be called when the page has loaded."""
+        self._ready = True
+        own = [self.url, self.head, self._tabs]
+        shown = [pane for section in self.sections.values() for pane in section.panes]
+        _make_ready([*self._frame, self.selectors, *shown], own)
+
+    # --- changing ----------------------------------------------------------------------------
+
+    def change(self, **wanted: Any) -> None:
+        """Shows something else, as near as possible to what is wanted.
+
+        Args:
+            **wanted: Parameters of `ViewState` by name; values need not exist in the run.
+        """
+        with self._guarded():
+            self._change(wanted)
+
+    def _change(self, wanted: dict[str, Any]) -> None:
+        run = wanted.pop("run", self.state.run)
+        if self.catalogue.entry(run) is None:
+            run = self.catalogue.default()
+        try:
+            view = self.catalogue.open(run) if run else None
+        except ComgraError as error:
+            self.state.run = run
+            self._show_notice(notice_for(self.catalogue, run, error))
+            return
+        if view is None or not len(view.run.records):
+            self._view = None
+            self.state.run = run
+            self._show_notice(notice_for(self.catalogue, run, None))
+            return
+        self._point(run, view, wanted)
+
+    def _point(self, run: str, view: RunView, wanted: dict[str, Any]) -> None:
+        state = self.state
+        follow = wanted.get("follow", state.follow)
+        point = {name: wanted[name] for name in SELECTION if name in wanted}
+        if follow:
+            point["step"] = None
+        if "node" in point and point["node"] != state.node and "role" not in point:
+            point["role"] = ""
+        self._view = view
+        at = resolve(view, replace(state.selection, **point), self._roles)
+        self._roles[at.node] = at.role
+        colour = wanted.get("colour", state.colour)
+        others = {
+            "run": run,
+            "revision": view.revision,
+            "follow": follow,
+            "colour": colour if colour in ("forward", *view.gradient_passes()) else "kind",
+            "section": wanted.get("section", state.section),
+            "expanded": wanted.get("expanded", state.expanded),
+        }
+        fresh = not self._workspace.visible
+        state.put(at, **others)
+        if fresh:  # nothing may have changed since the notice took its place
+            self._refresh(frozenset(state.param))
+
+    def _on_state(self, *events: Any) -> None:
+        if self._view is not None:
+            self._refresh(frozenset(event.name for event in events))
+
+    # --- drawing -----------------------------------------------------------------------------
+
+    def _refresh(self, names: frozenset[str]) -> None:
+        """Redraws what reads the changed names, and the address; all in one message."""
+        assert self._view is not None
+        shown = Shown(
+            self._view, self.state.selection, self.state.colour, self.state.expanded,
+            self.state.follow,
+        )  # fmt: skip
+        with pn.io.hold():
+            self._show_workspace()
+            if "section" in names or not self._tabs.html:
+                self._show_section()
+            if names & {"run", "revision"}:
+                self._show_head(head_of(self._view, self.state.run))
+            for pane in (*self._frame, self.selectors):
+                if pane.reads & names:
+                    pane.refresh(shown)
+            for section in self.sections.values():
+                section.refresh(names, shown)
+            self._write_url(names)
+
+    def _show_section(self) -> None:
+        self._tabs.html = _tabs_html(self.state.section)
+        for key, section in self.sections.items():
+            made = section.show(key == self.state.section)
+            if self._ready:
+                _make_ready(made, [])
+
+    def _show_head(self, content: str) -> None:
+        content = f'<div class="head">{content}</div>'
+        if self.head.html != content:
+            self.head.html = content
+
+    def _show_workspace(self) -> None:
+        if not self._workspace.visible:
+            self._notice.visible = False
+            self._workspace.visible = True
+            self._tabs.html = ""
+
+    def _show_notice(self, notice: Notice) -> None:
+        self._view = None
+        with pn.io.hold():
+            self._notice.html = (
+                f'<div class="notice big {notice.tone}"><h2>{html.escape(notice.title)}</h2>'
+                + "".join(f"<p>{html.escape(line)}</p>" for line in notice.lines)
+                + (f"<pre>{html.escape(notice.code)}</pre>" if notice.code else "")
+                + "</div>"
+            )
+            self._workspace.visible = False
+            self._notice.visible = True
+            self._show_head(BRAND)
+            self.selectors.only_runs()
+            self._write_url(frozenset({"run"}))
+
+    def _write_url(self, names: frozenset[str]) -> None:
+        query = url.format_query(self.state)
+        if query != self.url.query:
+            self.url.param.update(query=query, push=self._ready and bool(names & url.PUSHED))
+
+    # --- what comes from outside -------------------------------------------------------------
+
+    def poll(self) -> None:
+        """Looks for new records and runs; nothing that is looked at moves unless it follows."""
+        with self._guarded(quiet=True):
+            self.catalogue.poll()
+            if self._view is None:
+                self._change({})
+            else:
+                self._look()
+            if self.catalogue.entries is not self._entries:
+                self._entries = self.catalogue.entries
+                self._offer_runs()
+
+    def _look(self) -> None:
+        try:
+            view = self.catalogue.look(self.state.run)
+        except ComgraError as error:
+            self._show_notice(notice_for(self.catalogue, self.state.run, error))
+            return
+        if view is not self._view or view.revision != self.state.revision:
+            self._point(self.state.run, view, {})
+        elif self.state.run:
+            self._show_head(head_of(view, self.state.run))
+
+    def _offer_runs(self) -> None:
+        if self._view is None:
+            self.selectors.only_runs()
+        else:
+            self._refresh(frozenset({"runs"}) | self.selectors.reads & {"run"})
+
+    def _on_url(self, message: Message) -> None:
+        query = message["query"]
+        if query != self._restored:
+            self._restored = query
+            with self._guarded():
+                self._restore(query)
+        self._restored = ""
+
+    def _restore(self, query: str, *, first: bool = False) -> None:
+        """Shows what an address says; what it leaves out takes its default."""
+        fields = (*SELECTION, "run", "colour", "section", "expanded")
+        wanted = {name: self.state.param[name].default for name in fields}
+        found = url.parse(query)
+        wanted.update(found)
+        run = wanted["run"] if self.catalogue.entry(wanted["run"]) else self.catalogue.default()
+        entry = self.catalogue.entry(run)
+        live = entry is not None and entry.state in ("live", "waiting")
+        wanted["follow"] = "step" not in found and (live if first else self.state.follow)
+        self._change(wanted)
+
+    # --- when something goes wrong -----------------------------------------------------------
+
+    @contextmanager
+    def _guarded(self, *, quiet: bool = False) -> Iterator[None]:
+        """Shows an error above the page instead of leaving it silently dead."""
+        try:
+            yield
+        except Exception as error:
+            if not isinstance(error, ComgraError):
+                _LOG.exception("the page could not be updated")
+            self._banner.html = problem_card("This change could not be shown", error)
+            self._banner.visible = True
+        else:
+            if self._banner.visible and not quiet:
+                self._banner.visible = False
+
+
+def _make_ready(panes: list[Pane], own: list[Any]) -> None:
+    for component in [*own, *(c for pane in panes for c in pane.components())]:
+        component.ready = True
+
+
+def _tabs_html(chosen: str) -> str:
+    buttons = "".join(
+        f'<button type="button" role="tab" data-send="{key}" '
+        f'aria-selected="{str(key == chosen).lower()}">{label}</button>'
+        for key, label in SECTIONS.items()
+    )
+    return f'<div class="tabs" role="tablist">{buttons}</div>'
+

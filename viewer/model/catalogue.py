@@ -1,0 +1,119 @@
+"""The runs below a folder, and the ones that are open; shared by all sessions of a process."""
+
+from __future__ import annotations
+
+import time
+from collections import OrderedDict
+from dataclasses import dataclass
+from pathlib import Path
+
+from comgra_decl.errors import ComgraError
+from comgra_decl.query import RunSummary, list_runs, open_run
+from comgra_decl.viewer.model.runview import RunView
+
+OPEN_RUNS = 8
+"""Runs kept open; the least recently used are let go."""
+
+_BETWEEN_LISTS = 2.0  # seconds
+_BETWEEN_LOOKS = 0.2  # seconds
+_SHARE = 20  # listing may take at most one part in this many of the time
+
+
+@dataclass(frozen=True, slots=True)
+class RunEntry:
+    """One line of the run selector. `name` is the path below the root; `error` "" if readable."""
+
+    name: str
+    group: str
+    label: str
+    state: str
+    records: int
+    error: str
+
+
+class Catalogue:
+    """Lists runs and keeps opened ones fresh.
+
+    Args:
+        root: A folder of runs, a group, or a single run. It need not exist yet.
+    """
+
+    def __init__(self, root: Path) -> None:
+        self.root = Path(root)
+        self.entries: tuple[RunEntry, ...] = ()
+        self.problem = ""
+        self._paths: dict[str, Path] = {}
+        self._views: OrderedDict[str, RunView] = OrderedDict()
+        self._looked: dict[str, float] = {}
+        self._listed = -1e9
+        self._pause = _BETWEEN_LISTS
+
+    def poll(self) -> None:
+        """Lists the runs anew if the last list is old enough; never raises."""
+        now = time.monotonic()
+        if now - self._listed >= self._pause:
+            self.refresh()
+            self._pause = max(_BETWEEN_LISTS, (time.monotonic() - now) * _SHARE)
+            self._listed = time.monotonic()
+
+    def refresh(self) -> None:
+        """Lists the runs anew, newest first; a folder that cannot be listed is a `problem`."""
+        try:
+            found = list_runs(self.root) if self.root.exists() else []
+            self.problem = ""
+        except (ComgraError, OSError) as error:
+            found, self.problem = [], str(error)
+        newest = sorted(found, key=lambda run: run.started or 0.0, reverse=True)
+        self._paths = {self._name(run): Path(run.path) for run in newest}
+        self.entries = tuple(self._entry(run) for run in newest)
+
+    def entry(self, name: str) -> RunEntry | None:
+        """Returns the listed run of that name, or None."""
+        return next((entry for entry in self.entries if entry.name == name), None)
+
+    def default(self) -> str:
+        """Returns the name of the newest run that can be read and has records, or else the first.
+
+        "" if there is no run.
+        """
+        readable = [entry for entry in self.entries if not entry.error]
+        recorded = [entry for entry in readable if entry.records]
+        ranked = recorded or readable or list(self.entries)
+        return ranked[0].name if ranked else ""
+
+    def open(self, name: str) -> RunView:
+        """Returns the run of a listed name; raises ComgraError if it cannot be read (any more)."""
+        if self.entry(name) is None:
+            self._views.pop(name, None)
+            raise ComgraError(f"There is no run {name!r} below {self.root}.")
+        if name not in self._views:
+            self._views[name] = RunView(open_run(self._paths[name]))
+            self._looked[name] = time.monotonic()
+            if len(self._views) > OPEN_RUNS:
+                self._views.popitem(last=False)
+        self._views.move_to_end(name)
+        return self._views[name]
+
+    def look(self, name: str) -> RunView:
+        """Returns the run with whatever is new on disk; raises like `open`.
+
+        Raises RunNotFoundError or another ComgraError if its folder is gone.
+        """
+        view = self.open(name)
+        now = time.monotonic()
+        if now - self._looked.get(name, -1e9) >= _BETWEEN_LOOKS:
+            self._looked[name] = now
+            if not self._paths[name].exists():
+                self._views.pop(name, None)
+                raise ComgraError(f"The folder of this run is gone: {self._paths[name]}")
+            view.refresh()
+        return view
+
+    def _name(self, run: RunSummary) -> str:
+        path = Path(run.path)
+        return path.name if path == self.root else path.relative_to(self.root).as_posix()
+
+    def _entry(self, run: RunSummary) -> RunEntry:
+        name = self._name(run)
+        group, _, label = name.rpartition("/")
+        return RunEntry(name, group, label, run.state, run.records, run.error or "")

@@ -1,0 +1,103 @@
+"""What can be chosen from: runs, types, roles, iterations, statistics, samples, colours."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from comgra_decl.records import AGGREGATES
+from comgra_decl.viewer.model.catalogue import RunEntry
+from comgra_decl.viewer.model.numbers import count
+from comgra_decl.viewer.model.runview import RunView
+from comgra_decl.viewer.model.selection import Selection
+from comgra_decl.viewer.model.words import BATCH_HELP, BATCH_LABELS, STATISTIC_HELP, pass_label
+
+
+@dataclass(frozen=True, slots=True)
+class Option:
+    """One option of a field."""
+
+    value: str
+    label: str
+    group: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Field:
+    """One thing to choose; `style` is "menu" or "buttons"."""
+
+    name: str
+    label: str
+    value: str
+    options: tuple[Option, ...]
+    help: str = ""
+    style: str = "menu"
+
+
+Groups = tuple[tuple[str, tuple[Field, ...]], ...]
+
+
+def run_choice(entries: tuple[RunEntry, ...], chosen: str) -> Field:
+    """Returns the choice among all runs, newest first within their groups."""
+    options = [Option(entry.name, _run_label(entry), entry.group) for entry in entries]
+    if all(option.value != chosen for option in options):
+        options.insert(0, Option(chosen, chosen or "none yet"))
+    return Field("run", "Run", chosen, tuple(options), "Runs below the folder that is shown")
+
+
+def choices(view: RunView, at: Selection, colour: str, runs: Field) -> Groups:
+    """Returns every choice there is for the current selection, in three groups."""
+    return (
+        ("Run", (runs, _types(view, at))),
+        ("Tensor", _tensor(view, at)),
+        ("Shown", (_statistics(view, at), _batch(view, at), _colours(view, colour))),
+    )
+
+
+def _run_label(entry: RunEntry) -> str:
+    if entry.error:
+        return f"{entry.label} \u00b7 cannot be read"
+    records = f"{count(entry.records)} records" if entry.records else "no record yet"
+    state = f"{entry.state} \u00b7 " if entry.state in ("live", "stopped") else ""
+    return f"{entry.label} \u00b7 {state}{records}"
+
+
+def _types(view: RunView, at: Selection) -> Field:
+    options = tuple(Option(t, t or "all training steps") for t in view.types())
+    return Field("type", "Type of execution", at.type, options, "Which steps to show")
+
+
+def _tensor(view: RunView, at: Selection) -> tuple[Field, ...]:
+    roles = tuple(Option(role, role) for role in view.roles(at.node))
+    numbers = tuple(Option(str(i), str(i)) for i in view.iterations(at.node, at.role))
+    fields = [
+        Field("role", "Role", at.role, roles, "Which tensor of the selected node"),
+        Field("iteration", "Iteration", str(at.iteration), numbers,
+              "The k-th call of the node within the step"),
+    ]  # fmt: skip
+    passes = view.gradient_passes()
+    if len(passes) > 1:
+        options = tuple(Option(p, pass_label(p)) for p in passes)
+        fields.append(Field("gradient", "Gradient", at.gradient, options, "Shown beside forward"))
+    return tuple(fields)
+
+
+def _statistics(view: RunView, at: Selection) -> Field:
+    options = tuple(Option(name, name) for name in view.run.statistics)
+    help_ = STATISTIC_HELP.get(at.statistic, "")
+    return Field("statistic", "Statistic", at.statistic, options, f"{help_}, for each sample")
+
+
+def _batch(view: RunView, at: Selection) -> Field:
+    over = [Option(name, BATCH_LABELS[name], "over the batch") for name in AGGREGATES]
+    numbers = range(view.run.sample_count)
+    samples = [Option(str(i), f"Sample {i}", "one sample") for i in numbers]
+    help_ = BATCH_HELP.get(at.batch, "one recorded sample alone")
+    return Field("batch", "Batch", at.batch, (*over, *samples), f"Second step: {help_}")
+
+
+def _colours(view: RunView, colour: str) -> Field:
+    passes = ["forward", *view.gradient_passes()]
+    options = [Option("kind", "kind")] + [Option(p, pass_label(p)) for p in passes]
+    style = "buttons" if len(options) <= 3 else "menu"
+    help_ = "Colour the graph by kind of tensor, or by the statistic at this step"
+    return Field("colour", "Graph shows", colour, tuple(options), help_, style)

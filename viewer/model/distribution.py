@@ -1,0 +1,105 @@
+"""How the distribution of a tensor's values moved over the training, as one picture."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+import numpy as np
+from numpy.typing import NDArray
+
+from comgra_decl.viewer.model.runview import RunView, Slot, Steps
+from comgra_decl.viewer.model.selection import Selection
+
+COLUMNS = 360
+ROWS = 80
+_TAIL = 0.002  # share of the values of a record that its own range leaves out on each side
+_ODD = 0.02  # share of the records whose range is not respected on each side
+
+Floats = NDArray[np.float64]
+
+
+@dataclass(frozen=True, slots=True)
+class Distribution:
+    """A picture [rows, columns] of densities, each column scaled to its own largest value.
+
+    It spans steps `x0` to `x1` and values `y0` to `y1`; row 0 is the lowest value. NaN where
+    there is no record. A column shows the newest record at or before it.
+    """
+
+    image: Floats = field(default_factory=lambda: np.full((1, 1), np.nan))
+    x0: float = 0.0
+    x1: float = 1.0
+    y0: float = 0.0
+    y1: float = 1.0
+    missing: str = ""
+
+
+def distribution(view: RunView, slot: Slot | None, at: Selection) -> Distribution:
+    """Returns the histograms of `slot` over all recorded steps as a picture."""
+    if slot is None:
+        return Distribution(missing="Not recorded for this tensor.")
+    steps, counts, ranges = view.histograms(slot, at.type)
+    known = np.isfinite(ranges).all(axis=1) & (counts.sum(axis=1) > 0) if len(steps) else []
+    if not np.any(known):
+        return Distribution(missing="No histogram was recorded (see `histogram` in the spec).")
+    return picture(steps, np.where(known[:, None], counts, 0), np.asarray(ranges, float))
+
+
+def picture(steps: Steps, counts: NDArray[np.uint32], ranges: Floats) -> Distribution:
+    """Returns the picture of histograms `counts` [k, bins] with edges `ranges` [k, 2]."""
+    shares = np.cumsum(counts, axis=1, dtype=float)
+    total = shares[:, -1:]
+    shares = np.divide(shares, total, out=np.full_like(shares, np.nan), where=total > 0)
+    y0, y1 = robust_range(shares, ranges)
+    x0, x1, chosen = columns(steps)
+    edges = np.linspace(y0, y1, ROWS + 1)
+    image = np.full((ROWS, len(chosen)), np.nan)
+    drawn: dict[int, Floats] = {}
+    for column, record in enumerate(chosen):
+        if total[record, 0] > 0:
+            if record not in drawn:
+                drawn[record] = _density(edges, shares[record], ranges[record])
+            image[:, column] = drawn[record]
+    return Distribution(image, x0, x1, y0, y1)
+
+
+def columns(steps: Steps) -> tuple[float, float, NDArray[np.int64]]:
+    """Returns the extent in steps and, for each column, the number of the record it shows."""
+    gaps = np.diff(steps)
+    if len(steps) <= COLUMNS and (len(gaps) == 0 or (gaps == gaps[0]).all()):
+        half = float(gaps[0]) / 2 if len(gaps) else 0.5
+        return float(steps[0]) - half, float(steps[-1]) + half, np.arange(len(steps))
+    x0, x1 = float(steps[0]), float(steps[-1])
+    centres = x0 + (np.arange(COLUMNS) + 0.5) * (x1 - x0) / COLUMNS
+    return x0, x1, np.searchsorted(steps, centres, side="right") - 1
+
+
+def robust_range(shares: Floats, ranges: Floats) -> tuple[float, float]:
+    """Returns a value range that holds nearly all values of nearly all records.
+
+    `shares` [k, bins] are cumulative shares. Taken from the outer quantiles of each record and
+    then over the records, so that neither one outlier nor one collapsed record decides.
+    """
+    known = np.flatnonzero(~np.isnan(shares[:, 0]))
+    lows, highs = np.empty(len(known)), np.empty(len(known))
+    for i, record in enumerate(known):
+        edges = np.linspace(*ranges[record], shares.shape[1] + 1)
+        at = np.concatenate([[0.0], shares[record]])
+        lows[i], highs[i] = np.interp([_TAIL, 1 - _TAIL], at, edges)
+    low, high = float(np.quantile(lows, _ODD)), float(np.quantile(highs, 1 - _ODD))
+    if not high > low:
+        air = abs(low) * 0.1 or 1.0
+        return low - air, high + air
+    return low, high
+
+
+def _density(edges: Floats, shares: Floats, span: Floats) -> Floats:
+    """Returns the share of one record that falls between each two `edges`, largest = 1."""
+    low, high = float(span[0]), float(span[1])
+    if not high > low:  # every value is the same
+        width = edges[1] - edges[0]
+        low, high = low - width / 2, high + width / 2
+    own = np.linspace(low, high, len(shares) + 1)
+    part = np.diff(np.interp(edges, own, np.concatenate([[0.0], shares])))
+    largest = part.max()
+    return np.asarray(part / largest if largest > 0 else part)

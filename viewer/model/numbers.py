@@ -1,0 +1,60 @@
+"""How numbers are written on screen: four significant digits, missing and non-finite marked."""
+
+from __future__ import annotations
+
+import math
+
+MISSING = "\u2013"
+"""Stands where nothing was recorded; never 0."""
+
+_MINUS = "\u2212"
+
+
+def number(value: float, *, digits: int = 4) -> str:
+    """Returns `value` with `digits` significant digits, scientific outside 0.001 .. 10,000.
+
+    NaN and infinities are written out ("NaN", "∞"): whether a NaN means "missing" is known only
+    to the caller, who writes `MISSING` then.
+    """
+    if math.isnan(value):
+        return "NaN"
+    if math.isinf(value):
+        return "\u221e" if value > 0 else f"{_MINUS}\u221e"
+    if value == 0:
+        return "0"
+    text = f"{value:.{digits - 1}e}"
+    mantissa, exponent = text.split("e")
+    power = int(exponent)
+    if -3 <= power < 4:
+        text = f"{value:.{max(digits - 1 - power, 0)}f}"
+    else:
+        text = f"{mantissa}e{power}"
+    return text.replace("-", _MINUS)
+
+
+def signed(value: float, *, digits: int = 3) -> str:
+    """Returns a change: always with its sign, "0" where nothing changed."""
+    text = number(value, digits=digits)
+    return f"+{text}" if value > 0 else text
+
+
+def count(value: int) -> str:
+    """Returns an integer with thousands separated by a thin space."""
+    return f"{value:,}".replace(",", "\u202f")
+
+
+def shape(dims: tuple[int, ...]) -> str:
+    """Returns a tensor's shape as `8×64`, or "scalar"."""
+    return "\u00d7".join(str(d) for d in dims) if dims else "scalar"
+
+
+def duration(seconds: float) -> str:
+    """Returns a length of time in the unit that reads best."""
+    if seconds < 1:
+        return f"{seconds * 1000:.3g} ms"
+    if seconds < 120:
+        return f"{seconds:.3g} s"
+    minutes, rest = divmod(round(seconds), 60)
+    if minutes < 120:
+        return f"{minutes} min {rest} s"
+    return f"{minutes // 60} h {minutes % 60} min"

@@ -1,0 +1,240 @@
+"""One open run with the indexes and caches that the view models share."""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Callable, Hashable
+from dataclasses import dataclass
+from typing import Any, TypeVar
+
+import numpy as np
+import pandas as pd
+from numpy.typing import NDArray
+
+from comgra_decl.query import Run
+from comgra_decl.records import Structure
+
+T = TypeVar("T")
+Steps = NDArray[np.int64]
+_KINDS = ("loss", "computed", "input", "target", "buffer", "parameter")
+_CACHED = 512
+
+
+@dataclass(frozen=True, slots=True)
+class Slot:
+    """One line of the run's slot table."""
+
+    id: int
+    node: str
+    role: str
+    iteration: int
+    pass_: str
+    kind: str
+    dtype: str
+    shape: tuple[int, ...]
+    batch_dim: int | None
+    module_class: str
+    names: tuple[str, ...]
+
+
+class RunView:
+    """A run as the viewer asks for it; one per run and process, shared by all sessions.
+
+    `revision` grows whenever `refresh` found something new, so that a session can tell that it has
+    seen less. Nothing here alters the run.
+    """
+
+    def __init__(self, run: Run) -> None:
+        self.run = run
+        self.revision = 0
+        self._lasting: OrderedDict[Hashable, Any] = OrderedDict()  # written once, never changes
+        self._passing: dict[Hashable, Any] = {}  # true for this revision only
+        self._index()
+
+    def refresh(self) -> bool:
+        """Looks for new records; returns whether there were any."""
+        if not self.run.refresh():
+            return False
+        self.revision += 1
+        self._passing.clear()
+        self._index()
+        return True
+
+    # --- slots -------------------------------------------------------------------------------
+
+    def _index(self) -> None:
+        table = self.run.slots
+        if len(table) == len(getattr(self, "slots", ())) and hasattr(self, "slots"):
+            return
+        self.slots: dict[int, Slot] = {slot.id: slot for slot in _slots(table)}
+        tree: dict[str, dict[str, dict[int, dict[str, Slot]]]] = {}
+        for slot in self.slots.values():
+            roles = tree.setdefault(slot.node, {})
+            roles.setdefault(slot.role, {}).setdefault(slot.iteration, {})[slot.pass_] = slot
+        self._tree = tree
+
+    @property
+    def nodes(self) -> list[str]:
+        """Names of all nodes, in order of first execution."""
+        return list(self._tree)
+
+    def roles(self, node: str) -> list[str]:
+        """Roles of a node, outputs first, parameters last."""
+        roles = self._tree.get(node, {})
+        rank = {role: _role_rank(role, _any_slot(roles[role]).kind) for role in roles}
+        return sorted(roles, key=lambda role: rank[role])
+
+    def iterations(self, node: str, role: str) -> list[int]:
+        """Iterations in which a role of a node was recorded, ascending."""
+        return sorted(self._tree.get(node, {}).get(role, {}))
+
+    def passes(self, node: str, role: str, iteration: int) -> dict[str, Slot]:
+        """The slots of one tensor, by pass."""
+        return self._tree.get(node, {}).get(role, {}).get(iteration, {})
+
+    def gradient_passes(self) -> list[str]:
+        """All passes of the run but the forward one."""
+        return sorted({slot.pass_ for slot in self.slots.values()} - {"forward"})
+
+    def kind(self, node: str) -> str:
+        """The kind that colours a node: what it computes before what it owns."""
+        kinds = {_any_slot(role).kind for role in self._tree.get(node, {}).values()}
+        return next((kind for kind in _KINDS if kind in kinds), "computed")
+
+    def lead(self, node: str) -> Slot:
+        """The slot that describes a node best: its first role, first iteration, forward."""
+        return _any_slot(self._tree[node][self.roles(node)[0]])
+
+    # --- records -----------------------------------------------------------------------------
+
+    def types(self) -> list[str]:
+        """Choices for the type of execution: "" (all training steps) and each label."""
+        records = self.run.records
+        train = set(records["type"][records["mode"] == "train"]) if len(records) else set()
+        labels = [t for t in self.run.types if train != {t}]
+        return ["", *labels]
+
+    def steps(self, type_: str) -> Steps:
+        """Steps recorded for a type of execution, ascending, each once."""
+        return self.now(("steps", type_), lambda: self._steps(type_))
+
+    def _steps(self, type_: str) -> Steps:
+        if not type_ and len(self.run.steps):
+            return np.unique(np.asarray(self.run.steps, dtype=np.int64))
+        records = self.run.records
+        chosen = records["step"][records["type"] == type_] if type_ else records["step"]
+        return np.unique(np.asarray(chosen, dtype=np.int64))
+
+    def row(self, step: int, type_: str, over: str) -> pd.DataFrame:
+        """All statistics of all slots of one record (`Run.row`)."""
+        key = ("row", step, type_, over)
+        return self.ever(key, lambda: self.run.row(step, type_=type_ or None, over_batch=over))
+
+    def sample_row(self, slot: Slot, step: int, type_: str) -> pd.DataFrame:
+        """The statistics of the recorded samples of one slot and step (`Run.sample_row`)."""
+        key = ("sample_row", slot.id, step, type_)
+        return self.ever(
+            key, lambda: self.run.sample_row(slot.node, step, **_where(slot, type_))
+        )
+
+    def series(self, slot: Slot, statistic: str, over: str, type_: str) -> pd.Series:
+        """One aggregated statistic of a slot by step (`Run.series`)."""
+        key = ("series", slot.id, statistic, over, type_)
+        return self.now(
+            key,
+            lambda: self.run.series(
+                slot.node, statistic, over_batch=over, **_where(slot, type_)
+            ),
+        )
+
+    def sample_series(self, slot: Slot, statistic: str, sample: int, type_: str) -> pd.Series:
+        """One statistic of one sample of a slot by step (`Run.sample_series`)."""
+        key = ("sample_series", slot.id, statistic, sample, type_)
+        return self.now(
+            key,
+            lambda: self.run.sample_series(
+                slot.node, statistic, sample, **_where(slot, type_)
+            ),
+        )
+
+    def heat(self, statistic: str, pass_: str, over: str, type_: str) -> pd.DataFrame:
+        """One statistic of all slots at all steps (`Run.heat`)."""
+        key = ("heat", statistic, pass_, over, type_)
+        return self.now(
+            key,
+            lambda: self.run.heat(
+                statistic, pass_=pass_, over_batch=over, type_=type_ or None
+            ),
+        )
+
+    def histograms(self, slot: Slot, type_: str) -> tuple[Any, Any, Any]:
+        """Histograms of a slot over steps (`Run.histograms`)."""
+        key = ("histograms", slot.id, type_)
+        return self.now(key, lambda: self.run.histograms(slot.node, **_where(slot, type_)))
+
+    def value(self, slot: Slot, step: int, type_: str) -> NDArray[Any]:
+        """The recorded values of a slot at a step (`Run.value`); errors as there."""
+        key = ("value", slot.id, step, type_)
+        return self.ever(key, lambda: self.run.value(slot.node, step, **_where(slot, type_)))
+
+    def structure(self, step: int, type_: str) -> Structure | None:
+        """The dependency graph valid at a step."""
+        return self.ever(
+            ("structure", step, type_), lambda: self.run.structure(step, type_=type_ or None)
+        )
+
+    # --- caches ------------------------------------------------------------------------------
+
+    def ever(self, key: Hashable, compute: Callable[[], T]) -> T:
+        """Returns what never changes once recorded; the least used leave first."""
+        if key not in self._lasting:
+            self._lasting[key] = compute()
+            if len(self._lasting) > _CACHED:
+                self._lasting.popitem(last=False)
+        self._lasting.move_to_end(key)
+        value: T = self._lasting[key]
+        return value
+
+    def now(self, key: Hashable, compute: Callable[[], T]) -> T:
+        """Returns what holds until the next record appears."""
+        if key not in self._passing:
+            if len(self._passing) >= _CACHED:
+                self._passing.clear()
+            self._passing[key] = compute()
+        value: T = self._passing[key]
+        return value
+
+
+def _slots(table: pd.DataFrame) -> list[Slot]:
+    columns = ("node", "role", "iteration", "pass", "kind", "dtype", "shape", "batch_dim")
+    rows = zip(
+        table.index, *(table[c] for c in columns), table["module_class"], table["names"], strict=True
+    )
+    return [
+        Slot(
+            int(id_), node, role, int(iteration), pass_, kind, dtype, tuple(shape),
+            None if pd.isna(batch_dim) else int(batch_dim), module_class or "", tuple(names or ()),
+        )
+        for id_, node, role, iteration, pass_, kind, dtype, shape, batch_dim, module_class, names
+        in rows
+    ]  # fmt: skip
+
+
+def _any_slot(iterations: dict[int, dict[str, Slot]]) -> Slot:
+    passes = iterations[min(iterations)]
+    return passes.get("forward") or next(iter(passes.values()))
+
+
+def _role_rank(role: str, kind: str) -> tuple[int, str]:
+    if kind in ("parameter", "buffer"):
+        return 2, role
+    return (0 if role.startswith("output") else 1), role
+
+
+def _where(slot: Slot, type_: str) -> dict[str, Any]:
+    return {
+        "role": slot.role,
+        "pass_": slot.pass_,
+        "iteration": slot.iteration,
+        "type_": type_ or None,
+    }

@@ -1,0 +1,118 @@
+"""What a person is looking at, and how much of it survives when one choice changes."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+
+import numpy as np
+
+from comgra_decl.records import AGGREGATES
+from comgra_decl.viewer.model.runview import RunView, Slot, Steps
+
+
+@dataclass(frozen=True, slots=True)
+class Selection:
+    """One point of view on a run.
+
+    `type` "" means all training steps. `batch` is an aggregate over the batch ("mean", "std",
+    "abs_max") or the number of a recorded sample ("0", "1", ...). `gradient` is the pass that is
+    shown beside the forward one. `step` is None while there is no record.
+    """
+
+    type: str = ""
+    step: int | None = None
+    node: str = ""
+    role: str = ""
+    iteration: int = 0
+    gradient: str = "grad"
+    batch: str = "mean"
+    statistic: str = ""
+
+    @property
+    def sample(self) -> int | None:
+        """The chosen sample, or None while an aggregate is chosen."""
+        return int(self.batch) if self.batch.isdecimal() else None
+
+    @property
+    def over(self) -> str:
+        """The aggregate to use where single samples cannot be shown."""
+        return "mean" if self.batch.isdecimal() else self.batch
+
+
+def resolve(view: RunView, wanted: Selection, remembered: Mapping[str, str]) -> Selection:
+    """Returns the selection nearest to `wanted` that the run can show.
+
+    Whatever exists is kept: the node, then its role (else the role last used for that node, from
+    `remembered`), the nearest iteration, the nearest recorded step, the statistic and the sample.
+    """
+    type_ = wanted.type if wanted.type in view.types() else ""
+    node = wanted.node if wanted.node in set(view.nodes) else _first_node(view)
+    role = _role(view, node, wanted.role, remembered.get(node, ""))
+    return replace(
+        wanted,
+        type=type_,
+        step=nearest(view.steps(type_), wanted.step),
+        node=node,
+        role=role,
+        iteration=nearest(np.array(view.iterations(node, role)), wanted.iteration) or 0,
+        gradient=_gradient(view, wanted.gradient),
+        batch=_batch(view, wanted.batch),
+        statistic=_statistic(view, wanted.statistic),
+    )
+
+
+def nearest(steps: Steps, wanted: int | None) -> int | None:
+    """Returns the recorded step nearest to `wanted` (the earlier of two), the last for None."""
+    if len(steps) == 0:
+        return None
+    if wanted is None:
+        return int(steps[-1])
+    right = min(int(np.searchsorted(steps, wanted)), len(steps) - 1)
+    left = max(right - 1, 0)
+    return int(min(steps[left], steps[right], key=lambda step: abs(int(step) - wanted)))
+
+
+def previous(steps: Steps, step: int) -> int | None:
+    """Returns the recorded step before `step`, or None."""
+    index = int(np.searchsorted(steps, step))
+    return int(steps[index - 1]) if index > 0 else None
+
+
+def slots_of(view: RunView, at: Selection) -> tuple[Slot | None, Slot | None]:
+    """Returns the slots of the selected tensor: forward, and the chosen gradient pass."""
+    passes = view.passes(at.node, at.role, at.iteration)
+    return passes.get("forward"), passes.get(at.gradient)
+
+
+def _first_node(view: RunView) -> str:
+    nodes = view.nodes
+    computed = (node for node in nodes if view.kind(node) == "computed")
+    return next(computed, nodes[0] if nodes else "")
+
+
+def _role(view: RunView, node: str, wanted: str, remembered: str) -> str:
+    roles = view.roles(node)
+    for role in (wanted, remembered):
+        if role in roles:
+            return role
+    return roles[0] if roles else ""
+
+
+def _gradient(view: RunView, wanted: str) -> str:
+    passes = view.gradient_passes()
+    return wanted if wanted in passes or not passes else passes[0]
+
+
+def _batch(view: RunView, wanted: str) -> str:
+    if wanted in AGGREGATES:
+        return wanted
+    return wanted if wanted in map(str, range(view.run.sample_count)) else "mean"
+
+
+def _statistic(view: RunView, wanted: str) -> str:
+    known = view.run.statistics
+    for statistic in (wanted, "std", "mean"):
+        if statistic in known:
+            return statistic
+    return known[0] if known else ""

@@ -1,0 +1,112 @@
+"""One statistic of one tensor over the training, ready to be drawn."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field, replace
+
+import numpy as np
+import pandas as pd
+from numpy.typing import NDArray
+
+from comgra_decl.viewer.model.runview import RunView, Slot, Steps
+from comgra_decl.viewer.model.selection import Selection
+from comgra_decl.viewer.model.words import order_of_operations
+
+POINTS = 2000
+"""More points than this are thinned, keeping the extremes of each stretch."""
+
+Floats = NDArray[np.float64]
+
+
+def _none() -> Floats:
+    return np.empty(0)
+
+
+@dataclass(frozen=True, slots=True)
+class Curve:
+    """A line over steps.
+
+    `low` and `high` bound the band of one standard deviation over the batch (empty without one);
+    `context` is the batch mean behind a single sample. NaN leaves a gap; `broken` are the steps
+    whose value was recorded and is NaN or infinite. `bounds` is the range to show.
+    """
+
+    steps: Steps = field(default_factory=lambda: np.empty(0, np.int64))
+    values: Floats = field(default_factory=_none)
+    low: Floats = field(default_factory=_none)
+    high: Floats = field(default_factory=_none)
+    context: Floats = field(default_factory=_none)
+    broken: Steps = field(default_factory=lambda: np.empty(0, np.int64))
+    bounds: tuple[float, float] = (0.0, 1.0)
+    help: str = ""
+    missing: str = ""
+
+
+def curve(view: RunView, slot: Slot | None, at: Selection, *, points: int = POINTS) -> Curve:
+    """Returns the selected statistic of `slot` over all recorded steps."""
+    if slot is None:
+        return Curve(missing="Not recorded for this tensor.")
+    batch = at.batch if slot.batch_dim is not None else "mean"
+    main = _line(view, slot, at, batch)
+    steps, values = np.asarray(main.index, np.int64), np.asarray(main, float)
+    if not np.isfinite(values).any() and not len(_broken(view, slot, at, steps, values)):
+        return Curve(missing="No record of this tensor yet.")
+    low, high, context = _surroundings(view, slot, at, batch, values)
+    keep = thin(values, points)
+    return Curve(
+        steps[keep], values[keep], *(a[keep] if len(a) else a for a in (low, high, context)),
+        broken=_broken(view, slot, at, steps, values), bounds=bounds(values, low, high),
+        help=order_of_operations(at.statistic, batch),
+    )  # fmt: skip
+
+
+def bounds(*lines: Floats) -> tuple[float, float]:
+    """Returns a range that holds all finite values, with a little air; never of length 0."""
+    finite = [line[np.isfinite(line)] for line in lines]
+    known = np.concatenate([*finite, np.empty(0)])
+    if not len(known):
+        return 0.0, 1.0
+    low, high = float(known.min()), float(known.max())
+    air = (high - low) * 0.06 or abs(low) * 0.1 or 1.0
+    return low - air, high + air
+
+
+def thin(values: Floats, points: int) -> NDArray[np.int64]:
+    """Returns ascending indices of at most about `points` values: extremes, first and last."""
+    size = len(values)
+    if size <= points:
+        return np.arange(size)
+    edges = np.linspace(0, size, points // 2 + 1).astype(int)
+    safe_low = np.where(np.isnan(values), np.inf, values)
+    safe_high = np.where(np.isnan(values), -np.inf, values)
+    stretches = list(zip(edges[:-1], edges[1:], strict=True))
+    lowest = [a + int(np.argmin(safe_low[a:b])) for a, b in stretches]
+    highest = [a + int(np.argmax(safe_high[a:b])) for a, b in stretches]
+    return np.unique([0, *lowest, *highest, size - 1])
+
+
+def _line(view: RunView, slot: Slot, at: Selection, batch: str) -> pd.Series:
+    if batch.isdecimal():
+        return view.sample_series(slot, at.statistic, int(batch), at.type)
+    return view.series(slot, at.statistic, batch, at.type)
+
+
+def _surroundings(
+    view: RunView, slot: Slot, at: Selection, batch: str, values: Floats
+) -> tuple[Floats, Floats, Floats]:
+    """Returns the band around a batch mean, or the batch mean behind a single sample."""
+    if slot.batch_dim is None or batch not in ("mean",) and not batch.isdecimal():
+        return _none(), _none(), _none()
+    if batch.isdecimal():
+        return _none(), _none(), np.asarray(view.series(slot, at.statistic, "mean", at.type))
+    spread = np.asarray(view.series(slot, at.statistic, "std", at.type), float)
+    return values - spread, values + spread, _none()
+
+
+def _broken(view: RunView, slot: Slot, at: Selection, steps: Steps, values: Floats) -> Steps:
+    """Returns the steps whose value was recorded and is NaN or infinite."""
+    if np.isfinite(values).all():
+        return steps[:0]
+    batch = at.batch if slot.batch_dim is not None else "mean"
+    count = np.asarray(_line(view, slot, replace(at, statistic="nonfinite"), batch), float)
+    return steps[~np.isfinite(values) & ~np.isnan(count)]

@@ -1,0 +1,111 @@
+"""The table of all statistics of the selected tensor, and its recorded samples one by one."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+import pandas as pd
+
+from comgra_decl.viewer.model.runview import RunView, Slot
+from comgra_decl.viewer.model.selection import Selection, previous, slots_of
+from comgra_decl.viewer.model.words import pass_label
+
+_NAN = math.nan
+
+
+@dataclass(frozen=True, slots=True)
+class Cell:
+    """One number of a table. `recorded` tells a value that is NaN from one that is missing."""
+
+    value: float = _NAN
+    before: float = _NAN
+    recorded: bool = False
+
+    @property
+    def broken(self) -> bool:
+        """Whether a recorded value is NaN or infinite."""
+        return self.recorded and not math.isfinite(self.value)
+
+    @property
+    def change(self) -> float:
+        """Difference to the record before; NaN where there is none."""
+        return self.value - self.before
+
+
+@dataclass(frozen=True, slots=True)
+class StatisticsTable:
+    """Rows are statistics, columns are passes; `before` is the step compared with."""
+
+    columns: tuple[str, ...]
+    rows: tuple[tuple[str, tuple[Cell, ...]], ...]
+    before: int | None
+
+
+@dataclass(frozen=True, slots=True)
+class SampleTable:
+    """One statistic of each recorded sample: rows `(sample, cells)`, one cell per pass."""
+
+    columns: tuple[str, ...]
+    rows: tuple[tuple[int, tuple[Cell, ...]], ...]
+    missing: str = ""
+
+
+def statistics_table(view: RunView, at: Selection) -> StatisticsTable:
+    """Returns every statistic of the selected tensor at the selected step, for both passes."""
+    pair = slots_of(view, at)
+    columns = ("forward", pass_label(at.gradient))
+    if at.step is None:
+        return StatisticsTable(columns, (), None)
+    before = previous(view.steps(at.type), at.step)
+    now = [_numbers(view, slot, at.step, at) for slot in pair]
+    old = [_numbers(view, slot, before, at) for slot in pair]
+    rows = tuple(
+        (name, tuple(_cell(name, new, past) for new, past in zip(now, old, strict=True)))
+        for name in view.run.statistics
+    )
+    return StatisticsTable(columns, rows, before)
+
+
+def sample_table(view: RunView, at: Selection) -> SampleTable:
+    """Returns the selected statistic of each recorded sample at the selected step."""
+    pair = slots_of(view, at)
+    columns = ("forward", pass_label(at.gradient))
+    batched = [slot for slot in pair if slot is not None and slot.batch_dim is not None]
+    if not batched or at.step is None:
+        reason = "This tensor has no batch dimension." if any(pair) else ""
+        return SampleTable(columns, (), reason)
+    frames = [_samples(view, slot, at.step, at) for slot in pair]
+    numbers = sorted({int(i) for frame in frames for i in frame.index})
+    rows = tuple((i, tuple(_sample_cell(f, i, at.statistic) for f in frames)) for i in numbers)
+    return SampleTable(columns, rows, "" if rows else "No samples were recorded at this step.")
+
+
+def _numbers(view: RunView, slot: Slot | None, step: int | None, at: Selection) -> pd.Series:
+    """Returns the statistics of a slot at a step, empty where there is no such record."""
+    if slot is None or step is None:
+        return pd.Series(dtype=float)
+    if at.sample is not None and slot.batch_dim is not None:
+        frame, key = view.sample_row(slot, step, at.type), at.sample
+    else:
+        frame, key = view.row(step, at.type, at.over), slot.id
+    return frame.loc[key] if key in frame.index else pd.Series(dtype=float)
+
+
+def _cell(name: str, new: pd.Series, past: pd.Series) -> Cell:
+    recorded = not math.isnan(new.get("nonfinite", _NAN))
+    return Cell(float(new.get(name, _NAN)), float(past.get(name, _NAN)), recorded)
+
+
+def _samples(view: RunView, slot: Slot | None, step: int, at: Selection) -> pd.DataFrame:
+    if slot is None or slot.batch_dim is None:
+        return pd.DataFrame()
+    return view.sample_row(slot, step, at.type)
+
+
+def _sample_cell(frame: pd.DataFrame, sample: int, statistic: str) -> Cell:
+    if sample not in frame.index:
+        return Cell()
+    line = frame.loc[sample]
+    recorded = not math.isnan(line.get("nonfinite", _NAN))
+    return Cell(float(line.get(statistic, _NAN)), recorded=recorded)

@@ -1,0 +1,38 @@
+"""What the statistics and aggregates are called and how they are explained in tooltips."""
+
+from __future__ import annotations
+
+STATISTIC_HELP = {
+    "mean": "mean of the values",
+    "abs_mean": "mean of the absolute values",
+    "std": "standard deviation of the values (population)",
+    "min": "smallest value",
+    "max": "largest value",
+    "abs_max": "largest absolute value",
+    "l2": "Euclidean norm of the values",
+    "zero_fraction": "share of the values that are exactly 0",
+    "nonfinite": "number of values that are NaN or infinite",
+}
+
+BATCH_HELP = {
+    "mean": "mean over the batch",
+    "std": "standard deviation over the batch",
+    "abs_max": "largest absolute value over the batch",
+}
+
+BATCH_LABELS = {"mean": "Mean", "std": "Std", "abs_max": "Abs-max"}
+
+
+def order_of_operations(statistic: str, batch: str) -> str:
+    """Says how a shown number came about: first over the values, then over the batch."""
+    first = STATISTIC_HELP.get(statistic, statistic)
+    if batch.isdecimal():
+        return f"{first} of sample {batch}"
+    return f"{first} of each sample, then {BATCH_HELP.get(batch, batch)}"
+
+
+def pass_label(pass_: str) -> str:
+    """Returns a pass as people say it: `forward`, `gradient`, `gradient 2`."""
+    if pass_ == "grad" or pass_.startswith("grad:"):
+        return f"gradient {pass_[5:]}".strip()
+    return pass_

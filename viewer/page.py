@@ -1,0 +1,83 @@
+"""The page around the dashboard; the only module that knows panel-material-ui."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import lru_cache
+from pathlib import Path
+from typing import Any
+
+import panel as pn
+import panel_material_ui as pmui
+
+from comgra_decl.viewer.dashboard import Dashboard
+from comgra_decl.viewer.model.catalogue import Catalogue
+from comgra_decl.viewer.panes.base import problem_card
+from comgra_decl.viewer.style import CSS
+
+TITLE = "comgra_decl"
+POLL = 500  # milliseconds between two looks for new records
+
+_LIGHT = {
+    "palette": {
+        "primary": {"main": "#3f5fd0"},
+        "background": {"default": "#f6f7fa", "paper": "#ffffff"},
+        "text": {"primary": "#1c2333"},
+    }
+}
+_DARK = {
+    "palette": {
+        "primary": {"main": "#8ea2ff"},
+        "background": {"default": "#12151c", "paper": "#171b24"},
+        "text": {"primary": "#e6e9f2"},
+    }
+}
+_SX = {
+    "& .header": {
+        "backgroundColor": "background.default",
+        "backgroundImage": "none",
+        "borderBottom": "1px solid",
+        "borderColor": "divider",
+        "boxShadow": "none",
+        "color": "text.primary",
+    },
+    "& .MuiToolbar-root": {"minHeight": "48px !important", "margin": "0 !important"},
+    "& .sidebar": {"backgroundColor": "background.default", "backgroundImage": "none"},
+}
+
+
+@lru_cache(maxsize=8)
+def shared_catalogue(root: Path) -> Catalogue:
+    """Returns the one catalogue of a folder in this process; sessions share opened runs."""
+    return Catalogue(root)
+
+
+def create_page(args: Sequence[str] = ()) -> Any:
+    """Makes the page of one browser session.
+
+    Args:
+        args: The folder of runs (default `runs`), as `panel serve viewer --args FOLDER` gives it.
+    """
+    root = Path(args[0] if args else "runs")
+    try:
+        return _page(shared_catalogue(root))
+    except Exception as error:
+        return pn.pane.HTML(problem_card("The viewer could not start", error), stylesheets=[CSS])
+
+
+def _page(catalogue: Catalogue) -> Any:
+    location = pn.state.location
+    dashboard = Dashboard(catalogue, query=(location.search or "") if location else "")
+    pn.state.onload(dashboard.start)
+    pn.state.add_periodic_callback(dashboard.poll, period=POLL)
+    return pmui.Page(
+        title="",
+        header=[dashboard.head],
+        sidebar=[dashboard.side],
+        main=[dashboard.main],
+        sidebar_width=240,
+        sidebar_resizable=False,
+        busy_indicator=None,
+        theme_config={"light": _LIGHT, "dark": _DARK},
+        sx=_SX,
+    )

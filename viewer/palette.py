@@ -1,0 +1,52 @@
+"""The colours of data: scales for painted nodes, values and distributions."""
+
+from __future__ import annotations
+
+from bisect import bisect_right
+
+SCALE = (
+    "#2c2a6b", "#2f4b94", "#2a6fa6", "#2a90a9", "#3fae9d", "#72c886", "#b3db72", "#f2e66b",
+)  # fmt: skip
+"""From little to much: dark blue over teal to yellow, readable in light and dark."""
+
+_LESS = ("#e8ebf2", "#a9c3ea", "#5f97d8", "#2463ad")
+_MORE = ("#e8ebf2", "#f6bd9a", "#e8824f", "#b9461f")
+
+BLUE, ORANGE, GREY, RED = "#3f6fd8", "#d9692e", "#8a93a6", "#d6334a"
+"""Forward, gradient, context, and what is wrong."""
+
+LINES = (BLUE, ORANGE, "#2a9d7f", "#a25bc7", "#b58a1c", "#4aa3c7", "#c2497f", "#6f7d95")
+"""Lines of one chart, in order."""
+
+
+def colour_at(place: float) -> str:
+    """Returns the colour of `SCALE` at `place` in 0 .. 1."""
+    return _between(SCALE, place)
+
+
+def signed_colour(place: float) -> str:
+    """Returns blue for -1, grey for 0, orange for 1, and what lies between."""
+    return _between(_LESS if place < 0 else _MORE, abs(place))
+
+
+def faded(colour: str, shades: int = 64) -> list[str]:
+    """Returns `colour` from transparent to opaque, for pictures on any background."""
+    return [f"{colour}{round(255 * i / (shades - 1)):02x}" for i in range(shades)]
+
+
+def signed_faded(shades: int = 64) -> list[str]:
+    """Returns blue over transparent to orange, for signed values on any background."""
+    return faded("#2463ad", shades)[::-1] + faded("#d1561f", shades)
+
+
+def _between(colours: tuple[str, ...], place: float) -> str:
+    """Returns the colour at `place` in 0 .. 1 of equally spaced `colours`."""
+    exact = min(max(place, 0.0), 1.0) * (len(colours) - 1)
+    left = min(bisect_right(range(len(colours)), exact) - 1, len(colours) - 2)
+    a, b = (_channels(c) for c in colours[left : left + 2])
+    mixed = (round(x + (y - x) * (exact - left)) for x, y in zip(a, b, strict=True))
+    return "#" + "".join(f"{channel:02x}" for channel in mixed)
+
+
+def _channels(colour: str) -> tuple[int, int, int]:
+    return int(colour[1:3], 16), int(colour[3:5], 16), int(colour[5:7], 16)

@@ -1,0 +1,101 @@
+"""What every pane is: built once, changed in place, and never the cause of a dead page."""
+
+from __future__ import annotations
+
+import html
+import logging
+import traceback
+from abc import ABC, abstractmethod
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+import panel as pn
+
+from comgra_decl.errors import ComgraError
+from comgra_decl.viewer.components.htmlview import HtmlView
+from comgra_decl.viewer.model.runview import RunView
+from comgra_decl.viewer.model.selection import Selection
+from comgra_decl.viewer.style import CSS
+
+Act = Callable[..., None]
+"""Changes what is shown: `act(step=10, node="encoder")`; see `Dashboard.change`."""
+
+_LOG = logging.getLogger(__name__)
+
+TENSOR = frozenset({"run", "revision", "type", "node", "role", "iteration"})
+"""What chooses a tensor."""
+
+
+@dataclass(frozen=True, slots=True)
+class Shown:
+    """All that a pane may look at."""
+
+    view: RunView
+    at: Selection
+    colour: str
+    expanded: frozenset[str] | None
+    follow: bool
+
+
+class Pane(ABC):
+    """A view of the run.
+
+    `reads` names the parameters of the state that it depends on; `build` makes its objects once,
+    `update` changes them in place. `panel` is what goes on the page.
+    """
+
+    reads: ClassVar[frozenset[str]]
+
+    def __init__(self, act: Act) -> None:
+        self.act = act
+        self._problem = pn.pane.HTML("", visible=False, stylesheets=[CSS], margin=0)
+        self._body = self.build()
+        self.panel = pn.Column(
+            self._problem, self._body, sizing_mode="stretch_both", margin=0, css_classes=["pane"]
+        )
+
+    @abstractmethod
+    def build(self) -> Any:
+        """Makes the objects of the pane and returns the outermost."""
+
+    @abstractmethod
+    def update(self, shown: Shown) -> None:
+        """Changes the objects in place so that they show `shown`."""
+
+    def components(self) -> list[Any]:
+        """Browser components that must hear when the page is ready."""
+        return []
+
+    def refresh(self, shown: Shown) -> None:
+        """Updates; what goes wrong is shown in place of this pane alone."""
+        try:
+            self.update(shown)
+        except Exception as error:
+            if not isinstance(error, ComgraError):
+                _LOG.exception("%s could not be drawn", type(self).__name__)
+            self._problem.object = problem_card(f"{type(self).__name__} cannot be shown", error)
+            self._problem.visible, self._body.visible = True, False
+        else:
+            if self._problem.visible:
+                self._problem.visible, self._body.visible = False, True
+
+
+def problem_card(title: str, error: BaseException) -> str:
+    """Returns a card that says what went wrong, with the place in the code for a bug report."""
+    where = ""
+    if not isinstance(error, ComgraError):
+        lines = traceback.format_exception(error)
+        where = f"<details><summary>Details</summary><pre>{_e(''.join(lines))}</pre></details>"
+    text = str(error) or type(error).__name__
+    return f'<div class="notice bad"><h2>{_e(title)}</h2><p>{_e(text)}</p>{where}</div>'
+
+
+def html_view(css: str = "", **params: Any) -> HtmlView:
+    """Returns an `HtmlView` in the viewer's style."""
+    params = {"sizing_mode": "stretch_width", "margin": 0, **params}
+    return HtmlView(css=CSS + css, **params)
+
+
+def _e(text: str) -> str:
+    return html.escape(text)

@@ -1,0 +1,70 @@
+"""The distribution of the selected tensor's values over the training."""
+
+from __future__ import annotations
+
+from typing import Any, ClassVar
+
+from bokeh.models import ColumnDataSource, LinearColorMapper, Range1d
+
+from comgra_decl.viewer.model.distribution import Distribution, distribution
+from comgra_decl.viewer.model.selection import nearest, slots_of
+from comgra_decl.viewer.model.words import pass_label
+from comgra_decl.viewer.palette import BLUE, ORANGE, faded
+from comgra_decl.viewer.panes.base import TENSOR, Act, Pane, Shown
+from comgra_decl.viewer.panes.figures import Frame
+
+
+class DistributionPane(Pane):
+    """The histograms of one pass over steps: 0 is the forward one, 1 the chosen gradient."""
+
+    reads: ClassVar = TENSOR | {"step", "gradient"}
+
+    def __init__(self, act: Act, *, place: int, x_range: Range1d) -> None:
+        self._place = place
+        self._x_range = x_range
+        self._drawn: object = None
+        self._shown: Shown | None = None
+        super().__init__(act)
+
+    def build(self) -> Any:
+        """Makes the figure with one image."""
+        tooltips = [("step", "$x{0}"), ("value", "$y{0.000e}"), ("density", "@image{0.00}")]
+        self.frame = Frame(x_range=self._x_range, tooltips=tooltips)
+        self._image = ColumnDataSource({"image": [], "x": [], "y": [], "dw": [], "dh": []})
+        mapper = LinearColorMapper(
+            palette=faded(ORANGE if self._place else BLUE), low=0, high=1, nan_color="#00000000"
+        )
+        self.frame.figure.image(
+            "image", "x", "y", "dw", "dh", source=self._image, color_mapper=mapper
+        )
+        self.frame.on_tap(self._jump)
+        return self.frame.pane()
+
+    def update(self, shown: Shown) -> None:
+        """Redraws the picture if the tensor changed; always moves the step marker."""
+        self._shown = shown
+        at = shown.at
+        key = (shown.view, shown.view.revision, at.type, at.node, at.role, at.iteration,
+               at.gradient)  # fmt: skip
+        if key != self._drawn:
+            self._draw(distribution(shown.view, slots_of(shown.view, at)[self._place], at))
+            name = pass_label(at.gradient) if self._place else "forward"
+            self.frame.title = f"{name} \u00b7 distribution over steps"
+            self._drawn = key
+        self.frame.mark_step(at.step)
+
+    def _draw(self, picture: Distribution) -> None:
+        self._image.data = {
+            "image": [] if picture.missing else [picture.image],
+            "x": [] if picture.missing else [picture.x0],
+            "y": [] if picture.missing else [picture.y0],
+            "dw": [] if picture.missing else [picture.x1 - picture.x0],
+            "dh": [] if picture.missing else [picture.y1 - picture.y0],
+        }
+        self.frame.show(y=(picture.y0, picture.y1))
+        self.frame.say(picture.missing)
+
+    def _jump(self, x: float, _: float) -> None:
+        if self._shown is not None:
+            steps = self._shown.view.steps(self._shown.at.type)
+            self.act(step=nearest(steps, round(x)), follow=False)

@@ -1,0 +1,158 @@
+"""Bokeh figures in the viewer's style, made once and changed in place."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import panel as pn
+from bokeh.events import DoubleTap, Tap
+from bokeh.models import (
+    BoxZoomTool,
+    ColumnDataSource,
+    HoverTool,
+    Range1d,
+    SaveTool,
+    Span,
+    Title,
+)
+from bokeh.models.formatters import BasicTickFormatter
+from bokeh.plotting import figure
+
+from comgra_decl.viewer.palette import RED
+
+MIN_HEIGHT = 170
+
+
+class Frame:
+    """A figure with fixed ranges, a title, a marker for the current step, and a message.
+
+    Fixed ranges cost less than half of automatic ones per change. A drag zooms, a double click
+    shows all again; a new range from Python is taken over only where the user has not zoomed.
+    """
+
+    def __init__(
+        self, *, x_range: Range1d | None = None, tooltips: Any = None, zoom: str = "width"
+    ) -> None:
+        self._home: dict[str, tuple[float, float]] = {}
+        self.figure = figure(
+            sizing_mode="stretch_both",
+            min_height=MIN_HEIGHT,
+            height=MIN_HEIGHT,
+            x_range=x_range or Range1d(0, 1),
+            y_range=Range1d(0, 1),
+            tools=[],
+            toolbar_location="above",
+            min_border_left=46,
+            min_border_right=12,
+            min_border_top=4,
+            output_backend="canvas",
+        )
+        self._title = Title(text="", text_font_size="12.5px", text_font_style="bold")
+        self.figure.title = self._title
+        zoomer = BoxZoomTool(dimensions=zoom)
+        self.figure.add_tools(zoomer, SaveTool())
+        if tooltips is not None:
+            self.figure.add_tools(HoverTool(tooltips=tooltips, mode="mouse"))
+        self.figure.toolbar.active_drag = zoomer
+        self.figure.toolbar.autohide = True
+        self.figure.toolbar.logo = None
+        _style(self.figure)
+        self.figure.on_event(DoubleTap, lambda _: self._show_all())
+        self._message = ColumnDataSource({"x": [], "y": [], "text": []})
+        self.figure.text(
+            "x", "y", "text", source=self._message, text_align="center", text_baseline="middle",
+            text_font_size="12px", text_color="#8a93a6",
+        )  # fmt: skip
+        self._span: Span | None = None
+
+    def pane(self) -> pn.pane.Bokeh:
+        """Returns the figure as a Panel object that fills its cell."""
+        return pn.pane.Bokeh(self.figure, sizing_mode="stretch_both", margin=0)
+
+    @property
+    def title(self) -> str:
+        """Text above the figure."""
+        return str(self._title.text)
+
+    @title.setter
+    def title(self, text: str) -> None:
+        if self._title.text != text:
+            self._title.text = text
+
+    def mark_step(self, step: int | None) -> None:
+        """Moves the vertical line to the current step; hides it for None."""
+        if self._span is None:
+            self._span = Span(location=0, dimension="height", line_color=RED, line_width=1.5)
+            self.figure.add_layout(self._span)
+        if step is not None and self._span.location != step:
+            self._span.location = step
+        if self._span.visible != (step is not None):
+            self._span.visible = step is not None
+
+    def on_tap(self, callback: Callable[[float, float], None]) -> None:
+        """Calls `callback(x, y)` in data units on every click into the frame."""
+        self.figure.on_event(Tap, lambda event: callback(event.x, event.y))
+
+    def show(self, *, x: tuple[float, float] | None = None, y: tuple[float, float]) -> None:
+        """Sets the ranges that hold all data; a zoomed axis stays as the user left it."""
+        if x is not None:
+            self._range("x", self.figure.x_range, x)
+        self._range("y", self.figure.y_range, y)
+
+    def say(self, text: str) -> None:
+        """Writes a message into the middle of the empty figure; "" removes it."""
+        known = list(self._message.data["text"])
+        if known == ([text] if text else []):
+            return
+        if text:
+            self.show(y=(0.0, 1.0))
+            x = self.figure.x_range
+            middle = (x.start + x.end) / 2
+            self._message.data = {"x": [middle], "y": [0.5], "text": [wrapped(text)]}
+        else:
+            self._message.data = {"x": [], "y": [], "text": []}
+
+    def _range(self, axis: str, shown: Range1d, wanted: tuple[float, float]) -> None:
+        home = self._home.get(axis)
+        self._home[axis] = wanted
+        if (home is None or home == (shown.start, shown.end)) and home != wanted:
+            shown.update(start=wanted[0], end=wanted[1])
+
+    def _show_all(self) -> None:
+        for axis, shown in (("x", self.figure.x_range), ("y", self.figure.y_range)):
+            if axis in self._home:
+                shown.update(start=self._home[axis][0], end=self._home[axis][1])
+
+
+def wrapped(text: str, width: int = 42) -> str:
+    """Returns a message in lines of at most about `width` letters."""
+    lines, line = [], ""
+    for word in text.split():
+        if line and len(line) + len(word) + 1 > width:
+            lines.append(line)
+            line = word
+        else:
+            line = f"{line} {word}".strip()
+    return "\n".join([*lines, line])
+
+
+def _style(fig: Any) -> None:
+    fig.outline_line_color = None
+    fig.background_fill_alpha = 0
+    fig.border_fill_alpha = 0
+    for axis in (fig.xaxis, fig.yaxis):
+        axis.axis_line_color = None
+        axis.minor_tick_line_color = None
+        axis.major_tick_line_color = None
+        axis.major_label_text_font_size = "11px"
+        axis.major_label_standoff = 4
+        axis.axis_label_text_font_size = "11px"
+        axis.axis_label_text_font_style = "normal"
+        axis.axis_label_standoff = 2
+    fig.yaxis.formatter = BasicTickFormatter(precision=4, power_limit_high=4, power_limit_low=-3)
+    fig.xaxis.formatter = BasicTickFormatter(use_scientific=False)
+    fig.xaxis.ticker.desired_num_ticks = 5
+    fig.yaxis.ticker.desired_num_ticks = 5
+    fig.xgrid.grid_line_color = None
+    fig.ygrid.grid_line_alpha = 0.35

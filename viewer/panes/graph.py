@@ -1,0 +1,108 @@
+"""The dependency graph of the step, coloured by kind or painted with a statistic."""
+
+from __future__ import annotations
+
+from typing import Any, ClassVar
+
+from comgra_decl.viewer.components.base import Message
+from comgra_decl.viewer.components.graph import GraphView
+from comgra_decl.viewer.graph.layout import (
+    Scene,
+    box_of,
+    build_scene,
+    closed,
+    default_expansion,
+    expansion_for,
+    node_of,
+)
+from comgra_decl.viewer.model.graph import Graph, graph_of, heat_of, info_of
+from comgra_decl.viewer.panes.base import Pane, Shown
+
+
+class GraphPane(Pane):
+    """A click selects a node, a double click opens a group."""
+
+    reads: ClassVar = frozenset(
+        {"run", "revision", "type", "step", "node", "role", "iteration", "batch", "statistic",
+         "colour", "expanded"}
+    )  # fmt: skip
+
+    def build(self) -> Any:
+        """Makes the drawing."""
+        self._graph: Graph | None = None
+        self._expanded: frozenset[str] | None = None
+        self._opened: frozenset[str] = frozenset()
+        self._scene: Scene | None = None
+        self.view = GraphView(sizing_mode="stretch_both", margin=0)
+        self.view.on_message(self._on_message)
+        return self.view
+
+    def components(self) -> list[Any]:
+        """The drawing answers to clicks."""
+        return [self.view]
+
+    def update(self, shown: Shown) -> None:
+        """Lays out anew only if the graph or its folding changed; else highlights and paints."""
+        changes: dict[str, Any] = {}
+        graph = shown.view.ever(
+            ("graph", _structure_hash(shown), len(shown.view.slots)),
+            lambda: graph_of(shown.view, shown.at),
+        )
+        if graph is not self._graph or shown.expanded != self._expanded:
+            self._lay_out(graph, shown.expanded)
+            assert self._scene is not None
+            changes["scene"] = self._scene.as_json()
+        assert self._scene is not None
+        changes["selected"] = box_of(self._scene, shown.at.node) or ""
+        changes["info"] = info_of(shown.view, shown.at, graph.edges)
+        changes["heat"], changes["legend"] = None, None
+        if shown.colour != "kind":
+            changes["heat"], changes["legend"] = heat_of(
+                shown.view, shown.at, self._scene, shown.colour
+            )
+        now = {name: value for name, value in changes.items() if getattr(self.view, name) != value}
+        self.view.param.update(**now)
+
+    def _lay_out(self, graph: Graph, expanded: frozenset[str] | None) -> None:
+        self._opened = default_expansion(graph.nodes) if expanded is None else expanded
+        self._scene = build_scene(graph.nodes, graph.edges, expanded=self._opened)
+        self._graph, self._expanded = graph, expanded
+
+    def _on_message(self, message: Message) -> None:
+        ((action, value),) = message.items()
+        if self._scene is None or self._graph is None:
+            return
+        if action == "select":
+            node = node_of(self._scene, value)
+            if node is not None:
+                self.act(node=node)
+        elif action == "expand":
+            self.act(expanded=self._opened | {value})
+        elif action == "collapse":
+            self.act(expanded=closed(value, self._opened))
+        elif action == "search":
+            self._search(value)
+
+    def _search(self, text: str) -> None:
+        assert self._graph is not None
+        names = [node.name for node in self._graph.nodes]
+        found = best_match(names, text)
+        if found is not None:
+            self.act(node=found, expanded=expansion_for(found, self._opened))
+
+
+def best_match(names: list[str], text: str) -> str | None:
+    """Returns the name that `text` means: itself, else the shortest that ends with, holds it."""
+    wanted = text.strip().lower()
+    lowered = {name: name.lower() for name in names}
+    for fits in (str.__eq__, str.endswith, str.__contains__):
+        hits = [name for name in names if fits(lowered[name], wanted)]
+        if hits:
+            return min(hits, key=len)
+    return None
+
+
+def _structure_hash(shown: Shown) -> str:
+    at = shown.at
+    structure = None if at.step is None else shown.view.structure(at.step, at.type)
+    return structure.hash if structure is not None else ""

@@ -1,0 +1,106 @@
+"""Losses and KPIs over the training."""
+
+from __future__ import annotations
+
+from typing import Any, ClassVar
+
+import panel as pn
+from bokeh.models import ColumnDataSource, Legend, LegendItem, Range1d
+
+from comgra_decl.viewer.model.kpis import Chart, charts
+from comgra_decl.viewer.model.selection import nearest
+from comgra_decl.viewer.palette import LINES
+from comgra_decl.viewer.panes.base import Pane, Shown, html_view
+from comgra_decl.viewer.panes.figures import Frame
+
+_EMPTY = (
+    '<div class="notice"><h2>No loss and no KPI yet</h2>'
+    "<p>The loss appears here as soon as a backward pass was seen on a recorded step.</p></div>"
+)
+
+
+class KpisPane(Pane):
+    """One figure per KPI, a line per type of execution; a click jumps to that step."""
+
+    reads: ClassVar = frozenset({"run", "revision", "type", "step"})
+
+    def build(self) -> Any:
+        """Makes an empty grid; figures come with the first KPIs."""
+        self._figures: dict[str, _KpiFigure] = {}
+        self._x_range = Range1d(0, 1)
+        self._drawn: object = None
+        self._shown: Shown | None = None
+        self._empty = html_view()
+        self._empty.html = _EMPTY
+        self._grid = pn.Column(sizing_mode="stretch_both", margin=0, css_classes=["kpi-grid"])
+        return pn.Column(self._empty, self._grid, sizing_mode="stretch_both", margin=0)
+
+    def update(self, shown: Shown) -> None:
+        """Redraws the lines when there are new records; always moves the step markers."""
+        self._shown = shown
+        key = (shown.view, shown.view.revision)
+        if key != self._drawn:
+            self._draw(charts(shown.view))
+            self._drawn = key
+        for drawn in self._figures.values():
+            drawn.frame.mark_step(shown.at.step)
+
+    def _draw(self, known: tuple[Chart, ...]) -> None:
+        self._empty.visible = not known
+        self._grid.visible = bool(known)
+        names = [chart.title for chart in known]
+        if names != list(self._figures):
+            self._figures = {
+                name: self._figures.get(name) or _KpiFigure(name, self._x_range, self._jump)
+                for name in names
+            }
+            self._grid.objects = [drawn.panel for drawn in self._figures.values()]
+        steps = [line.steps for chart in known for line in chart.lines]
+        low = min((float(s[0]) for s in steps), default=0.0)
+        high = max((float(s[-1]) for s in steps), default=1.0)
+        air = (high - low) * 0.015 or 0.5
+        for chart in known:
+            self._figures[chart.title].draw(chart, (low - air, high + air))
+
+    def _jump(self, x: float, _: float) -> None:
+        if self._shown is not None:
+            steps = self._shown.view.steps(self._shown.at.type)
+            self.act(step=nearest(steps, round(x)), follow=False)
+
+
+class _KpiFigure:
+    """The figure of one KPI."""
+
+    def __init__(self, title: str, x_range: Range1d, jump: Any) -> None:
+        tooltips = [("", "@label"), ("step", "@x"), ("value", "@y{0.0000e}")]
+        self.frame = Frame(x_range=x_range, tooltips=tooltips)
+        self.frame.figure.min_height = 240
+        self.frame.title = title
+        self.frame.on_tap(jump)
+        self.panel = self.frame.pane()
+        self._lines: dict[str, ColumnDataSource] = {}
+        self._legend = Legend(
+            items=[], orientation="horizontal", border_line_color=None, background_fill_alpha=0,
+            label_text_font_size="11px", location="top_right", padding=0, margin=0,
+        )  # fmt: skip
+        self.frame.figure.add_layout(self._legend)
+        self.frame.figure.hover.renderers = []
+
+    def draw(self, chart: Chart, x: tuple[float, float]) -> None:
+        """Shows all lines of a chart."""
+        for line in chart.lines:
+            source = self._lines.get(line.label) or self._add(line.label)
+            labels = [line.label] * len(line.steps)
+            source.data = {"x": line.steps, "y": line.values, "label": labels}
+        self.frame.show(x=x, y=chart.bounds)
+
+    def _add(self, label: str) -> ColumnDataSource:
+        colour = LINES[len(self._lines) % len(LINES)]
+        source = ColumnDataSource({"x": [], "y": [], "label": []})
+        fig = self.frame.figure
+        line = fig.line("x", "y", source=source, line_color=colour, line_width=1.6)
+        dots = fig.scatter("x", "y", source=source, size=4, color=colour)
+        fig.hover.renderers = [*fig.hover.renderers, dots]
+        self._legend.items = [*self._legend.items, LegendItem(label=label, renderers=[line, dots])]
+        self._lines[label] = source
+        return source

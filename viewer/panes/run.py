@@ -1,0 +1,71 @@
+"""What was declared, what came of it, and under which circumstances."""
+
+from __future__ import annotations
+
+import html
+from typing import Any, ClassVar
+
+from comgra_decl.viewer.model.about import About, Entry, Facts, about
+from comgra_decl.viewer.model.numbers import count
+from comgra_decl.viewer.panes.base import Pane, Shown, html_view
+
+
+class RunPane(Pane):
+    """The spec and the config as YAML, the report, facts about the run, and warnings."""
+
+    reads: ClassVar = frozenset({"run", "revision"})
+
+    def build(self) -> Any:
+        """Makes the piece of HTML."""
+        self.view = html_view()
+        return self.view
+
+    def update(self, shown: Shown) -> None:
+        """Writes all of it anew."""
+        self.view.html = _page(about(shown.view))
+
+
+def _page(facts: About) -> str:
+    remarks = "".join(f"<li>{_e(remark)}</li>" for remark in facts.remarks)
+    config = f"<pre>{_e(facts.config)}</pre>" if facts.config else '<p class="note">None.</p>'
+    parts = [
+        f'<ul class="remarks wide">{remarks}</ul>' if remarks else "",
+        f"<div><h3>Run</h3>{_table(facts.summary)}</div>",
+        f"<div><h3>What was declared and what came of it</h3>{_entries(facts.entries)}</div>",
+        f"<div><h3>Spec</h3><pre>{_e(facts.spec)}</pre></div>",
+        f"<div><h3>Configuration of the program</h3>{config}</div>",
+        f'<div class="wide"><h3>Facts</h3>{_table(facts.facts)}</div>',
+    ]
+    return f'<div class="run">{"".join(parts)}</div>'
+
+
+def _table(facts: Facts) -> str:
+    lines = "".join(f"<tr><td>{_e(key)}</td><td>{_e(text)}</td></tr>" for key, text in facts)
+    return f"<table><tbody>{lines}</tbody></table>"
+
+
+def _entries(entries: tuple[Entry, ...]) -> str:
+    if not entries:
+        return '<p class="note">Written with the first record.</p>'
+    lines = "".join(_entry(entry) for entry in entries)
+    heads = (
+        '<th>entry</th><th title="modules that the patterns match">matched</th>'
+        '<th title="of these, modules that ran in the recorded step">fired</th>'
+        '<th title="series written for them">written</th><th>never called</th>'
+    )
+    return (
+        f'<table class="entries"><thead><tr>{heads}</tr></thead><tbody>{lines}</tbody></table>'
+    )
+
+
+def _entry(entry: Entry) -> str:
+    silent = ", ".join(entry.never_called[:8])
+    if len(entry.never_called) > 8:
+        silent += f" and {len(entry.never_called) - 8} more"
+    numbers = (entry.matched, entry.fired, entry.written)
+    cells = "".join(f"<td>{count(n)}</td>" for n in numbers)
+    return f"<tr><td>{_e(entry.name)}</td>{cells}<td>{_e(silent)}</td></tr>"
+
+
+def _e(text: object) -> str:
+    return html.escape(str(text))

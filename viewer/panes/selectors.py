@@ -1,0 +1,58 @@
+"""All selectors, in the side bar."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import asdict
+from typing import Any, ClassVar
+
+from comgra_decl.viewer.components.base import Message
+from comgra_decl.viewer.components.chooser import Chooser
+from comgra_decl.viewer.model.choices import Field, Groups, choices
+from comgra_decl.viewer.panes.base import TENSOR, Act, Pane, Shown
+
+
+class SelectorsPane(Pane):
+    """Every choice but the node and the step, which are chosen where they are seen."""
+
+    reads: ClassVar = (TENSOR | {"gradient", "batch", "statistic", "colour"}) - {"step"}
+
+    def __init__(self, act: Act, runs: Callable[[], Field]) -> None:
+        self._runs = runs
+        super().__init__(act)
+
+    def build(self) -> Any:
+        """Makes the selectors."""
+        self.view = Chooser(sizing_mode="stretch_width", margin=0)
+        self.view.on_message(self._choose)
+        return self.view
+
+    def components(self) -> list[Any]:
+        """The selectors answer to choices."""
+        return [self.view]
+
+    def update(self, shown: Shown) -> None:
+        """Offers what there is for the current selection."""
+        self._offer(choices(shown.view, shown.at, shown.colour, self._runs()))
+
+    def only_runs(self) -> None:
+        """Offers the runs alone, while none can be shown."""
+        self._offer((("Run", (self._runs(),)),))
+
+    def _offer(self, groups: Groups) -> None:
+        plain = [
+            {"title": title, "fields": [_plain(field) for field in fields]}
+            for title, fields in groups
+        ]
+        if plain != self.view.groups:
+            self.view.groups = plain
+
+    def _choose(self, message: Message) -> None:
+        ((name, value),) = message.items()
+        self.act(**{name: int(value) if name == "iteration" else value})
+
+
+def _plain(field: Field) -> dict[str, Any]:
+    plain = asdict(field)
+    plain["options"] = list(plain["options"])
+    return plain

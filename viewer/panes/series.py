@@ -1,0 +1,101 @@
+"""One statistic of the selected tensor over the training; a click jumps to that step."""
+
+from __future__ import annotations
+
+from typing import Any, ClassVar
+
+import numpy as np
+from bokeh.models import ColumnDataSource, Range1d
+
+from comgra_decl.viewer.model.selection import nearest, slots_of
+from comgra_decl.viewer.model.series import Curve, curve
+from comgra_decl.viewer.model.words import BATCH_LABELS, pass_label
+from comgra_decl.viewer.palette import BLUE, GREY, ORANGE, RED
+from comgra_decl.viewer.panes.base import TENSOR, Act, Pane, Shown
+from comgra_decl.viewer.panes.figures import Frame
+
+
+class SeriesPane(Pane):
+    """The series of one pass: 0 is the forward one, 1 the chosen gradient."""
+
+    reads: ClassVar = TENSOR | {"step", "gradient", "batch", "statistic"}
+
+    def __init__(self, act: Act, *, place: int, x_range: Range1d) -> None:
+        self._place = place
+        self._x_range = x_range
+        self._drawn: object = None
+        self._shown: Shown | None = None
+        super().__init__(act)
+
+    def build(self) -> Any:
+        """Makes the figure: context, band, line, broken points."""
+        tooltips = [("step", "@x"), ("value", "@y{0.0000e}")]
+        self.frame = Frame(x_range=self._x_range, tooltips=tooltips)
+        colour = ORANGE if self._place else BLUE
+        self._line = ColumnDataSource({"x": [], "y": [], "low": [], "high": [], "context": []})
+        self._broken = ColumnDataSource({"x": [], "y": []})
+        fig = self.frame.figure
+        fig.varea("x", "low", "high", source=self._line, fill_color=colour, fill_alpha=0.16)
+        fig.line("x", "context", source=self._line, line_color=GREY, line_alpha=0.7)
+        fig.line("x", "y", source=self._line, line_color=colour, line_width=1.6)
+        dots = fig.scatter("x", "y", source=self._line, size=4, color=colour)
+        broken = fig.scatter(
+            "x", "y", source=self._broken, marker="x", size=8, line_color=RED, line_width=2
+        )
+        fig.hover.renderers = [dots, broken]
+        self._dots = dots
+        self.frame.on_tap(self._jump)
+        return self.frame.pane()
+
+    def update(self, shown: Shown) -> None:
+        """Redraws the line if the tensor or statistic changed; always moves the step marker."""
+        self._shown = shown
+        at = shown.at
+        key = (shown.view, shown.view.revision, at.type, at.node, at.role, at.iteration,
+               at.gradient, at.batch, at.statistic)  # fmt: skip
+        if key != self._drawn:
+            slot = slots_of(shown.view, at)[self._place]
+            self._draw(curve(shown.view, slot, at), shown)
+            self._drawn = key
+        self.frame.mark_step(at.step)
+
+    def _draw(self, line: Curve, shown: Shown) -> None:
+        self.frame.title = _title(shown, self._place)
+        empty = np.full(len(line.steps), np.nan)
+        self._line.data = {
+            "x": line.steps,
+            "y": line.values,
+            "low": line.low if len(line.low) else empty,
+            "high": line.high if len(line.high) else empty,
+            "context": line.context if len(line.context) else empty,
+        }
+        bottom = line.bounds[0] + 0.03 * (line.bounds[1] - line.bounds[0])
+        self._broken.data = {"x": line.broken, "y": np.full(len(line.broken), bottom)}
+        self._dots.glyph.size = 5 if len(line.steps) <= 60 else 2
+        self._dots.glyph.fill_alpha = 1.0 if len(line.steps) <= 60 else 0.0
+        self._dots.glyph.line_alpha = self._dots.glyph.fill_alpha
+        self.frame.show(x=_extent(shown), y=line.bounds)
+        self.frame.say(line.missing)
+
+    def _jump(self, x: float, _: float) -> None:
+        if self._shown is not None:
+            steps = self._shown.view.steps(self._shown.at.type)
+            self.act(step=nearest(steps, round(x)), follow=False)
+
+
+def _extent(shown: Shown) -> tuple[float, float]:
+    """Returns the x range of all steps, so that all figures of a tensor share it."""
+    steps = shown.view.steps(shown.at.type)
+    if len(steps) == 0:
+        return 0.0, 1.0
+    low, high = float(steps[0]), float(steps[-1])
+    air = (high - low) * 0.015 or 0.5
+    return low - air, high + air
+
+
+def _title(shown: Shown, place: int) -> str:
+    at = shown.at
+    name = pass_label(at.gradient) if place else "forward"
+    if at.sample is not None:
+        return f"{name} \u00b7 {at.statistic} \u00b7 sample {at.sample}"
+    return f"{name} \u00b7 {at.statistic} \u00b7 {BATCH_LABELS[at.batch].lower()} over batch"

@@ -1,0 +1,151 @@
+"""What the selected tensor is, all its statistics, and its samples one by one."""
+
+from __future__ import annotations
+
+import html
+import math
+from typing import Any, ClassVar
+
+from comgra_decl.viewer.components.base import Message
+from comgra_decl.viewer.model.numbers import MISSING, number, shape, signed
+from comgra_decl.viewer.model.selection import slots_of
+from comgra_decl.viewer.model.statistics import (
+    Cell,
+    SampleTable,
+    StatisticsTable,
+    sample_table,
+    statistics_table,
+)
+from comgra_decl.viewer.model.words import order_of_operations
+from comgra_decl.viewer.palette import BLUE, ORANGE
+from comgra_decl.viewer.panes.base import TENSOR, Pane, Shown, html_view
+
+_CLASSES = ("forward", "gradient")
+
+
+class StatisticsPane(Pane):
+    """Forward and gradient side by side; a row chooses a statistic or a sample."""
+
+    reads: ClassVar = TENSOR | {"step", "gradient", "batch", "statistic"}
+
+    def build(self) -> Any:
+        """Makes the piece of HTML."""
+        self.view = html_view(sizing_mode="stretch_both", css_classes=["statistics"])
+        self.view.on_message(self._choose)
+        return self.view
+
+    def components(self) -> list[Any]:
+        """The table answers to clicks."""
+        return [self.view]
+
+    def update(self, shown: Shown) -> None:
+        """Writes all of it anew; that is a few kilobytes."""
+        table = statistics_table(shown.view, shown.at)
+        samples = sample_table(shown.view, shown.at)
+        tokens = [f"statistic:{name}" for name, _ in table.rows]
+        tokens += [f"batch:{sample}" for sample, _ in samples.rows] + ["batch:mean"]
+        content = _head(shown) + _statistics(table, shown) + _samples(samples, shown)
+        step = "" if shown.at.step is None else str(shown.at.step)
+        marks = f'data-node="{_e(shown.at.node)}" data-step="{step}"'
+        self.view.param.update(html=f"<article {marks}>{content}</article>", tokens=tokens)
+
+    def _choose(self, message: Message) -> None:
+        name, _, value = message["send"].partition(":")
+        self.act(**{name: value})
+
+
+def _head(shown: Shown) -> str:
+    at, view = shown.at, shown.view
+    slot = next((slot for slot in slots_of(view, at) if slot is not None), None)
+    if slot is None:
+        return f'<div class="node-title"><h2>{_e(at.node)}</h2></div>'
+    role = "" if slot.role == "output" else f'<span class="soft">{_e(slot.role)}</span>'
+    facts = [slot.kind, slot.module_class, shape(slot.shape), slot.dtype]
+    if slot.batch_dim is not None:
+        facts.append(f"batch dim {slot.batch_dim}")
+    chips = "".join(f'<span class="chip">{_e(fact)}</span>' for fact in facts if fact)
+    shared = [name for name in slot.names if name != slot.node]
+    note = f'<p class="note">Also called {_e(", ".join(shared))}.</p>' if shared else ""
+    return f'<div class="node-title"><h2>{_e(at.node)}</h2>{role}{chips}</div>{note}'
+
+
+def _statistics(table: StatisticsTable, shown: Shown) -> str:
+    compared = "no record before" if table.before is None else f"change since step {table.before}"
+    heads = "".join(
+        f'<th><span class="{kind}">{_e(column)}</span></th><th title="{compared}">\u0394</th>'
+        for kind, column in zip(_CLASSES, table.columns, strict=True)
+    )
+    lines = "".join(_statistic_line(name, cells, shown) for name, cells in table.rows)
+    return (
+        f'<table class="stats"><thead><tr><th>statistic</th>{heads}</tr></thead>'
+        f"<tbody>{lines}</tbody></table>"
+    )
+
+
+def _statistic_line(name: str, cells: tuple[Cell, ...], shown: Shown) -> str:
+    chosen = ' class="chosen" aria-selected="true"' if name == shown.at.statistic else ""
+    explained = order_of_operations(name, shown.at.batch)
+    columns = "".join(
+        f'<td>{cell_html(cell)}</td><td class="change">{_change(cell)}</td>' for cell in cells
+    )
+    return (
+        f'<tr{chosen} data-send="statistic:{_e(name)}" tabindex="0" title="{_e(explained)}">'
+        f"<td>{_e(name)}</td>{columns}</tr>"
+    )
+
+
+def _samples(table: SampleTable, shown: Shown) -> str:
+    title = f"<h3>{_e(shown.at.statistic)} per sample</h3>"
+    if table.missing:
+        return f'{title}<p class="note">{_e(table.missing)}</p>'
+    heads = "".join(
+        f'<th><span class="{kind}">{_e(column)}</span></th>'
+        for kind, column in zip(_CLASSES, table.columns, strict=True)
+    )
+    largest = [
+        max((abs(c[i].value) for _, c in table.rows if math.isfinite(c[i].value)), default=0.0)
+        for i in range(len(table.columns))
+    ]
+    lines = "".join(_sample_line(sample, cells, largest, shown) for sample, cells in table.rows)
+    return (
+        f'{title}<table class="samples"><thead><tr><th>sample</th>{heads}</tr></thead>'
+        f"<tbody>{lines}</tbody></table>"
+    )
+
+
+def _sample_line(
+    sample: int, cells: tuple[Cell, ...], largest: list[float], shown: Shown
+) -> str:
+    chosen = sample == shown.at.sample
+    mark = ' class="chosen" aria-selected="true"' if chosen else ""
+    columns = "".join(
+        f'<td class="bar" style="--tint:{tint};--part:{_part(cell, most)}%">{cell_html(cell)}</td>'
+        for cell, most, tint in zip(cells, largest, (BLUE, ORANGE), strict=True)
+    )
+    token = "batch:mean" if chosen else f"batch:{sample}"
+    hint = "back to the batch mean" if chosen else f"look at sample {sample} alone"
+    return (
+        f'<tr{mark} data-send="{token}" tabindex="0" title="{hint}"><td>{sample}</td>{columns}</tr>'
+    )
+
+
+def cell_html(cell: Cell) -> str:
+    """Returns a number, or a mark that tells missing from not finite."""
+    if not cell.recorded:
+        return f'<span class="missing" title="not recorded at this step">{MISSING}</span>'
+    if cell.broken:
+        return f'<span class="broken" title="not finite">{number(cell.value)}</span>'
+    return number(cell.value)
+
+
+def _change(cell: Cell) -> str:
+    return signed(cell.change) if math.isfinite(cell.change) else ""
+
+
+def _part(cell: Cell, largest: float) -> float:
+    known = math.isfinite(cell.value) and largest > 0
+    return round(100 * abs(cell.value) / largest, 1) if known else 0.0
+
+
+def _e(text: object) -> str:
+    return html.escape(str(text))

@@ -1,0 +1,49 @@
+"""The bar of recorded steps."""
+
+from __future__ import annotations
+
+from typing import Any, ClassVar
+
+import numpy as np
+
+from comgra_decl.viewer.components.base import Message
+from comgra_decl.viewer.components.stepbar import StepBar
+from comgra_decl.viewer.model.marks import nonfinite_marks
+from comgra_decl.viewer.palette import RED
+from comgra_decl.viewer.panes.base import Pane, Shown
+
+
+class StepsPane(Pane):
+    """Moves through the recorded steps."""
+
+    reads: ClassVar = frozenset({"run", "revision", "type", "step", "follow"})
+
+    def build(self) -> Any:
+        """Makes the bar."""
+        self._drawn: object = None
+        self.view = StepBar(sizing_mode="stretch_width", margin=0)
+        self.view.on_message(self._on_message)
+        return self.view
+
+    def components(self) -> list[Any]:
+        """The bar answers to clicks and keys."""
+        return [self.view]
+
+    def update(self, shown: Shown) -> None:
+        """Sends the steps only if there are others; always the position."""
+        steps = shown.view.steps(shown.at.type)
+        index = -1 if shown.at.step is None else int(np.searchsorted(steps, shown.at.step))
+        changes: dict[str, Any] = {"index": index, "follow": shown.follow}
+        key = (shown.view, shown.view.revision, shown.at.type)
+        if key != self._drawn:
+            marks = nonfinite_marks(shown.view, shown.at.type)
+            changes["steps"] = [int(step) for step in steps]
+            changes["marks"] = [{"index": m.index, "color": RED, "title": m.title} for m in marks]
+            self._drawn = key
+        self.view.param.update(**changes)
+
+    def _on_message(self, message: Message) -> None:
+        if "follow" in message:
+            self.act(follow=message["follow"])
+        else:
+            self.act(step=self.view.steps[message["index"]], follow=False)

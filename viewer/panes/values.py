@@ -1,0 +1,86 @@
+"""The recorded values of the selected tensor at the current step."""
+
+from __future__ import annotations
+
+from typing import Any, ClassVar
+
+import numpy as np
+from bokeh.models import ColumnDataSource, LinearColorMapper
+from bokeh.models.formatters import BasicTickFormatter
+
+from comgra_decl.viewer.model.selection import slots_of
+from comgra_decl.viewer.model.values import ValuesPicture, values_picture
+from comgra_decl.viewer.model.words import pass_label
+from comgra_decl.viewer.palette import RED, signed_faded
+from comgra_decl.viewer.panes.base import TENSOR, Act, Pane, Shown
+from comgra_decl.viewer.panes.figures import Frame
+
+_EMPTY: dict[str, list[Any]] = {"image": [], "x": [], "y": [], "dw": [], "dh": []}
+
+
+class ValuesPane(Pane):
+    """The values of one pass: 0 is the forward one, 1 the chosen gradient."""
+
+    reads: ClassVar = TENSOR | {"step", "gradient", "batch"}
+
+    def __init__(self, act: Act, *, place: int) -> None:
+        self._place = place
+        self._drawn: object = None
+        self._at_sample: int | None = None
+        super().__init__(act)
+
+    def build(self) -> Any:
+        """Makes the figure: an image of the values and one of what is not finite."""
+        self.frame = Frame(tooltips=[("place", "$x{0}, $y{0}"), ("value", "@image")], zoom="both")
+        self._image = ColumnDataSource(dict(_EMPTY))
+        self._broken = ColumnDataSource(dict(_EMPTY))
+        self._mapper = LinearColorMapper(
+            palette=signed_faded(), low=-1, high=1, nan_color="#00000000"
+        )
+        fig = self.frame.figure
+        drawn = fig.image(
+            "image", "x", "y", "dw", "dh", source=self._image, color_mapper=self._mapper
+        )
+        marks = LinearColorMapper(palette=[RED, RED], low=0, high=1, nan_color="#00000000")
+        fig.image("image", "x", "y", "dw", "dh", source=self._broken, color_mapper=marks)
+        fig.hover.renderers = [drawn]
+        fig.ygrid.grid_line_color = None
+        fig.xaxis.formatter = BasicTickFormatter(use_scientific=False)
+        fig.yaxis.formatter = BasicTickFormatter(use_scientific=False)
+        return self.frame.pane()
+
+    def update(self, shown: Shown) -> None:
+        """Redraws if the tensor, the step or the sample changed."""
+        at = shown.at
+        key = (shown.view, at.type, at.step, at.node, at.role, at.iteration, at.gradient, at.sample)
+        if key != self._drawn:
+            picture = values_picture(shown.view, slots_of(shown.view, at)[self._place], at)
+            self.frame.title = _title(shown, self._place, picture)
+            self._draw(picture)
+            self._drawn = key
+
+    def _draw(self, picture: ValuesPicture) -> None:
+        if picture.missing:
+            self._image.data = self._broken.data = dict(_EMPTY)
+            self.frame.show(x=(0.0, 1.0), y=(0.0, 1.0))
+        else:
+            rows, columns = picture.image.shape
+            place = {"x": [0], "y": [0], "dw": [columns], "dh": [rows]}
+            self._mapper.update(low=-picture.limit, high=picture.limit)
+            self._image.data = {"image": [picture.image], **place}
+            marks = np.where(np.isfinite(picture.image), np.nan, 1.0)
+            self._broken.data = {"image": [marks], **place} if picture.broken else dict(_EMPTY)
+            self.frame.show(x=(0.0, float(columns)), y=(float(rows), 0.0))
+        self.frame.say(picture.missing)
+
+
+def _title(shown: Shown, place: int, picture: ValuesPicture) -> str:
+    at = shown.at
+    name = pass_label(at.gradient) if place else "forward"
+    what = f"values of sample {at.sample}" if at.sample is not None else "values"
+    parts = [f"{name} \u00b7 {what}"]
+    if not picture.missing:
+        parts.append(f"{picture.y_label} \u00d7 {picture.x_label}, {picture.facts}")
+    if picture.broken:
+        parts.append(f"{picture.broken} not finite")
+    return " \u00b7 ".join(parts)

@@ -1,0 +1,111 @@
+"""The sections of the page: which panes each holds and how they are arranged."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection
+from typing import Any
+
+import panel as pn
+from bokeh.models import Range1d
+
+from comgra_decl.viewer.panes.base import Act, Pane, Shown
+from comgra_decl.viewer.panes.distribution import DistributionPane
+from comgra_decl.viewer.panes.kpis import KpisPane
+from comgra_decl.viewer.panes.run import RunPane
+from comgra_decl.viewer.panes.series import SeriesPane
+from comgra_decl.viewer.panes.statistics import StatisticsPane
+from comgra_decl.viewer.panes.values import ValuesPane
+
+_GRID = """
+:host {
+  box-sizing: border-box;
+  display: grid !important;
+  gap: 6px 14px;
+  flex: 1 0 396px !important;
+  grid-template-columns: minmax(300px, 390px) repeat(3, minmax(0, 1fr));
+  grid-template-rows: repeat(2, minmax(190px, 1fr));
+  height: auto !important;
+  min-height: 0;
+  padding: 8px 14px;
+}
+.pane { min-height: 0; min-width: 0; }
+.statistics-cell { contain: size; grid-row: 1 / span 2; overflow: auto; }
+@media (max-width: 1080px) {
+  :host {
+    grid-template-columns: repeat(2, minmax(0, 1fr));
+    grid-template-rows: auto repeat(3, 220px);
+    flex: 0 0 auto !important;
+  }
+  .statistics-cell { contain: none; grid-column: 1 / span 2; grid-row: 1; }
+}
+"""
+
+_KPI_GRID = """
+:host { box-sizing: border-box; padding: 8px 14px; }
+"""
+
+
+class Section:
+    """Panes that are seen together; made when first shown, brought up to date when shown."""
+
+    def __init__(self, make: Callable[[], tuple[list[Pane], Any]]) -> None:
+        self._make = make
+        self.panes: list[Pane] = []
+        self._stale: set[str] = set()
+        self.holder = pn.Column(
+            visible=False, sizing_mode="stretch_both", margin=0, scroll="y",
+            styles={"flex": "1 1 0", "min-height": "0"},
+        )  # fmt: skip
+
+    def show(self, visible: bool) -> list[Pane]:
+        """Shows or hides the section; returns the panes made for it just now."""
+        made: list[Pane] = []
+        if visible and not self.panes:
+            self.panes, layout = self._make()
+            self.holder.objects = [layout]
+            made = self.panes
+            self._stale = set().union(*(pane.reads for pane in made))
+        if self.holder.visible != visible:
+            self.holder.visible = visible
+        return made
+
+    def refresh(self, names: Collection[str], shown: Shown) -> None:
+        """Updates the panes that read what has changed, now or while the section was hidden."""
+        if not self.holder.visible:
+            self._stale.update(names)
+            return
+        changed = self._stale | set(names)
+        self._stale = set()
+        for pane in self.panes:
+            if pane.reads & changed:
+                pane.refresh(shown)
+
+
+def sections(act: Act) -> dict[str, Section]:
+    """Returns all sections, by the key that the address uses."""
+    return {
+        "inspect": Section(lambda: _inspect(act)),
+        "kpis": Section(lambda: _alone(KpisPane(act), _KPI_GRID)),
+        "run": Section(lambda: _alone(RunPane(act), "")),
+    }
+
+
+def _inspect(act: Act) -> tuple[list[Pane], Any]:
+    """Returns the table and, in one row per pass: series, distribution, values."""
+    x_range = Range1d(0, 1)
+    panes: list[Pane] = [StatisticsPane(act)]
+    for place in (0, 1):
+        panes.append(SeriesPane(act, place=place, x_range=x_range))
+        panes.append(DistributionPane(act, place=place, x_range=x_range))
+        panes.append(ValuesPane(act, place=place))
+    panes[0].panel.css_classes = ["pane", "statistics-cell"]
+    grid = pn.Column(
+        *(pane.panel for pane in panes), sizing_mode="stretch_both", margin=0, stylesheets=[_GRID]
+    )
+    return panes, grid
+
+
+def _alone(pane: Pane, css: str) -> tuple[list[Pane], Any]:
+    return [pane], pn.Column(
+        pane.panel, sizing_mode="stretch_both", margin=0, stylesheets=[css]
+    )

@@ -1,0 +1,63 @@
+"""The page's address: what is shown, as a query, and back.
+
+Values from an address are untrusted: here each is only checked for its form, field by field, and
+dropped alone if that is wrong. Everything else is a look-up among what exists (`resolve`).
+"""
+
+from __future__ import annotations
+
+from typing import Any
+from urllib.parse import parse_qsl, urlencode
+
+from comgra_decl.viewer.state import SECTIONS, ViewState
+
+_TEXTS = {
+    "run": "run",
+    "type": "type",
+    "node": "node",
+    "role": "role",
+    "gradient": "gradient",
+    "batch": "batch",
+    "stat": "statistic",
+    "colour": "colour",
+}
+_NUMBERS = {"step": "step", "iteration": "iteration"}
+_LONGEST = 500
+_MOST_OPEN = 500
+
+PUSHED = frozenset({"run", "type", "node", "role", "section"})
+"""Changes of these are entries in the browser's history; all others replace the current one."""
+
+
+def parse(query: str) -> dict[str, Any]:
+    """Returns the well-formed fields of a query (with or without "?") by name of parameter."""
+    found: dict[str, Any] = {}
+    opened: list[str] = []
+    for key, value in parse_qsl(query.lstrip("?"), keep_blank_values=True, max_num_fields=None):
+        if len(value) > _LONGEST:
+            continue
+        if key in _TEXTS:
+            found[_TEXTS[key]] = value
+        elif key in _NUMBERS and value.isascii() and value.isdecimal() and len(value) < 16:
+            found[_NUMBERS[key]] = int(value)
+        elif key == "section" and value in SECTIONS:
+            found["section"] = value
+        elif key == "open" and len(opened) < _MOST_OPEN:
+            opened.append(value)
+    if opened:
+        found["expanded"] = frozenset(opened) - {""}
+    return found
+
+
+def format_query(state: ViewState) -> str:
+    """Returns the query that `parse` turns back into this state; defaults are left out."""
+    pairs: list[tuple[str, str]] = []
+    for key, name in {**_TEXTS, **_NUMBERS, "section": "section"}.items():
+        value = getattr(state, name)
+        if value is not None and value != state.param[name].default:
+            pairs.append((key, str(value)))
+    if state.follow:  # the newest step has no number
+        pairs = [pair for pair in pairs if pair[0] != "step"]
+    if state.expanded is not None:
+        pairs += [("open", scope) for scope in sorted(state.expanded) or [""]]
+    return f"?{urlencode(pairs)}" if pairs else ""
