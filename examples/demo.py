@@ -103,7 +103,8 @@ class Demo:
 
     def _wait(self) -> int | None:
         """Waits for the training; returns an exit status if the demo must end here."""
-        assert self.viewer is not None and self.training is not None
+        assert self.viewer is not None
+        assert self.training is not None
         while self.training.poll() is None:
             if self.viewer.poll() is not None:
                 return self.viewer.returncode or 1

@@ -1,0 +1,135 @@
+"""Tracing the examples changes nothing about them and records what they compute."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+import comgra_decl as comgra
+from tests.examples.conftest import SHORT, Outcome, Train
+
+TRACED = ("+comgra=debug", "+comgra.schedule.backoff=1.0", "+comgra.schedule.every=3")
+
+
+def flat(value: Any, path: str = "") -> Iterator[tuple[str, Any]]:
+    """Yields (path, leaf) for every tensor and number of a checkpoint."""
+    if isinstance(value, Mapping):
+        for key in value:
+            yield from flat(value[key], f"{path}.{key}")
+    elif isinstance(value, (list, tuple)):
+        for index, item in enumerate(value):
+            yield from flat(item, f"{path}[{index}]")
+    else:
+        yield path, value
+
+
+def bits(leaf: Any) -> Any:
+    """Something that is equal only if every bit is."""
+    if isinstance(leaf, torch.Tensor):
+        return leaf.dtype, tuple(leaf.shape), leaf.numpy().tobytes()
+    return leaf
+
+
+def differing(one: Outcome, other: Outcome) -> list[str]:
+    """Paths of everything in two checkpoints that is not the same in every bit."""
+    left, right = dict(flat(one.checkpoint)), dict(flat(other.checkpoint))
+    assert left.keys() == right.keys()
+    return [path for path in left if bits(left[path]) != bits(right[path])]
+
+
+@pytest.mark.parametrize("example", SHORT)
+def test_a_traced_training_is_bit_for_bit_the_untraced_one(example: str, train: Train) -> None:
+    plain, traced = train(example), train(example, *TRACED)
+    assert len(dict(flat(plain.checkpoint["model"]))) >= 8
+    assert len(dict(flat(plain.checkpoint["optimizer"]))) > 8
+    assert differing(plain, traced) == []
+    ours = "[comgra_decl]"
+    said = [line for line in traced.printed.splitlines() if ours not in line]
+    assert said == plain.printed.splitlines()
+
+
+def test_the_comparison_would_see_a_difference(train: Train) -> None:
+    paths = differing(train("tutorial"), train("tutorial", "lr=0.00300001"))
+    assert {path.split(".")[1] for path in paths} == {"model", "optimizer", "losses"}
+
+
+@pytest.mark.parametrize("example", SHORT)
+def test_the_run_can_be_opened_and_is_finished(example: str, train: Train) -> None:
+    outcome = train(example, *TRACED)
+    run = comgra.open_run(outcome.folder / "runs")
+    steps = range(len(outcome.losses))
+    assert run.state == "finished"
+    assert run.steps.tolist() == [step for step in steps if step < 10 or step % 3 == 0]
+    assert run.config is not None
+    assert run.config["save"] == "checkpoint.pt"
+    assert run.report["unmatched"] == []
+    assert run.report["warnings"] == []
+    assert set(run.types) == {"train", "eval"}
+
+
+@pytest.mark.parametrize("example", SHORT)
+def test_the_recorded_loss_is_the_loss(example: str, train: Train) -> None:
+    outcome = train(example, *TRACED)
+    series = comgra.open_run(outcome.folder / "runs").series("loss")
+    expected = outcome.losses.numpy()[series.index]
+    np.testing.assert_array_equal(series.to_numpy(np.float32), expected)
+
+
+def test_the_graph_of_the_tutorial_leads_from_the_input_to_the_loss(train: Train) -> None:
+    run = comgra.open_run(train("tutorial", *TRACED).folder / "runs")
+    edges = set(run.edges())
+    way = [("input", "pre.first"), ("pre.first", "pre.last"), ("pre.last", "pre")]
+    way += [("pre", "memory.first"), ("memory.last", "memory"), ("memory", "out.first")]
+    way += [("out.last", "out"), ("out", "answer"), ("answer", "RunningSum")]
+    way += [("RunningSum", "BCELoss"), ("BCELoss", "loss")]
+    assert set(way) <= edges
+    assert ("input", "partial_sums") in edges
+    assert not {sink for source, sink in edges if source == "partial_sums"} - {"partial_sums"}
+
+
+def test_the_tutorials_bug_shows_in_the_recorded_statistics(train: Train) -> None:
+    run = comgra.open_run(train("tutorial", *TRACED).folder / "runs")
+    step, iteration = int(run.steps[-1]), 4
+    before, after = (run.value(node, step, iteration=iteration) for node in ("out.last", "out"))
+    assert (before < 0).any()
+    np.testing.assert_allclose(after, np.where(before < 0, before / 100, before), rtol=1e-5)
+
+
+def test_the_partial_sums_of_the_tutorial_are_recorded_per_sample(train: Train) -> None:
+    run = comgra.open_run(train("tutorial", *TRACED).folder / "runs")
+    step = int(run.steps[-1])
+    inputs = run.value("input", step, role="input")
+    for iteration in range(inputs.shape[1]):
+        sums = run.value("partial_sums", step, iteration=iteration)
+        np.testing.assert_allclose(sums, inputs[:, : iteration + 1].sum(axis=1), atol=1e-5)
+
+
+def test_tied_weights_are_recorded_once_under_both_names(train: Train) -> None:
+    slots = comgra.open_run(train("characters", *TRACED).folder / "runs").slots
+    tied = slots[slots["names"].map(lambda names: "head.weight" in names)]
+    assert set(tied["node"]) == {"symbol"}
+    assert set(tied["role"]) == {"weight"}
+    assert not ((slots["node"] == "head") & (slots["role"] == "weight")).any()
+
+
+def test_attention_weights_are_recorded_and_sum_to_one(train: Train) -> None:
+    run = comgra.open_run(train("characters", *TRACED).folder / "runs")
+    for block in range(4):
+        mean = run.series(f"blocks.{block}.attention.weights", "mean")
+        np.testing.assert_allclose(mean, 1 / 64, rtol=1e-5)  # each row of 64 sums to 1
+
+
+def test_batch_norm_and_dropout_of_the_digits_know_training_from_evaluation(train: Train) -> None:
+    run = comgra.open_run(train("digits", *TRACED).folder / "runs")
+    normed = run.series("block1.norm", "abs_mean", type_="train")
+    assert normed.notna().all()
+    training = run.series("dropout", "zero_fraction", type_="train")
+    feeding = run.series("block2", "zero_fraction", type_="train")
+    assert (training > feeding).all()
+    evaluation = run.series("dropout", "zero_fraction", type_="eval")
+    fed = run.series("block2", "zero_fraction", type_="eval")
+    np.testing.assert_array_equal(evaluation, fed)
