@@ -13,9 +13,7 @@ import signal
 import socket
 import subprocess
 import sys
-import threading
 import time
-import webbrowser
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from types import FrameType
@@ -54,13 +52,6 @@ def free_port() -> int:
     raise SystemExit("No free port on 127.0.0.1.")
 
 
-def answers(port: int) -> bool:
-    """Whether something accepts connections on the port."""
-    with contextlib.suppress(OSError), socket.create_connection(("127.0.0.1", port), 1.0):
-        return True
-    return False
-
-
 def has_display() -> bool:
     """Whether a browser window could appear anywhere."""
     screens = ("DISPLAY", "WAYLAND_DISPLAY")
@@ -74,21 +65,27 @@ class Demo:
         self.runs = runs
         self.overrides = overrides
         self.port = free_port()
+        self.address = f"http://127.0.0.1:{self.port}/viewer"
         self.viewer: Process | None = None
         self.training: Process | None = None
 
     def run(self) -> int:
         """Runs until the viewer ends, or until somebody interrupts."""
-        self.viewer = start(
-            "-m", "comgra_decl.launch.cli", "view", str(self.runs), "--port", str(self.port)
-        )
-        threading.Thread(target=self._announce, daemon=True).start()
+        self._view()
         for variant in VARIANTS:
             self._train(variant)
             status = self._wait()
             if status is not None:
                 return status
+        assert self.viewer is not None
+        print(f"\nTrained. The viewer stays at {self.address} until Ctrl-C.", flush=True)
         return self.viewer.wait()
+
+    def _view(self) -> None:
+        """Starts the viewer, which says where it is and, with a display, opens a browser."""
+        show = "--show" if has_display() else "--no-show"
+        command = "from comgra_decl.launch.cli import main; main()"
+        self.viewer = start("-c", command, "view", str(self.runs), f"--port={self.port}", show)
 
     def _train(self, variant: str) -> None:
         print(f"\nTraining the tutorial with activation_on_last_layer={variant}", flush=True)
@@ -110,14 +107,6 @@ class Demo:
                 return self.viewer.returncode or 1
             time.sleep(0.1)
         return self.training.returncode or None
-
-    def _announce(self) -> None:
-        address = f"http://127.0.0.1:{self.port}"
-        while not answers(self.port):
-            time.sleep(0.1)
-        print(f"\nThe viewer is at {address} (Ctrl-C ends the demo)\n", flush=True)
-        if has_display():
-            webbrowser.open(address)
 
     def stop(self) -> None:
         """Ends whatever still runs: the training so that it keeps its records, then the viewer."""

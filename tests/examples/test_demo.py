@@ -1,0 +1,133 @@
+"""`make demo`: shows its address, serves the viewer while training, and ends without a trace."""
+
+from __future__ import annotations
+
+import os
+import re
+import signal
+import subprocess
+import sys
+import threading
+import time
+import urllib.request
+from collections.abc import Iterator
+from pathlib import Path
+from queue import Empty, Queue
+
+import pytest
+
+import comgra_decl as comgra
+from tests.examples.conftest import EXAMPLES
+
+DEMO = EXAMPLES / "demo.py"
+PATIENCE = 120.0
+
+
+class RunningDemo:
+    """A demo in a session of its own, and what it prints."""
+
+    def __init__(self, folder: Path, *arguments: str) -> None:
+        environment = {**os.environ, "OMP_NUM_THREADS": "1"}
+        for screen in ("DISPLAY", "WAYLAND_DISPLAY"):
+            environment.pop(screen, None)
+        self.runs = folder
+        self.process = subprocess.Popen(
+            [sys.executable, str(DEMO), "--runs", str(folder), *arguments],
+            env=environment,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+            start_new_session=True,
+        )
+        self.printed: list[str] = []
+        self._lines: Queue[str] = Queue()
+        self._reader = threading.Thread(target=self._read, daemon=True)
+        self._reader.start()
+
+    def _read(self) -> None:
+        assert self.process.stdout is not None
+        for line in self.process.stdout:
+            self._lines.put(line)
+        self.process.stdout.close()
+
+    def wait_for(self, pattern: str) -> re.Match[str]:
+        """Returns the match of the first line that has the pattern."""
+        deadline = time.monotonic() + PATIENCE
+        while time.monotonic() < deadline:
+            try:
+                self.printed.append(self._lines.get(timeout=0.2))
+            except Empty:
+                assert self.process.poll() is None, self.output
+                continue
+            if found := re.search(pattern, self.printed[-1]):
+                return found
+        raise AssertionError(f"{pattern!r} was never printed:\n{self.output}")
+
+    @property
+    def output(self) -> str:
+        return "".join(self.printed)
+
+    def children(self) -> set[int]:
+        """Process ids of everything the demo started, with what that started."""
+        return descendants(self.process.pid)
+
+    def kill(self) -> None:
+        """Ends whatever a failing test has left."""
+        for pid in (self.process.pid, *self.children()):
+            if alive(pid):
+                os.kill(pid, signal.SIGKILL)
+        self.process.wait()
+        self._reader.join()
+
+
+def descendants(pid: int) -> set[int]:
+    """Returns the ids of all processes below `pid`."""
+    listed = subprocess.run(
+        ["ps", "-A", "-o", "pid=,ppid="], capture_output=True, text=True, check=True
+    )
+    lines = (line.split() for line in listed.stdout.splitlines())
+    parents = {int(process): int(parent) for process, parent in lines}
+    found, size = {pid}, 0
+    while len(found) > size:
+        size = len(found)
+        found |= {child for child, parent in parents.items() if parent in found}
+    return found - {pid}
+
+
+def alive(pid: int) -> bool:
+    """Whether a process exists and is not only waiting to be reaped."""
+    listed = subprocess.run(
+        ["ps", "-o", "stat=", "-p", str(pid)], capture_output=True, text=True, check=False
+    )
+    return bool(listed.stdout.strip()) and not listed.stdout.startswith("Z")
+
+
+@pytest.fixture
+def demo(tmp_path: Path) -> Iterator[RunningDemo]:
+    running = RunningDemo(tmp_path, "steps=100000", "task.eval_size=8")
+    yield running
+    running.kill()
+
+
+def fetch(address: str) -> str:
+    """Returns a page of the demo's own server."""
+    with urllib.request.urlopen(address, timeout=PATIENCE) as answer:
+        return str(answer.read().decode())
+
+
+def test_the_viewer_answers_while_the_training_runs_and_ctrl_c_ends_both(
+    demo: RunningDemo,
+) -> None:
+    address = demo.wait_for(r"http://127\.0\.0\.1:\d+\S*").group(0)
+    assert "<html" in fetch(address).lower()
+    demo.wait_for(r"step +200 ")
+    started = demo.children()
+    assert len(started) >= 2
+
+    demo.process.send_signal(signal.SIGINT)
+    assert demo.process.wait(timeout=30) == 0
+    assert not [pid for pid in started if alive(pid)]
+
+    run = comgra.open_run(demo.runs)
+    assert run.state == "finished"
+    assert len(run.steps) > 10
