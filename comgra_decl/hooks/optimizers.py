@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import gc
 import weakref
 from collections.abc import Callable
 from typing import TYPE_CHECKING
@@ -30,7 +29,7 @@ class StepOwner:
     def __init__(self, takes_part: Callable[[torch.Tensor], bool]) -> None:
         self._takes_part = takes_part
         self._owner: weakref.ref[Optimizer] | None = None
-        self._waiting: weakref.WeakSet[Optimizer] | None = None
+        self._waiting: list[Optimizer] | None = None  # held only until the first step has ended
 
     def ends_step(self, optimizer: Optimizer) -> bool:
         """Whether this optimizer's step, just taken, ends the training step."""
@@ -44,22 +43,20 @@ class StepOwner:
             self._owner = weakref.ref(optimizer)
             return True
         if self._waiting is None:
-            self._waiting = weakref.WeakSet(self._participants())
-        repeated = optimizer not in self._waiting
-        self._waiting.discard(optimizer)
-        if repeated or not self._waiting:
+            self._waiting = [o for o in instances_of(Optimizer) if self._works_on_models(o)]
+        mine = _parameter_ids(optimizer)
+        # One that holds the same parameters is a wrapper (Lightning, Accelerate) or outdated.
+        still = [o for o in self._waiting if mine.isdisjoint(_parameter_ids(o))]
+        repeated = len(still) == len(self._waiting)
+        self._waiting = still
+        if repeated or not still:
             self._owner = weakref.ref(optimizer)
+            self._waiting = []
         return self._owner is not None
 
-    def _participants(self) -> list[Optimizer]:
-        found = [o for o in instances_of(Optimizer) if self._works_on_models(o)]
-        if len(found) > 1:  # one of them may be garbage: optimizers are in reference cycles
-            references = [weakref.ref(o) for o in found]
-            found.clear()
-            gc.collect()
-            found = [o for ref in references if (o := ref()) is not None]
-        return found
-
     def _works_on_models(self, optimizer: Optimizer) -> bool:
-        groups = getattr(optimizer, "param_groups", ())
-        return any(self._takes_part(p) for group in groups for p in group["params"])
+        return any(self._takes_part(p) for group in optimizer.param_groups for p in group["params"])
+
+
+def _parameter_ids(optimizer: Optimizer) -> set[int]:
+    return {id(p) for group in optimizer.param_groups for p in group["params"]}

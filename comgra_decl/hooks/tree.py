@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import contextlib
 import gc
 import weakref
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, MutableMapping
 from typing import TypeVar
 
 from torch import nn
+from torch.utils.weak import WeakIdKeyDictionary
 
 T = TypeVar("T")
 
@@ -27,19 +27,16 @@ class Owners:
     """
 
     def __init__(self) -> None:
-        self._parents: weakref.WeakKeyDictionary[nn.Module, weakref.ref[nn.Module]] = (
-            weakref.WeakKeyDictionary()
-        )
-        self._built: weakref.WeakSet[nn.Module] = weakref.WeakSet()
+        # By identity: a module class may define `==` (torchmetrics does, and builds modules in it).
+        self._parents: MutableMapping[nn.Module, weakref.ref[nn.Module]] = WeakIdKeyDictionary()
+        self._built: MutableMapping[nn.Module, None] = WeakIdKeyDictionary()
         self._scanned = False
 
     def note(self, parent: nn.Module, _name: str, child: nn.Module | None) -> None:
         """The registration hook: `parent.name = child` has just happened."""
-        # A module class with its own `__eq__` cannot be a key; such a module is its own top.
-        with contextlib.suppress(TypeError):
-            self._built.add(parent)
-            if child is not None:
-                self._parents[child] = weakref.ref(parent)
+        self._built[parent] = None
+        if child is not None:
+            self._parents[child] = weakref.ref(parent)
 
     def top_of(self, module: nn.Module) -> nn.Module:
         """Returns the outermost module that (still) contains `module`."""
@@ -64,8 +61,8 @@ class Owners:
         self._scanned = True
         for candidate in instances_of(nn.Module):
             for child in candidate.__dict__.get("_modules", {}).values():
-                if isinstance(child, nn.Module):
-                    self._parents.setdefault(child, weakref.ref(candidate))
+                if isinstance(child, nn.Module) and child not in self._parents:
+                    self._parents[child] = weakref.ref(candidate)
 
 
 def instances_of(cls: type[T]) -> Iterator[T]:

@@ -7,7 +7,7 @@ from collections.abc import Callable
 import pytest
 import torch
 from torch import nn
-from torch.nn import functional as F  # noqa: N812 - the name everybody uses
+from torch.nn import functional as F
 
 from tests.support.recording import EVERYTHING, recording
 

@@ -94,6 +94,23 @@ def test_adversarial_training_is_one_step_per_pair_of_optimizers() -> None:
     assert {key.node for key in run.slots} >= {"Generator", "Critic", "input", "loss"}
 
 
+def test_a_wrapper_around_the_optimizer_is_not_waited_for() -> None:
+    class Wrapper(torch.optim.SGD):
+        """Shares the state of the one it wraps, as Lightning's does."""
+
+        def __init__(self, inner: torch.optim.Optimizer) -> None:
+            self.__dict__ = dict(inner.__dict__)
+
+    model = net()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    wrapper = Wrapper(optimizer)
+    with recording() as run:
+        step(model, optimizer)
+        step(model, optimizer)
+    assert [s.info.step for s in run.steps] == [0, 1]
+    assert wrapper.param_groups is optimizer.param_groups
+
+
 def test_one_model_and_a_loss_module_need_no_prefix() -> None:
     model, criterion = net(), nn.MSELoss()
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
@@ -291,3 +308,39 @@ def test_modules_document_lists_every_module_with_its_parameters() -> None:
         "trainable": True,
         "tied_to": None,
     }
+
+
+def test_modules_that_define_equality_are_told_apart_by_identity() -> None:
+    class Metric(nn.Module):
+        def __init__(self, *parts: Any) -> None:
+            super().__init__()
+            for number, part in enumerate(parts):
+                self.add_module(str(number), part)
+
+        def __hash__(self) -> int:
+            return 1
+
+        def __eq__(self, other: object) -> Any:
+            return Metric(self, other)
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return x.mean()
+
+    class Model(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.linear = nn.Linear(3, 3)
+            self.train_metric = Metric()
+            self.val_metric = Metric()
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            out = self.linear(x)
+            self.train_metric(out)
+            return out
+
+    with recording() as run:
+        model = Model()
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+        step(model, optimizer)
+    assert run.faults == []
+    assert run.nodes() == {"linear", "train_metric", "Model", "input", "loss"}
