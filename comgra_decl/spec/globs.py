@@ -8,60 +8,77 @@ root module's path is the empty string.
 from __future__ import annotations
 
 import re
+from collections.abc import Sequence
 from functools import lru_cache
+
+Level = re.Pattern[str] | None
+"""What one level of a glob matches; None stands for any number of levels."""
 
 
 @lru_cache(maxsize=1024)
-def compile_glob(pattern: str) -> re.Pattern[str]:
-    """Returns the regex that matches a module path, each of whose names is followed by a dot.
+def compile_glob(pattern: str) -> tuple[Level, ...]:
+    """Returns the levels of a glob over module paths.
 
     Raises:
         ValueError: the pattern is not a glob; the message says how to write it.
     """
-    return re.compile("".join(_levels(split(pattern))))
+    return tuple(_level(level, pattern) for level in split(pattern))
 
 
 def matches(pattern: str, path: str) -> bool:
     """Returns whether `pattern` matches the whole of the module path `path`."""
-    return compile_glob(pattern).fullmatch(dotted(path)) is not None
+    return _matches(compile_glob(pattern), split(path))
+
+
+def split(path: str) -> list[str]:
+    """Returns the names of a path or the levels of a glob; none for the empty text, the root."""
+    return path.split(".") if path else []
 
 
 @lru_cache(maxsize=256)
 def compile_name(pattern: str) -> re.Pattern[str]:
-    """Returns the regex of a glob over a single name, such as `*Attention`."""
+    """Returns the regex of a glob over a single name, such as `*Attention`.
+
+    Raises:
+        ValueError: the pattern is not one name.
+    """
     if "." in pattern or not pattern:
         raise ValueError(f"{pattern!r} is not a class name; write it without its module: 'Linear'")
-    return re.compile(_level(pattern, pattern).removesuffix(r"\."))
+    return re.compile(_name(pattern, pattern))
 
 
-def dotted(path: str) -> str:
-    """Returns `path` with a dot behind every name: the form that `compile_glob` matches."""
-    return f"{path}." if path else ""
+def _matches(levels: Sequence[Level], names: Sequence[str]) -> bool:
+    """Lets the latest `**` take one more name whenever the levels behind it do not fit.
+
+    No earlier `**` needs to be tried again, which keeps this quick for any pattern.
+    """
+    level = name = 0
+    retry: tuple[int, int] | None = None
+    while name < len(names):
+        expected = levels[level] if level < len(levels) else _NOTHING
+        if expected is None:
+            level, retry = level + 1, (level + 1, name)
+        elif expected.fullmatch(names[name]):
+            level, name = level + 1, name + 1
+        elif retry is not None:
+            retry = (retry[0], retry[1] + 1)
+            level, name = retry
+        else:
+            return False
+    return all(rest is None for rest in levels[level:])
 
 
-def split(pattern: str) -> list[str]:
-    """Returns the levels of a glob; none for the empty pattern, which means the root."""
-    return pattern.split(".") if pattern else []
+_NOTHING = re.compile(r"(?!)")
 
 
-def _levels(levels: list[str]) -> list[str]:
-    regexes: list[str] = []
-    for level in levels:
-        regex = _level(level, ".".join(levels))
-        # Two `**` in a row mean the same as one, and would only make matching slow.
-        if level != "**" or regexes[-1:] != [regex]:
-            regexes.append(regex)
-    return regexes
-
-
-def _level(level: str, pattern: str) -> str:
+def _level(level: str, pattern: str) -> Level:
     if level == "**":
-        return r"(?:[^.]+\.)*"
+        return None
     if not level:
         raise ValueError(f"{pattern!r} has an empty name between its dots")
     if "**" in level:
         raise ValueError(f"in {pattern!r}, '**' must stand alone between dots, as in 'blocks.**'")
-    return _name(level, pattern) + r"\."
+    return re.compile(_name(level, pattern))
 
 
 def _name(level: str, pattern: str) -> str:
@@ -73,7 +90,7 @@ def _name(level: str, pattern: str) -> str:
         if token.startswith("["):
             parts.append(_character_set(token[1:-1], pattern))
         else:
-            parts.append({"*": "[^.]*", "?": "[^.]"}.get(token, re.escape(token)))
+            parts.append({"*": ".*", "?": "."}.get(token, re.escape(token)))
     return "".join(parts)
 
 
@@ -84,7 +101,7 @@ _TOKEN = re.compile(r"\[(?:!.|[^!])[^]]*\]|.", re.DOTALL)
 def _character_set(body: str, pattern: str) -> str:
     negated = body.startswith("!")
     characters = re.sub(r"([\\\[\]^&~|])", r"\\\1", body[negated:])
-    regex = f"[^.{characters}]" if negated else f"[{characters}]"
+    regex = f"[^{characters}]" if negated else f"[{characters}]"
     try:
         re.compile(regex)
     except re.error:

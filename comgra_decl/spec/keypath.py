@@ -75,7 +75,8 @@ def _below(place: Place, step: int | str) -> Place:
 
 def _key_below(place: Place, step: int | str) -> Place:
     """Returns the place with its keys, but not yet its type, one step further."""
-    if isinstance(place.data, Mapping):
+    stands_for_a_list = isinstance(step, int) and get_origin(place.annotation) is list
+    if isinstance(place.data, Mapping) and not stands_for_a_list:
         path = f"{place.path}.{step}" if place.path else str(step)
         data = place.data.get(step)
     elif isinstance(place.data, (list, tuple)) and isinstance(step, int):

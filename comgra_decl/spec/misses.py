@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 
 from comgra_decl.errors import did_you_mean
-from comgra_decl.spec.globs import compile_glob, dotted, split
+from comgra_decl.spec.globs import matches, split
 
 _SHOWN = 8
 """So many names are shown before the list is cut."""
@@ -38,11 +38,11 @@ def explain_class_miss(name: str, globs: Sequence[str], classes: Iterable[tuple[
 
 def _names_below(levels: list[str], paths: Sequence[str]) -> list[str]:
     """Returns the names one level below the modules that `levels` matches, in their order."""
-    regex = compile_glob(".".join(levels))
+    parents = ".".join(levels)
     names: dict[str, None] = {}
     for path in paths:
         parent, _, name = path.rpartition(".")
-        if name and regex.fullmatch(dotted(parent)):
+        if name and matches(parents, parent):
             names[name] = None
     return list(names)
 

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field, replace
 from typing import Literal
 
-from comgra_decl.spec.globs import compile_glob, compile_name, dotted
+from comgra_decl.spec.globs import compile_name, matches
 from comgra_decl.spec.misses import explain_class_miss, explain_path_miss
 from comgra_decl.spec.model import Spec
 from comgra_decl.spec.nodes import NodeSpec, Selector
@@ -90,8 +90,7 @@ def _selects(selector: Selector, module: ModuleFacts) -> bool:
 
 
 def _at_any(globs: Iterable[str], path: str) -> bool:
-    name = dotted(path)
-    return any(compile_glob(glob).fullmatch(name) for glob in globs)
+    return any(matches(glob, path) for glob in globs)
 
 
 def _is_class(pattern: str, module: ModuleFacts) -> bool:

@@ -1,0 +1,195 @@
+"""What is said of a spec that is wrong: everything, at once, with the key the user wrote."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, Literal
+
+import pytest
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
+
+from comgra_decl.errors import SpecError
+from comgra_decl.spec import Spec, load_spec
+from comgra_decl.spec.problems import explain
+
+
+def problems(content: dict[str, Any]) -> list[str]:
+    with pytest.raises(SpecError) as raised:
+        load_spec(content)
+    return raised.value.problems
+
+
+def only_problem(content: dict[str, Any]) -> str:
+    (problem,) = problems(content)
+    return problem
+
+
+def entry(**keys: Any) -> dict[str, Any]:
+    return {"nodes": {"attn": {"select": "**", **keys}}}
+
+
+def test_a_wrong_choice_names_the_right_ones_and_the_nearest() -> None:
+    assert only_problem(entry(capture=["grads"])) == (
+        "comgra.nodes.attn.capture[0]: 'grads' is not one of output, output_grad, parameter, "
+        "parameter_grad; did you mean 'output_grad' or 'parameter_grad'?"
+    )
+
+
+def test_an_unknown_key_is_blamed_on_its_mapping() -> None:
+    assert only_problem({"schedule": {"evry": 3}}) == (
+        "comgra.schedule: unknown key 'evry'; there is first, every, backoff, steps, eval; "
+        "did you mean 'every'?"
+    )
+    assert only_problem({"samplse": 1}).startswith("comgra: unknown key 'samplse'; there is run, ")
+
+
+@pytest.mark.parametrize(
+    ("written", "place"),
+    [
+        ("a..b", "comgra.nodes.attn.select"),
+        (["ok", "a..b"], "comgra.nodes.attn.select[1]"),
+        ({"path": "a..b"}, "comgra.nodes.attn.select.path"),
+        ({"path": ["ok", "a..b"]}, "comgra.nodes.attn.select.path[1]"),
+        ([{"path": "ok"}, {"path": ["a..b"]}], "comgra.nodes.attn.select[1].path[0]"),
+        ({"class": "a.b"}, "comgra.nodes.attn.select.class"),
+    ],
+)
+def test_the_key_path_is_the_one_that_was_written(written: Any, place: str) -> None:
+    assert only_problem(entry(select=written)).partition(": ")[0] == place
+
+
+@pytest.mark.parametrize(
+    ("content", "problem"),
+    [
+        ({"schedule": {"every": "often"}}, "comgra.schedule.every: 'often' is not a whole number"),
+        ({"schedule": {"every": True}}, "comgra.schedule.every: True is not a whole number"),
+        ({"schedule": {"every": 0}}, "comgra.schedule.every: 0 must be at least 1"),
+        ({"schedule": {"backoff": "x"}}, "comgra.schedule.backoff: 'x' is not a number"),
+        (
+            {"schedule": {"backoff": float("nan")}},
+            "comgra.schedule.backoff: nan is not a finite number",
+        ),
+        ({"schedule": {"steps": []}}, "comgra.schedule.steps: [] must not be empty"),
+        ({"schedule": {"steps": [1, -2]}}, "comgra.schedule.steps[1]: -2 must be at least 0"),
+        ({"graph": "yes"}, "comgra.graph: 'yes' is not true or false"),
+        ({"store": 3}, "comgra.store: 3 is not a mapping of keys to values"),
+        ({"nodes": ["**"]}, "comgra.nodes: ['**'] is not a mapping of names to entries"),
+        ({"histogram": {"bins": 1}}, "comgra.histogram.bins: 1 must be at least 2"),
+        ({"nodes": {3: {"select": "**"}}}, "comgra.nodes.3: 3 is not text"),
+        ({"run": {"root": ""}}, "comgra.run.root: '' must not be empty"),
+        (
+            {"run": {"root": "s3://bucket"}},
+            "comgra.run.root: 's3://bucket' is not a folder; runs are stored in the file system",
+        ),
+        (
+            entry(batch_dim="first"),
+            (
+                "comgra.nodes.attn.batch_dim: 'first' is not 'auto', a dimension such as 0, or "
+                "null for no batch"
+            ),
+        ),
+        (
+            entry(select={}),
+            (
+                "comgra.nodes.attn.select: names neither a path nor a class; write "
+                "'**' for every module"
+            ),
+        ),
+    ],
+)
+def test_each_kind_of_mistake_has_its_sentence(content: dict[str, Any], problem: str) -> None:
+    assert only_problem(content) == problem
+
+
+@pytest.mark.parametrize("name", ["a/b", "a\\b", "..", ".hidden", "", " ", "a\n", " a", "x" * 300])
+@pytest.mark.parametrize("key", ["group", "name"])
+def test_a_name_that_cannot_be_a_folder_is_refused(key: str, name: str) -> None:
+    assert only_problem({"run": {key: name}}).startswith(f"comgra.run.{key}: ")
+
+
+def test_a_missing_key_is_explained_by_its_documentation() -> None:
+    assert only_problem({"nodes": {"attn": {}}}).startswith(
+        "comgra.nodes.attn.select: is required. A glob over module paths"
+    )
+
+
+def test_everything_that_is_wrong_is_said_at_once() -> None:
+    found = problems(
+        {
+            "nodes": {"a": {"select": "x**", "capture": ["outpt"]}, "b": 5},
+            "stats": ["maen"],
+            "schedule": {"every": 0, "frist": 2},
+            "run": {"name": "${nowhere}"},
+        }
+    )
+    assert [line.partition(": ")[0] for line in found] == [
+        "comgra.run.name",
+        "comgra.nodes.a.select",
+        "comgra.nodes.a.capture[0]",
+        "comgra.nodes.b",
+        "comgra.stats[0]",
+        "comgra.schedule.every",
+        "comgra.schedule",
+    ]
+
+
+def test_an_error_shows_all_its_problems() -> None:
+    with pytest.raises(SpecError) as raised:
+        load_spec({"graph": 1, "enabled": 2})
+    assert str(raised.value).splitlines() == raised.value.problems
+    assert len(raised.value.problems) == 2
+
+
+class Strict(BaseModel):
+    model_config = ConfigDict(extra="forbid")
+
+
+class Every(Strict):
+    kind: Literal["every"]
+    steps: int
+
+
+class Budget(Strict):
+    kind: Literal["budget"]
+    share: float
+
+
+class Model(Strict):
+    tagged: list[Annotated[Every | Budget, Field(discriminator="kind")]] = []
+    plain: int | bool | None = None
+    limit: Annotated[int, Field(lt=9, gt=1)] = 5
+
+
+def explained(content: dict[str, Any]) -> list[str]:
+    with pytest.raises(ValidationError) as raised:
+        Model.model_validate(content, strict=True)
+    return explain(raised.value, Model, content)
+
+
+def test_the_tag_of_a_union_is_no_part_of_the_key_path() -> None:
+    assert explained(
+        {"tagged": [{"kind": "every", "stps": 1}, {"kind": "budget", "share": "all"}]}
+    ) == [
+        "comgra.tagged[0].steps: is required.",
+        "comgra.tagged[0]: unknown key 'stps'; there is kind, steps; did you mean 'steps'?",
+        "comgra.tagged[1].share: 'all' is not a number",
+    ]
+
+
+def test_the_members_of_a_union_make_one_line() -> None:
+    assert explained({"plain": "x", "limit": 9}) == [
+        "comgra.plain: 'x' is not a whole number; or 'x' is not true or false",
+        "comgra.limit: 9 must be less than 9",
+    ]
+
+
+def test_no_sentence_of_pydantic_is_left_over_for_any_field() -> None:
+    """Whatever is put where it does not belong, the line is ours and names the place."""
+    for name in Spec.model_fields:
+        for value in ("nonsense", -1, 1.5, ["?"], {"?": 1}):
+            try:
+                load_spec({name: value})
+            except SpecError as error:
+                for line in error.problems:
+                    assert line.startswith((f"comgra.{name}", "comgra:"))
+                    assert "Input should" not in line
+                    assert "validation error" not in line
