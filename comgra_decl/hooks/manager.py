@@ -254,7 +254,7 @@ class HookManager:
         raw.structure = self._structures.finish(info, capture.signature(), training=training)
         if training:
             self._stop_graph()
-        raw.documents = self._reporter.documents(self._tracer.tops.values(), capture, info)
+        raw.documents = self._reporter.documents(self._tracer.called_tops, capture, info)
         self._sink(raw)
 
 

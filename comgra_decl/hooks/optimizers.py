@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING
 
 from torch.optim import Optimizer
@@ -55,8 +55,13 @@ class StepOwner:
         return self._owner is not None
 
     def _works_on_models(self, optimizer: Optimizer) -> bool:
-        return any(self._takes_part(p) for group in optimizer.param_groups for p in group["params"])
+        return any(self._takes_part(parameter) for parameter in _parameters(optimizer))
 
 
 def _parameter_ids(optimizer: Optimizer) -> set[int]:
-    return {id(p) for group in optimizer.param_groups for p in group["params"]}
+    return {id(parameter) for parameter in _parameters(optimizer)}
+
+
+def _parameters(optimizer: Optimizer) -> Iterator[torch.Tensor]:
+    for group in getattr(optimizer, "param_groups", ()):  # absent while it is being constructed
+        yield from group["params"]

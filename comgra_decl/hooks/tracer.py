@@ -140,6 +140,9 @@ class ModuleTracer:
 
     def _enter_root(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         plan = self._adopt(module)
+        if not _takes_part(plan.top, args, kwargs):
+            self._capture = None
+            return
         capture = self._capture = self._choose(module, plan.top)
         self._graph = self.provenance if capture is not None and capture.followed else None
         if capture is None:
@@ -163,6 +166,11 @@ class ModuleTracer:
             for parameter_plan in plan.parameters:
                 self._parameters[id(parameter_plan.parameter)] = parameter_plan
         return plan
+
+    @property
+    def called_tops(self) -> list[TopPlan]:
+        """The outermost modules that take part in the training."""
+        return [plan for plan in self.tops.values() if plan.top.takes_part]
 
     def takes_part(self, parameter: torch.Tensor) -> bool:
         """Whether the parameter belongs to a model that has been called."""
@@ -273,3 +281,13 @@ class ModuleTracer:
         """Returns the slot of a parameter that is traced, else None."""
         plan = self._parameters.get(id(tensor))
         return plan.slot if plan is not None and plan.parameter is tensor else None
+
+
+def _takes_part(top: Top, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
+    """A root without parameters belongs to the model if gradient can flow through it.
+
+    A loss module does; a transform that a data loader applies to every sample does not.
+    """
+    if not top.takes_part:
+        top.takes_part = any(t.requires_grad for _, t in tensors_in((args, kwargs)))
+    return top.takes_part

@@ -79,6 +79,7 @@ class Top:
         self.module = weakref.ref(module)
         self.label = unwrapped_class(module)
         self.parametric = any(True for _ in module.parameters())
+        self.takes_part = self.parametric
         self.trained = False  # has been seen in training mode
         self._prefixed = prefixed
 

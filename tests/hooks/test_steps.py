@@ -120,6 +120,17 @@ def test_one_model_and_a_loss_module_need_no_prefix() -> None:
     assert run.nodes() == {"0", "1", "Sequential", "MSELoss", "input", "loss"}
 
 
+def test_a_transform_of_the_data_is_no_part_of_the_model() -> None:
+    model, transform = net(), nn.Flatten(0)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    with recording() as run:
+        batch = torch.stack([transform(torch.randn(3, 1)) for _ in range(4)])
+        model(batch).sum().backward()
+        optimizer.step()
+    assert "Flatten" not in run.nodes()
+    assert "Flatten" not in {plan["node"] for plan in run.steps[0].documents["modules"]}
+
+
 @pytest.mark.parametrize("built_before", [True, False])
 def test_a_child_called_on_its_own_keeps_its_full_name(built_before: bool) -> None:
     class Wrapper(nn.Module):
