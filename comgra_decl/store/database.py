@@ -30,7 +30,7 @@ class TransientStoreError(StoreError):
 
 def database_path(run: str | os.PathLike[str]) -> str:
     """Returns the absolute path of a run's database; TensorStore rejects `./` and `../`."""
-    return os.path.join(os.path.abspath(os.fspath(run)), DATABASE)
+    return str(Path(run).resolve() / DATABASE)
 
 
 def new_context(*, cache_bytes: int, copy_threads: int = 1) -> ts.Context:

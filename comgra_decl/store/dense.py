@@ -73,7 +73,7 @@ def _placed(
 def record_columns(batches: Sequence[StepBatch], names: Names) -> NDArray[np.float64]:
     """Returns the "kpi" family [k, columns]: numeric facts, then the KPIs by code.
 
-    KPIs that a record lacks hold `MISSING`. The columns WIDTH, COMMIT and FORM are the caller's.
+    KPIs that a record lacks hold `MISSING`. The columns WIDTH, FACTS and FORM are the caller's.
     """
     infos = [info for batch in batches for info in batch.steps]
     kpis = [values for batch in batches for values in batch.kpis]

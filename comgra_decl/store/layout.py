@@ -36,10 +36,11 @@ NODE_BYTES = 4096
 
 
 RAW_DTYPES = frozenset(
-    ("bool", "int4", "int8", "int16", "int32", "int64", "uint4", "uint8", "uint16", "uint32")
-    + ("uint64", "float16", "bfloat16", "float32", "float64", "complex64", "complex128")
-    + ("float8_e3m4", "float8_e4m3fn", "float8_e4m3fnuz", "float8_e4m3b11fnuz")
-    + ("float8_e5m2", "float8_e5m2fnuz")
+    """
+    bool int4 int8 int16 int32 int64 uint8 uint16 uint32 uint64
+    float16 bfloat16 float32 float64 complex64 complex128
+    float8_e3m4 float8_e4m3fn float8_e4m3fnuz float8_e4m3b11fnuz float8_e5m2 float8_e5m2fnuz
+    """.split()
 )
 """Dtypes of raw values that are stored as they are (numpy and ml_dtypes names)."""
 
@@ -56,7 +57,7 @@ class RecordColumn(IntEnum):
     COST = 6
     WIDTH = 7  # slot columns written with this record
     KPIS = 8  # kpi columns written with this record
-    COMMIT = 9  # first record of the commit that wrote this one
+    FACTS = 9  # record under whose number the JSON facts valid here are stored
     FORM = 10  # 0: stored as a row (and in a block later), 1: stored in a block only
 
 
@@ -191,7 +192,7 @@ def log_key(log: str, first: int) -> str:
 
 
 def step_key(first: int) -> str:
-    """Returns the key of the JSON facts of the commit that starts with record `first`."""
+    """Returns the key of the JSON facts of the records from `first` on."""
     return f"steps/{first:0{DIGITS}d}.json"
 
 

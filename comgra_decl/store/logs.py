@@ -2,13 +2,23 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, Protocol
 
 from comgra_decl.records import SlotInfo, SlotKey
 
 from .commit import Commit
 from .database import encode
 from .layout import log_key
+
+
+class Stage(Protocol):
+    """State of the writer that a commit changes, for good only when it has succeeded."""
+
+    def accept(self) -> None:
+        """The commit succeeded."""
+
+    def discard(self) -> None:
+        """The commit failed; it will be staged anew."""
 
 
 class Log:
@@ -72,6 +82,32 @@ class Names:
         for table, name in self._staged:
             del self._codes[table][name]
         self._staged = []
+
+
+class Facts:
+    """The JSON facts of records, stored only where they change: most steps are like the last."""
+
+    def __init__(self) -> None:
+        self.first = 0  # record under whose number the facts valid now are stored
+        self._last: dict[str, Any] | None = None
+        self._before: tuple[int, dict[str, Any] | None] = (0, None)
+
+    def stage(self, record: int, runs: dict[str, list[list[Any]]]) -> bool:
+        """Takes run-length encoded facts from `record` on; returns whether to store them."""
+        self._before = (self.first, self._last)
+        starts = {name: run[0][1] for name, run in runs.items()}
+        if starts == self._last and all(len(run) == 1 for run in runs.values()):
+            return False
+        self.first, self._last = record, {name: run[-1][1] for name, run in runs.items()}
+        return True
+
+    def accept(self) -> None:
+        """The commit succeeded."""
+        self._before = (self.first, self._last)
+
+    def discard(self) -> None:
+        """The commit failed; it will be staged anew."""
+        self.first, self._last = self._before
 
 
 def slot_row(slot: SlotInfo) -> dict[str, Any]:

@@ -96,8 +96,9 @@ def check_version(document: Mapping[str, Any], *, where: str) -> None:
     needed = document.get("min_reader", 0)
     if not isinstance(needed, int) or needed > VERSION:
         raise FormatError(
-            f"{where}: written in format version {document.get('version')!r}, which needs a reader "
-            f"of version {needed!r}; this one reads up to {VERSION}. Upgrade comgra-decl to open it."
+            f"{where}: written in format version {document.get('version')!r}, which needs a "
+            f"reader of version {needed!r}; this one reads up to {VERSION}. "
+            "Upgrade comgra-decl to open it."
         )
 
 
@@ -161,7 +162,7 @@ def _machine() -> str:
     parts = [socket.gethostname()]
     try:
         parts.append(Path("/proc/sys/kernel/random/boot_id").read_text().strip())
-        parts.append(os.readlink("/proc/self/ns/pid"))
+        parts.append(str(Path("/proc/self/ns/pid").readlink()))
     except OSError:
         pass  # not Linux: the host name must do
     return "|".join(parts)

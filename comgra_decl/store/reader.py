@@ -6,7 +6,7 @@ import os
 import threading
 import time
 from collections.abc import Mapping
-from functools import lru_cache
+from pathlib import Path
 from typing import Any
 
 import tensorstore as ts
@@ -23,9 +23,14 @@ CACHE_BYTES = 128 << 20
 """Decoded chunks and index nodes kept by all readers of this process together."""
 
 
-@lru_cache(maxsize=1)
-def _shared_context(pid: int) -> ts.Context:
-    return new_context(cache_bytes=CACHE_BYTES, copy_threads=2)
+_context: ts.Context | None = None
+
+
+def _shared_context(*, renew: bool = False) -> ts.Context:
+    global _context
+    if _context is None or renew:
+        _context = new_context(cache_bytes=CACHE_BYTES, copy_threads=2)
+    return _context
 
 
 class Reader:
@@ -42,13 +47,19 @@ class Reader:
             FormatError: it was written in a newer format.
             DamagedRunError: it cannot be read; names the key and the reason.
         """
-        self.path = os.path.abspath(os.fspath(path))
+        self.path = Path(path)
         self._lock = threading.Lock()
-        self._open(_shared_context(os.getpid()))
+        try:
+            self._open(_shared_context())
+        except DamagedRunError as error:
+            if "mismatch on uuid" not in str(error):
+                raise
+            # this process has known another run in the same folder, deleted since
+            self._open(_shared_context(renew=True))
 
     def _open(self, context: ts.Context) -> None:
         if not database_exists(self.path):
-            raise RunNotFoundError(f"there is no run in {self.path!r}.")
+            raise RunNotFoundError(f"there is no run in {str(self.path)!r}.")
         self._db = Database(self.path, context)
         document = self._db.read_bytes(RUN_KEY)
         if document is None:
@@ -145,9 +156,9 @@ class Reader:
 
 def _no_manifest(db: Database) -> RunNotFoundError | DamagedRunError:
     """A database without its manifest looks empty; one made a moment ago is still being made."""
-    manifest = os.path.join(db.path, "manifest.ocdbt")
-    if os.path.exists(manifest):
+    folder = Path(db.path)
+    if (folder / "manifest.ocdbt").exists():
         return DamagedRunError(f"{db.path}: key {RUN_KEY!r} is missing; this is no run.")
-    if time.time() - os.stat(db.path).st_mtime < 10:
-        return RunNotFoundError(f"the run in {os.path.dirname(db.path)!r} is being created.")
+    if time.time() - folder.stat().st_mtime < 10:
+        return RunNotFoundError(f"the run in {str(folder.parent)!r} is being created.")
     return DamagedRunError(f"{db.path}: 'manifest.ocdbt' is missing; nothing can be found in it.")

@@ -170,7 +170,7 @@ class WriterThread:
                 if time.monotonic() > give_up or self._failed:
                     raise
                 if pause == _FIRST_PAUSE:
-                    _log.warning("comgra: %s Keeping the data and trying again.", error)
+                    _log.warning("comgra: %s; keeping the data and trying again", error)
             with self._work:
                 self._work.wait_for(lambda: self._failed, pause)
             pause = min(2 * pause, _LONGEST_PAUSE)

@@ -66,7 +66,7 @@ class ValueTable:
                 stored = _storable(value)
                 record.setdefault(_form(stored.dtype, stored.shape).name, []).append(slot)
             present.append(record)
-        return runs_of(present) if any(present) else []
+        return runs_of(present)
 
     def accept(self) -> None:
         """The commit succeeded."""

@@ -120,8 +120,7 @@ class View:
             if slot < width
         ]
         if not parts:
-            probe = self._empty(family, (slot, *inner))
-            return probe
+            return self._empty(family, (slot, *inner))
         result = np.full((self.n, *parts[0][2].shape[1:]), _fill(parts[0][2]), parts[0][2].dtype)
         for _, records, data in parts:
             result[records] = data
@@ -166,7 +165,7 @@ class View:
 
     def value(self, record: int, slot: int, sample: int | None = None) -> NDArray[Any] | None:
         """Returns a slot's raw value [samples, *dims] (or of one sample); None if not stored."""
-        stored = _at(self._step_facts(record)["values"], self._offset(record)) or {}
+        stored = self._fact("values", record) or {}
         for name, slots in stored.items():
             if slot in slots:
                 lane = self._tables.lanes[name][slot]
@@ -178,16 +177,16 @@ class View:
 
     def value_slots(self, record: int) -> list[int]:
         """Returns the slots of which a record holds raw values."""
-        stored = _at(self._step_facts(record)["values"], self._offset(record)) or {}
+        stored = self._fact("values", record) or {}
         return sorted(slot for slots in stored.values() for slot in slots)
 
     def samples(self, record: int) -> list[int]:
         """Returns the batch indices recorded individually."""
-        return list(_at(self._step_facts(record)["samples"], self._offset(record)) or [])
+        return list(self._fact("samples", record) or [])
 
     def extra(self, record: int) -> dict[str, Any]:
         """Returns the free-form facts of a record."""
-        return dict(_at(self._step_facts(record)["extra"], self._offset(record)) or {})
+        return dict(self._fact("extra", record) or {})
 
     def document(self, name: str) -> Any:
         """Returns the newest document of that name, None if there is none."""
@@ -206,11 +205,15 @@ class View:
         except (KeyError, TypeError, ValueError) as error:
             raise DamagedRunError(f"{self._db.path}: key {key!r} is wrong at {error}.") from error
 
-    def _offset(self, record: int) -> int:
-        return record - int(self.records[record, RecordColumn.COMMIT])
-
-    def _step_facts(self, record: int) -> Mapping[str, Any]:
-        return self._facts(int(self.records[record, RecordColumn.COMMIT]))
+    def _fact(self, name: str, record: int) -> Any:
+        """Looks up a run-length encoded fact; the last one holds until other facts are stored."""
+        first = int(self.records[record, RecordColumn.FACTS])
+        found = None
+        for offset, value in self._facts(first)[name]:
+            if first + offset > record:
+                break
+            found = value
+        return found
 
     def _read_facts(self, first: int) -> Mapping[str, Any]:
         facts = self._db.read_json(step_key(first))
@@ -252,13 +255,3 @@ def _equal_spans(
 
 def _fill(data: NDArray[Any]) -> float:
     return float("nan") if data.dtype.kind == "f" else 0
-
-
-def _at(runs: list[list[Any]], offset: int) -> Any:
-    """Looks up a run-length encoded list."""
-    found = None
-    for first, value in runs:
-        if first > offset:
-            break
-        found = value
-    return found

@@ -32,7 +32,7 @@ from .layout import (
     standard_forms,
     step_key,
 )
-from .logs import Log, Names, slot_row
+from .logs import Facts, Log, Names, Stage, slot_row
 from .meta import RunMeta, writer_identity
 from .values import ValueTable
 
@@ -50,10 +50,12 @@ class RunWriter:
         self._logs = {name: Log(name) for name in LOGS}
         self._names = Names(self._logs["names"])
         self._values = ValueTable(self._logs["arrays"], self._logs["lanes"])
-        self._stages: list[Log | Names | ValueTable] = [
+        self._facts = Facts()
+        self._stages: list[Stage] = [
             *self._logs.values(),
             self._names,
             self._values,
+            self._facts,
         ]
         self._forms: dict[str, ArrayForm] = {}
         self._handles: dict[str, ts.TensorStore] = {}
@@ -178,13 +180,14 @@ class RunWriter:
         self._stage_forms()
         for form in self._forms.values():
             self._bound(form, commit)
-        families = self._families(batches)
-        self._write_families(commit, families)
         values = [by_slot for batch in batches for by_slot in batch.values]
         for piece in self._values.pieces(values):
             first = self.records + piece.offset
             commit.write(self._bound(piece.form, commit), first, piece.data, piece.lane)
-        self._write_json(commit, batches, values)
+        self._write_facts(commit, batches, values)
+        families = self._families(batches)
+        self._write_families(commit, families)
+        self._write_documents(commit, batches)
         self._finish(commit, self._next_head(commit, batches))
         return families
 
@@ -242,7 +245,7 @@ class RunWriter:
         first, count = self.records, len(families["kpi"])
         start, end = whole_blocks(first, count, self._forms["kpi/blk"].chunk[0])
         families["kpi"][:, RecordColumn.WIDTH] = width
-        families["kpi"][:, RecordColumn.COMMIT] = first
+        families["kpi"][:, RecordColumn.FACTS] = self._facts.first
         families["kpi"][start - first : end - first, RecordColumn.FORM] = 1
         return families
 
@@ -263,17 +266,19 @@ class RunWriter:
             self._created[form.name] = created
         return self._created[form.name]
 
-    def _write_json(
+    def _write_facts(
         self, commit: Commit, batches: Sequence[StepBatch], values: Sequence[dict[int, Any]]
     ) -> None:
         infos = [info for batch in batches for info in batch.steps]
         facts = {
-            "n": len(infos),
             "samples": runs_of([info.samples for info in infos]),
             "extra": runs_of([info.extra for info in infos]),
             "values": self._values.index(values),
         }
-        commit.put(step_key(self.records), encode(facts))
+        if self._facts.stage(self.records, facts):
+            commit.put(step_key(self.records), encode(facts))
+
+    def _write_documents(self, commit: Commit, batches: Sequence[StepBatch]) -> None:
         for batch in batches:
             for structure in batch.new_structures:
                 commit.put(graph_key(structure.hash), encode(_graph(structure)))

@@ -1,0 +1,82 @@
+"""Writes an endless run whose every number follows from its record; a process to be killed.
+
+`python -m tests.store.endless FOLDER` prints the number of acknowledged records after each commit.
+"""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+import numpy as np
+from numpy.typing import NDArray
+
+from comgra_decl.records import StepBatch, StepInfo
+from comgra_decl.store import RunWriter
+from comgra_decl.store.layout import RecordColumn
+from comgra_decl.store.view import View
+from tests.store.truth import meta_of, slot_info
+
+SLOTS = 40
+
+
+def numbers(first: int, count: int, *shape: int) -> NDArray[np.float32]:
+    """Numbers [count, *shape] that tell record and place."""
+    size = int(np.prod(shape))
+    records = np.arange(first, first + count)[:, None]
+    return ((records * 31 + np.arange(size)) % 65_521).astype(np.float32).reshape(count, *shape)
+
+
+def batch_of(first: int, count: int) -> StepBatch:
+    """Makes the records [first, first + count)."""
+    infos = [
+        StepInfo(step=first + i, time=float(first + i), type="train", mode="train", samples=[i])
+        for i in range(count)
+    ]
+    return StepBatch(
+        steps=infos,
+        slots=np.arange(SLOTS, dtype=np.int32),
+        aggregates=numbers(first, count, SLOTS, 3, 3),
+        samples=numbers(first, count, SLOTS, 2, 3),
+        counts=numbers(first, count, SLOTS, 4).astype(np.uint32),
+        ranges=numbers(first, count, SLOTS, 2),
+        values=[{0: numbers(first + i, 1, 2, 50)[0]} for i in range(count)],
+        kpis=[{"loss": float(first + i)} for i in range(count)],
+        new_slots=[slot_info(number) for number in range(SLOTS)] if first == 0 else [],
+        new_structures=[],
+    )
+
+
+def check(view: View, first: int = 0) -> None:
+    """Compares all records from `first` on with what they must be, bit for bit."""
+    if not view.n:
+        return
+    count = view.n - first
+    expected = numbers(first, count, SLOTS, 3, 3).reshape(count, SLOTS, 9)
+    ranges = numbers(first, count, SLOTS, 2)
+    assert np.array_equal(view.heat("agg")[first:], np.concatenate([expected, ranges], axis=2))
+    assert np.array_equal(view.heat("smp")[first:], numbers(first, count, SLOTS, 2, 3))
+    assert np.array_equal(view.heat("hist")[first:], numbers(first, count, SLOTS, 4))
+    steps = view.records[first:, RecordColumn.STEP]
+    assert np.array_equal(steps, np.arange(first, view.n))
+    for record in {first, view.n - 1, *range(first, view.n, 37)}:
+        value = view.value(record, 0)
+        assert value is not None
+        assert np.array_equal(value, numbers(record, 1, 2, 50)[0])
+        assert np.array_equal(view.row("agg", record, slice(0, SLOTS)), view.heat("agg")[record])
+
+
+def main(folder: Path) -> None:
+    """Commits groups of growing and shrinking size until killed."""
+    writer = RunWriter.create(folder, meta_of())
+    first = turn = 0
+    while True:
+        count = (1, 3, 1, 140, 17)[turn % 5]
+        writer.commit([batch_of(first, count)])
+        first, turn = first + count, turn + 1
+        sys.stdout.write(f"{first}\n")
+        sys.stdout.flush()
+
+
+if __name__ == "__main__":
+    main(Path(sys.argv[1]))
