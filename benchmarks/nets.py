@@ -58,12 +58,18 @@ class Training:
 
 @dataclass(frozen=True)
 class Scenario:
-    """A training to measure: how to build it and how long one block of it lasts, in seconds."""
+    """A training to measure.
+
+    Attributes:
+        block_seconds: how long one block lasts.
+        records: recorded steps from which the bytes per step are taken.
+    """
 
     name: str
     description: str
     build: Callable[[], Training]
     block_seconds: float
+    records: int
 
 
 class Mlp(nn.Module):
@@ -180,8 +186,8 @@ def build_transformer() -> Training:
 
 
 SCENARIOS = (
-    Scenario("tutorial", "recurrent sum task, 5 iterations, batch 64", build_tutorial, 1.0),
-    Scenario("mlp", "7-layer MLP, 10.5k parameters, batch 32", build_mlp, 1.0),
-    Scenario("transformer", "12 layers, d=256, batch 4 x 64 tokens", build_transformer, 2.5),
+    Scenario("tutorial", "recurrent sum task, 5 iterations, batch 64", build_tutorial, 1.0, 1024),
+    Scenario("mlp", "7-layer MLP, 10.5k parameters, batch 32", build_mlp, 1.0, 1024),
+    Scenario("transformer", "12 layers, d=256, batch 4 x 64 tokens", build_transformer, 2.5, 256),
 )
 """Every scenario, in the order in which it is run and reported."""

@@ -42,10 +42,13 @@ def measure(
     left_out = {t.name: why for t in tools if (why := _refusal(t, training)) is not None}
     running = [tool for tool in tools if tool.name not in left_out]
     meter = Meter(training, root)
-    sizes = {tool.name: _say(scenario, tool, probe(tool, meter)) for tool in running}
+    sizes = {
+        tool.name: _say(scenario, tool, probe(tool, meter, records=scenario.records))
+        for tool in running
+    }
     plans = {
-        name: plan_for(tool, step_seconds=sizes[name].step, block_seconds=scenario.block_seconds)
-        for name, tool in ((tool.name, tool) for tool in running)
+        t.name: plan_for(t, step_seconds=sizes[t.name].step, block_seconds=scenario.block_seconds)
+        for t in running
     }
     blocks = interleave(meter, plans, tools=running, rounds=rounds)
     return ScenarioResult(
@@ -68,6 +71,7 @@ def _refusal(tool: Tool, training: Training) -> str | None:
     return tool.refuses(training)
 
 
-def _say(scenario: Scenario, tool: Tool, size: Size) -> Size:
+def _probe(scenario: Scenario, tool: Tool, meter: Meter) -> Size:
+    size = probe(tool, meter, records=scenario.records)
     print(f"{scenario.name}: {tool.label}: {size.step * 1000:.2f} ms per step", file=sys.stderr)
     return size

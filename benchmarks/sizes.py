@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from statistics import median
 
@@ -26,24 +26,17 @@ class Size:
     series: int | None = None
 
 
-def probe(tool: Tool, meter: Meter) -> Size:
-    """Runs `tool` twice, short and long: the difference is the steps', the rest is fixed.
+def probe(tool: Tool, meter: Meter, *, records: int) -> Size:
+    """Runs `tool` for one step and for `records` more: the difference is the steps', not the run's.
 
     It is also the warm-up of the process: imports, allocators, and the tool's one-off work.
     """
-    if tool.size_steps is None:
+    if tool.most_records == 0:
         return _run(tool, meter, steps=20).size
-    short, long = tool.size_steps
-    first, second = _run(tool, meter, steps=short), _run(tool, meter, steps=long)
-    per_step = (second.bytes - first.bytes) / (long - short)
-    return Size(
-        step=second.size.step,
-        per_step=per_step,
-        fixed=first.bytes - short * per_step,
-        commit=second.size.commit,
-        commits=second.size.commits,
-        series=second.size.series,
-    )
+    records = min(records, tool.most_records)
+    short, long = _run(tool, meter, steps=1), _run(tool, meter, steps=1 + records)
+    per_step = (long.bytes - short.bytes) / records
+    return replace(long.size, per_step=per_step, fixed=short.bytes - per_step)
 
 
 @dataclass(frozen=True)

@@ -24,15 +24,15 @@ class Tool(ABC):
     Attributes:
         name: short key, used on the command line and in the JSON.
         label: what the table says.
-        size_steps: two run lengths whose difference gives the bytes per recorded step; None if
-            the tool records nothing.
+        most_records: how many records at most are needed to know the bytes of one; 0 if the tool
+            records nothing.
         requires: modules that must be importable.
         warmup_fraction: steps before the measured ones, as a share of them.
     """
 
     name: str
     label: str
-    size_steps: tuple[int, int] | None = None
+    most_records: int = 0
     requires: tuple[str, ...] = ()
     warmup_fraction: float = 0.1
 
@@ -52,7 +52,7 @@ class Tool(ABC):
 
     def expected(self, steps: int) -> int | None:
         """Returns how many of `steps` steps ought to be recorded: all, unless told otherwise."""
-        return None if self.size_steps is None else steps
+        return steps if self.most_records else None
 
     def check(self, folder: Path, steps: int) -> None:
         """Makes sure that what was measured was really recorded.

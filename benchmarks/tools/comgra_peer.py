@@ -31,7 +31,7 @@ class ComgraPeer(Tool):
     Its optional singular values are off: no other tool computes them.
     """
 
-    size_steps: tuple[int, int] | None = (1, 3)
+    most_records = 2  # all its records are of one size
     requires = ("comgra",)
     warmup_fraction = 0.0  # its steps are long; the first one is warm-up all the same
 

@@ -17,7 +17,7 @@ FIRST_STEP_ONLY: Mapping[str, Any] = {"steps": [0, 10**9]}
 class Ours(Tool):
     """comgra_decl with one spec; `source` and `overrides` as `comgra_decl.trace` takes them."""
 
-    size_steps: tuple[int, int] | None = (16, 144)  # one whole column block of 128 steps apart
+    most_records = 1024  # several column blocks of 128 steps
 
     def __init__(
         self,
@@ -61,7 +61,7 @@ class Ours(Tool):
 class Idle(Ours):
     """Attached, but only the very first step was recorded: what an unrecorded step costs."""
 
-    size_steps = None
+    most_records = 0
 
     def expected(self, steps: int) -> int:
         """Returns 1: the step that the warm-up began with."""

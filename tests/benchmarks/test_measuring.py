@@ -28,7 +28,7 @@ class Diary(Tool):
     `bend` changes the training, `lazy` forgets half of the steps.
     """
 
-    name, label, size_steps = "diary", "a diary", (2, 6)
+    name, label, most_records = "diary", "a diary", 6
 
     def __init__(self, *, bend: bool = False, lazy: bool = False) -> None:
         self.bend, self.lazy = bend, lazy
@@ -83,7 +83,7 @@ def test_a_block_runs_warmup_and_measured_steps_and_removes_its_folder(meter: Me
 
 
 def test_a_tool_that_did_not_record_what_it_should_is_no_measurement(meter: Meter) -> None:
-    for measured in (lambda t: meter.block(t, Plan(2, 2)), lambda t: probe(t, meter)):
+    for measured in (lambda t: meter.block(t, Plan(2, 2)), lambda t: probe(t, meter, records=4)):
         with pytest.raises(RuntimeError, match=r"a diary: . records where . were expected"):
             measured(Diary(lazy=True))
 
@@ -102,7 +102,7 @@ def test_every_tool_has_one_block_per_round_in_changing_order(meter: Meter) -> N
 
 
 def test_bytes_per_step_leave_the_fixed_part_out(meter: Meter) -> None:
-    size = probe(Diary(), meter)
+    size = probe(Diary(), meter, records=4)
     assert (size.per_step, size.fixed) == (10.0, 100.0)
 
 
@@ -159,7 +159,7 @@ def test_an_unknown_name_is_refused_with_the_known_ones() -> None:
 
 
 def test_a_scenario_is_measured_from_probe_to_summary(tmp_path: Path) -> None:
-    scenario = replace(SCENARIOS[1], block_seconds=0.02)
+    scenario = replace(SCENARIOS[1], block_seconds=0.02, records=3)
     result = measure(scenario, [PLAIN, Diary()], root=tmp_path, rounds=2)
     assert result.tools["diary"].size.per_step == 10.0
     assert all(summary.same_losses for summary in result.tools.values())
