@@ -42,10 +42,7 @@ def measure(
     left_out = {t.name: why for t in tools if (why := _refusal(t, training)) is not None}
     running = [tool for tool in tools if tool.name not in left_out]
     meter = Meter(training, root)
-    sizes = {
-        tool.name: _say(scenario, tool, probe(tool, meter, records=scenario.records))
-        for tool in running
-    }
+    sizes = {tool.name: _probe(scenario, tool, meter) for tool in running}
     plans = {
         t.name: plan_for(t, step_seconds=sizes[t.name].step, block_seconds=scenario.block_seconds)
         for t in running
