@@ -64,7 +64,8 @@ def chromium() -> Iterator[Any]:
 
 @pytest.fixture
 def open_page(chromium: Any, serve: object) -> Iterator[Callable[..., Any]]:
-    """Opens pages that must stay clean; they close before what `serve` started stops."""
+    """Opens pages that must stay clean."""
+    assert serve, "pages close before the servers that they show, so `serve` comes first"
     contexts: list[Any] = []
     dirt: list[str] = []
 

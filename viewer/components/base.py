@@ -41,7 +41,7 @@ def is_colour(value: object) -> bool:
     return isinstance(value, str) and _COLOUR.fullmatch(value) is not None
 
 
-class Component(JSComponent):  # type: ignore[misc]  # panel is not annotated
+class Component(JSComponent):
     """A browser component that answers with checked messages.
 
     Attributes:
@@ -56,7 +56,7 @@ class Component(JSComponent):  # type: ignore[misc]  # panel is not annotated
 
     def __init__(self, **params: Any) -> None:
         self._callbacks: list[Callback] = []
-        super().__init__(**params)
+        super().__init__(**params)  # type: ignore[no-untyped-call]  # panel is not annotated
 
     def on_message(self, callback: Callback) -> None:
         """Calls `callback` with every message that has passed the check, in order.

@@ -38,7 +38,7 @@ class Scope:
             yield from child.nodes()
 
 
-@dataclass(frozen=True)
+@dataclass(eq=False)
 class Visible:
     """One box to be drawn: a lone node, a folded scope or a row of identical scopes."""
 
@@ -74,11 +74,14 @@ def _measure(scope: Scope, shapes: dict[object, int]) -> None:
     for child in scope.children.values():
         _measure(child, shapes)
     scope.ranked = sorted(scope.children.values(), key=lambda child: (child.order, child.id))
-    own = scope.own
-    orders = [child.order for child in scope.ranked[:1]] + ([own.order] if own else [])
-    scope.order = min(orders, default=0)
-    scope.size = sum(child.size for child in scope.ranked) + (own is not None)
-    looks = (own.kind, own.title.replace(own.name, "")) if own else None
+    looks, own = None, scope.own
+    if own is not None:
+        scope.order, scope.size = own.order, 1
+        looks = own.kind, own.title.replace(own.name, "")
+    if scope.ranked:
+        first = scope.ranked[0].order
+        scope.order = first if own is None else min(first, own.order)
+        scope.size += sum(child.size for child in scope.ranked)
     inside = tuple(sorted((child.name, child.shape) for child in scope.ranked))
     scope.shape = shapes.setdefault((looks, inside), len(shapes))
 
@@ -97,7 +100,7 @@ def visible_boxes(root: Scope, expanded: frozenset[str], limit: int) -> list[Vis
         if excess > 0:
             merged.add(row_id(row))
             excess -= len(row) - 1
-    return list(_children(root, expanded, merged))
+    return list(_children(root, expanded, merged)) if merged else boxes
 
 
 @dataclass(frozen=True)
