@@ -1,0 +1,133 @@
+"""Runs are found, listed and opened whatever lies beside them."""
+
+from __future__ import annotations
+
+import time
+from pathlib import Path
+
+import pytest
+
+from comgra_decl.errors import DamagedRunError, UnknownNameError
+from comgra_decl.query import list_runs, open_group, open_run
+from comgra_decl.store import RunWriter
+from tests.store.test_damage import age, change_json
+from tests.store.truth import Truth, meta_of
+
+
+def write(path: Path, *, started: float, records: int = 2, close: bool = True) -> Path:
+    truth = Truth(meta=meta_of(started=started))
+    writer = RunWriter.create(path, truth.meta)
+    if records:
+        writer.commit([truth.batch(records, [0])])
+    if close:
+        writer.close()
+    return path
+
+
+@pytest.fixture
+def root(tmp_path: Path) -> Path:
+    """Two groups, a run without a group, and things that are no runs."""
+    root = tmp_path / "runs"
+    write(root / "a" / "second", started=200.0)
+    write(root / "a" / "first", started=100.0)
+    write(root / "b" / "sweep" / "job 0", started=300.0, close=False)
+    write(root / "alone", started=50.0, records=0, close=False)
+    (root / "notes").mkdir()
+    (root / "notes" / "text.txt").write_text("no run")
+    (root / "file").write_text("no run either")
+    (root / "circle").symlink_to(root)
+    return root
+
+
+def test_runs_are_listed_oldest_first(root: Path) -> None:
+    found = [(run.path.relative_to(root).as_posix(), run.state) for run in list_runs(root)]
+    assert found == [
+        ("alone", "waiting"),
+        ("a/first", "finished"),
+        ("a/second", "finished"),
+        ("b/sweep/job 0", "live"),
+    ]
+    second = list_runs(root)[2]
+    assert (second.group, second.name) == ("a", "second")
+    assert (second.records, second.last_step, second.started) == (2, 3, 200.0)
+    assert second.error is None
+
+
+def test_a_relative_root_gives_relative_paths(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(root.parent)
+    assert {run.path.parts[0] for run in list_runs("runs")} == {"runs"}
+    assert open_run("runs/a").name == "second"
+
+
+def test_damaged_and_newer_runs_are_listed_with_their_reason(root: Path) -> None:
+    (root / "a" / "first" / "trace.ocdbt" / "manifest.ocdbt").write_bytes(b"garbage")
+    change_json(root / "a" / "second", "meta/run.json", min_reader=7)
+    change_json(root / "b" / "sweep" / "job 0", "head", n="many")
+    (root / "empty" / "trace.ocdbt").mkdir(parents=True)
+    age(root / "empty")
+    runs = {run.name: run for run in list_runs(root)}
+    assert runs["first"].state == "damaged"
+    assert "manifest.ocdbt" in (runs["first"].error or "")
+    assert runs["second"].state == "unreadable"
+    assert "Upgrade" in (runs["second"].error or "")
+    assert runs["job 0"].state == "damaged"
+    assert runs["empty"].state == "damaged"
+    assert runs["alone"].error is None
+
+
+def test_a_run_that_gave_up_is_listed_with_its_reason(tmp_path: Path) -> None:
+    RunWriter.create(tmp_path / "run", meta_of()).close(error="disk full")
+    (run,) = list_runs(tmp_path)
+    assert (run.state, run.error) == ("stopped", "disk full")
+    assert open_run(run.path).error == "disk full"
+
+
+def test_a_run_being_created_is_not_listed_yet(tmp_path: Path) -> None:
+    (tmp_path / "run" / "trace.ocdbt").mkdir(parents=True)
+    assert list_runs(tmp_path) == []
+
+
+def test_nothing_to_list(tmp_path: Path) -> None:
+    assert list_runs(tmp_path / "nowhere") == []
+    assert list_runs(tmp_path) == []
+
+
+def test_a_run_lists_itself(root: Path) -> None:
+    assert [run.path for run in list_runs(root / "alone")] == [root / "alone"]
+
+
+def test_a_folder_of_runs_opens_its_newest(root: Path) -> None:
+    assert open_run(root).name == "job 0"
+    assert open_run(root / "a").name == "second"
+    assert open_run(str(root / "a" / "first")).name == "first"
+
+
+def test_the_newest_readable_run_is_opened(root: Path) -> None:
+    (root / "a" / "second" / "trace.ocdbt" / "manifest.ocdbt").write_bytes(b"garbage")
+    assert open_run(root / "a").name == "first"
+    with pytest.raises(DamagedRunError, match="second"):
+        open_run(root / "a" / "second")
+    (root / "a" / "first" / "trace.ocdbt" / "manifest.ocdbt").write_bytes(b"garbage")
+    with pytest.raises(DamagedRunError):
+        open_run(root / "a")
+
+
+def test_a_group_is_its_readable_runs(root: Path) -> None:
+    group = open_group(root / "a")
+    assert (len(group), group.name, group.names) == (2, "a", ["first", "second"])
+    assert [run.name for run in group] == ["first", "second"]
+    assert group[-1].name == group["second"].name == "second"
+    with pytest.raises(UnknownNameError, match=r"'secund'; did you mean 'second'"):
+        group["secund"]
+    (root / "a" / "first" / "trace.ocdbt" / "manifest.ocdbt").write_bytes(b"")
+    write(root / "a" / "third", started=400.0)
+    assert group.refresh()
+    assert group.names == ["second", "third"]
+    assert "manifest.ocdbt" in group._repr_html_()
+    assert repr(group).endswith(": 2 runs>")
+
+
+def test_listing_many_runs_is_one_pass(tmp_path: Path) -> None:
+    for number in range(30):
+        write(tmp_path / f"{number:02}", started=time.time() + number)
+    assert [run.name for run in list_runs(tmp_path)] == [f"{number:02}" for number in range(30)]
