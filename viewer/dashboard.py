@@ -29,6 +29,8 @@ from comgra_decl.viewer.state import SECTIONS, SELECTION, ViewState
 
 _LOG = logging.getLogger(__name__)
 _FILL = {"flex": "1 1 0", "min-height": "0", "overflow": "hidden"}
+_KEPT = ("section", "scale", "expanded")
+_OTHERS = ("run", "colour", "follow", "revision", *_KEPT)
 _KEYS = """
 <div class="keys"><kbd>,</kbd> <kbd>.</kbd> previous, next step &middot; <kbd>Shift</kbd> ten<br>
 <kbd>/</kbd> find a node &middot; arrows walk the graph<br>
@@ -56,8 +58,7 @@ class Dashboard:
         self._ready = False
         self._build()
         self._restored = query
-        self.state.param.watch(self._on_state, [*SELECTION, "run", "colour", "section", "expanded",
-                                                "follow", "revision"])  # fmt: skip
+        self.state.param.watch(self._on_state, [*SELECTION, *_OTHERS])
         with self._guarded():
             catalogue.poll()
             self._restore(query, first=True)
@@ -81,7 +82,7 @@ class Dashboard:
         self._notice = html_view(visible=False)
         self._frame = [self.graph, self.steps]
         self.graph.panel.styles = {"flex": "0 0 auto", "height": "max(210px, 34vh)"}
-        self.steps.panel.sizing_mode = "stretch_width"
+        self.graph.panel.margin, self.steps.panel.margin = (10, 14, 4, 14), (0, 14)
         self._workspace = pn.Column(
             self.graph.panel, self.steps.panel, self._tabs,
             *(section.holder for section in self.sections.values()),
@@ -147,8 +148,7 @@ class Dashboard:
             "revision": view.revision,
             "follow": follow,
             "colour": colour if colour in ("forward", *view.gradient_passes()) else "kind",
-            "section": wanted.get("section", state.section),
-            "expanded": wanted.get("expanded", state.expanded),
+            **{name: wanted.get(name, getattr(state, name)) for name in _KEPT},
         }
         fresh = not self._workspace.visible
         state.put(at, **others)
@@ -164,10 +164,7 @@ class Dashboard:
     def _refresh(self, names: frozenset[str]) -> None:
         """Redraws what reads the changed names, and the address; all in one message."""
         assert self._view is not None
-        shown = Shown(
-            self._view, self.state.selection, self.state.colour, self.state.expanded,
-            self.state.follow,
-        )  # fmt: skip
+        shown = self._shown(self._view)
         with pn.io.hold():
             self._show_workspace()
             if "section" in names or not self._tabs.html:
@@ -180,6 +177,12 @@ class Dashboard:
             for section in self.sections.values():
                 section.refresh(names, shown)
             self._write_url(names)
+
+    def _shown(self, view: RunView) -> Shown:
+        state = self.state
+        return Shown(
+            view, state.selection, state.colour, state.scale, state.expanded, state.follow
+        )
 
     def _show_section(self) -> None:
         self._tabs.html = _tabs_html(self.state.section)
@@ -248,7 +251,7 @@ class Dashboard:
         if self._view is None:
             self.selectors.only_runs()
         else:
-            self._refresh(frozenset({"runs"}) | self.selectors.reads & {"run"})
+            self.selectors.refresh(self._shown(self._view))
 
     def _on_url(self, message: Message) -> None:
         query = message["query"]
@@ -260,7 +263,7 @@ class Dashboard:
 
     def _restore(self, query: str, *, first: bool = False) -> None:
         """Shows what an address says; what it leaves out takes its default."""
-        fields = (*SELECTION, "run", "colour", "section", "expanded")
+        fields = (*SELECTION, "run", "colour", "scale", "section", "expanded")
         wanted = {name: self.state.param[name].default for name in fields}
         found = url.parse(query)
         wanted.update(found)

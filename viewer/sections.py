@@ -30,11 +30,20 @@ _GRID = """
 }
 .pane { min-height: 0; min-width: 0; }
 .statistics-cell { contain: size; grid-row: 1 / span 2; overflow: auto; }
-@media (max-width: 1080px) {
+@media (max-width: 1450px) {
   :host {
-    grid-template-columns: repeat(2, minmax(0, 1fr));
-    grid-template-rows: auto repeat(3, 220px);
+    flex: 1 0 600px !important;
+    grid-auto-flow: column;
+    grid-template-columns: minmax(300px, 390px) repeat(2, minmax(0, 1fr));
+    grid-template-rows: repeat(3, minmax(190px, 1fr));
+  }
+  .statistics-cell { grid-row: 1 / span 3; }
+}
+@media (max-width: 900px) {
+  :host {
     flex: 0 0 auto !important;
+    grid-template-columns: minmax(0, 1fr) minmax(0, 1fr);
+    grid-template-rows: auto repeat(3, 220px);
   }
   .statistics-cell { contain: none; grid-column: 1 / span 2; grid-row: 1; }
 }
@@ -53,8 +62,8 @@ class Section:
         self.panes: list[Pane] = []
         self._stale: set[str] = set()
         self.holder = pn.Column(
-            visible=False, sizing_mode="stretch_both", margin=0, scroll="y",
-            styles={"flex": "1 1 0", "min-height": "0"},
+            visible=False, sizing_mode="stretch_both", margin=0,
+            styles={"flex": "1 1 0", "min-height": "0", "overflow": "hidden auto"},
         )  # fmt: skip
 
     def show(self, visible: bool) -> list[Pane]:
@@ -107,5 +116,5 @@ def _inspect(act: Act) -> tuple[list[Pane], Any]:
 
 def _alone(pane: Pane, css: str) -> tuple[list[Pane], Any]:
     return [pane], pn.Column(
-        pane.panel, sizing_mode="stretch_both", margin=0, stylesheets=[css]
+        pane.panel, sizing_mode=pane.sizing, margin=0, stylesheets=[css]
     )

@@ -22,6 +22,7 @@ class ViewState(param.Parameterized):  # type: ignore[misc]  # param is not anno
         run: Name of the run below the root, "" while there is none.
         colour: What paints the graph: "kind" or the name of a pass.
         section: Key of `SECTIONS`.
+        scale: How series are drawn: "linear" or "log".
         expanded: Opened scopes of the graph; None until the user opens or closes one.
         follow: Whether the newest step is shown as it comes.
         revision: Revision of the run that is on screen.
@@ -38,6 +39,7 @@ class ViewState(param.Parameterized):  # type: ignore[misc]  # param is not anno
     batch = param.String(default="mean")
     statistic = param.String(default="")
     colour = param.String(default="kind")
+    scale = param.Selector(default="linear", objects=["linear", "log"])
     section = param.Selector(default="inspect", objects=list(SECTIONS))
     expanded = param.ClassSelector(default=None, class_=frozenset, allow_None=True)
     follow = param.Boolean(default=False)

@@ -42,6 +42,8 @@ def parse(query: str) -> dict[str, Any]:
             found[_NUMBERS[key]] = int(value)
         elif key == "section" and value in SECTIONS:
             found["section"] = value
+        elif key == "scale" and value in ("linear", "log"):
+            found["scale"] = value
         elif key == "open" and len(opened) < _MOST_OPEN:
             opened.append(value)
     if opened:
@@ -52,7 +54,7 @@ def parse(query: str) -> dict[str, Any]:
 def format_query(state: ViewState) -> str:
     """Returns the query that `parse` turns back into this state; defaults are left out."""
     pairs: list[tuple[str, str]] = []
-    for key, name in {**_TEXTS, **_NUMBERS, "section": "section"}.items():
+    for key, name in {**_TEXTS, **_NUMBERS, "section": "section", "scale": "scale"}.items():
         value = getattr(state, name)
         if value is not None and value != state.param[name].default:
             pairs.append((key, str(value)))

@@ -45,7 +45,7 @@ def about(view: RunView) -> About:
     return About(
         _summary(view),
         tuple(_entry(name, entry) for name, entry in (report.get("entries") or {}).items()),
-        _remarks(report),
+        (*_stopped(run.error), *_remarks(report)),
         _yaml(_plain_spec(run.spec)),
         _yaml(run.config) if run.config else "",
         tuple(_flat(run.facts)),
@@ -84,6 +84,10 @@ def _span(view: RunView) -> str:
 def _entry(name: str, entry: Mapping[str, Any]) -> Entry:
     numbers = (int(entry.get(key, 0)) for key in ("matched", "fired", "written"))
     return Entry(name, *numbers, never_called=tuple(entry.get("never_called", ())))
+
+
+def _stopped(error: str | None) -> tuple[str, ...]:
+    return (f"The recording stopped before the training did: {error}",) if error else ()
 
 
 def _remarks(report: Mapping[str, Any]) -> tuple[str, ...]:

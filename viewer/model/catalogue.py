@@ -21,13 +21,16 @@ _SHARE = 20  # listing may take at most one part in this many of the time
 
 @dataclass(frozen=True, slots=True)
 class RunEntry:
-    """One line of the run selector. `name` is the path below the root; `error` "" if readable."""
+    """One line of the run selector. `name` is the path below the root; `error` "" if readable.
+
+    Holds nothing that changes with every record, so that the list keeps still while one looks.
+    """
 
     name: str
     group: str
     label: str
     state: str
-    records: int
+    empty: bool
     error: str
 
 
@@ -65,7 +68,9 @@ class Catalogue:
             found, self.problem = [], str(error)
         newest = sorted(found, key=lambda run: run.started or 0.0, reverse=True)
         self._paths = {self._name(run): Path(run.path) for run in newest}
-        self.entries = tuple(self._entry(run) for run in newest)
+        entries = tuple(self._entry(run) for run in newest)
+        if entries != self.entries:  # the same object while nothing changes
+            self.entries = entries
 
     def entry(self, name: str) -> RunEntry | None:
         """Returns the listed run of that name, or None."""
@@ -77,7 +82,7 @@ class Catalogue:
         "" if there is no run.
         """
         readable = [entry for entry in self.entries if not entry.error]
-        recorded = [entry for entry in readable if entry.records]
+        recorded = [entry for entry in readable if not entry.empty]
         ranked = recorded or readable or list(self.entries)
         return ranked[0].name if ranked else ""
 
@@ -116,4 +121,4 @@ class Catalogue:
     def _entry(self, run: RunSummary) -> RunEntry:
         name = self._name(run)
         group, _, label = name.rpartition("/")
-        return RunEntry(name, group, label, run.state, run.records, run.error or "")
+        return RunEntry(name, group, label, run.state, not run.records, run.error or "")

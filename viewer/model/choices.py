@@ -6,7 +6,6 @@ from dataclasses import dataclass
 
 from comgra_decl.records import AGGREGATES
 from comgra_decl.viewer.model.catalogue import RunEntry
-from comgra_decl.viewer.model.numbers import count
 from comgra_decl.viewer.model.runview import RunView
 from comgra_decl.viewer.model.selection import Selection
 from comgra_decl.viewer.model.words import BATCH_HELP, BATCH_LABELS, STATISTIC_HELP, pass_label
@@ -44,21 +43,21 @@ def run_choice(entries: tuple[RunEntry, ...], chosen: str) -> Field:
     return Field("run", "Run", chosen, tuple(options), "Runs below the folder that is shown")
 
 
-def choices(view: RunView, at: Selection, colour: str, runs: Field) -> Groups:
+def choices(view: RunView, at: Selection, colour: str, scale: str, runs: Field) -> Groups:
     """Returns every choice there is for the current selection, in three groups."""
     return (
         ("Run", (runs, _types(view, at))),
         ("Tensor", _tensor(view, at)),
-        ("Shown", (_statistics(view, at), _batch(view, at), _colours(view, colour))),
+        ("Shown", (_statistics(view, at), _batch(view, at), _scale(scale), _colours(view, colour))),
     )
 
 
 def _run_label(entry: RunEntry) -> str:
     if entry.error:
         return f"{entry.label} \u00b7 cannot be read"
-    records = f"{count(entry.records)} records" if entry.records else "no record yet"
-    state = f"{entry.state} \u00b7 " if entry.state in ("live", "stopped") else ""
-    return f"{entry.label} \u00b7 {state}{records}"
+    notes = [entry.state] if entry.state in ("live", "stopped") else []
+    notes += ["no record yet"] if entry.empty else []
+    return " \u00b7 ".join([entry.label, *notes])
 
 
 def _types(view: RunView, at: Selection) -> Field:
@@ -93,6 +92,11 @@ def _batch(view: RunView, at: Selection) -> Field:
     samples = [Option(str(i), f"Sample {i}", "one sample") for i in numbers]
     help_ = BATCH_HELP.get(at.batch, "one recorded sample alone")
     return Field("batch", "Batch", at.batch, (*over, *samples), f"Second step: {help_}")
+
+
+def _scale(scale: str) -> Field:
+    options = (Option("linear", "linear"), Option("log", "logarithmic"))
+    return Field("scale", "Series axis", scale, options, "The value axis of series", "buttons")
 
 
 def _colours(view: RunView, colour: str) -> Field:

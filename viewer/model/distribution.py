@@ -12,8 +12,8 @@ from comgra_decl.viewer.model.selection import Selection
 
 COLUMNS = 360
 ROWS = 80
-_TAIL = 0.002  # share of the values of a record that its own range leaves out on each side
-_ODD = 0.02  # share of the records whose range is not respected on each side
+_TAIL = 0.01  # share of the values of a record that its own range leaves out on each side
+_ODD = 0.05  # share of the records whose range is not respected on each side
 
 Floats = NDArray[np.float64]
 

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
 from comgra_decl.viewer.model.runview import RunView, Steps
-from comgra_decl.viewer.model.series import Floats, bounds, thin
-from comgra_decl.viewer.model.series import POINTS as POINTS
+from comgra_decl.viewer.model.series import POINTS, Floats, bounds, log10, thin
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,6 +26,11 @@ class Chart:
     title: str
     lines: tuple[Line, ...]
     bounds: tuple[float, float]
+
+    def logarithmic(self) -> Chart:
+        """Returns the same chart in powers of ten; what is not positive leaves a gap."""
+        lines = [replace(line, values=log10(line.values)) for line in self.lines]
+        return _chart(self.title, lines)
 
 
 def charts(view: RunView) -> tuple[Chart, ...]:

@@ -15,6 +15,8 @@ from comgra_decl.viewer.model.words import order_of_operations
 POINTS = 2000
 """More points than this are thinned, keeping the extremes of each stretch."""
 
+NEVER_NEGATIVE = ("abs_mean", "std", "abs_max", "l2", "zero_fraction", "nonfinite")
+
 Floats = NDArray[np.float64]
 
 
@@ -40,6 +42,15 @@ class Curve:
     bounds: tuple[float, float] = (0.0, 1.0)
     help: str = ""
     missing: str = ""
+
+    def logarithmic(self) -> Curve:
+        """Returns the same curve in powers of ten; what is not positive leaves a gap."""
+        lines = {name: log10(getattr(self, name)) for name in ("values", "low", "high", "context")}
+        known = lines["values"][np.isfinite(lines["values"])]
+        if len(self.values) and not len(known) and not self.missing:
+            return replace(self, missing="No positive values: choose the linear axis.")
+        shown = [line for name, line in lines.items() if name != "low"]
+        return replace(self, **lines, bounds=bounds(*shown, known))
 
 
 def curve(view: RunView, slot: Slot | None, at: Selection, *, points: int = POINTS) -> Curve:
@@ -85,6 +96,11 @@ def thin(values: Floats, points: int) -> NDArray[np.int64]:
     return np.unique([0, *lowest, *highest, size - 1])
 
 
+def log10(values: Floats) -> Floats:
+    """Returns decimal logarithms, NaN where there is none."""
+    return np.log10(values, out=np.full(len(values), np.nan), where=values > 0)
+
+
 def _line(view: RunView, slot: Slot, at: Selection, batch: str) -> pd.Series:
     if batch.isdecimal():
         return view.sample_series(slot, at.statistic, int(batch), at.type)
@@ -100,7 +116,10 @@ def _surroundings(
     if batch.isdecimal():
         return _none(), _none(), np.asarray(view.series(slot, at.statistic, "mean", at.type))
     spread = np.asarray(view.series(slot, at.statistic, "std", at.type), float)
-    return values - spread, values + spread, _none()
+    low = values - spread
+    if at.statistic in NEVER_NEGATIVE:
+        low = np.maximum(low, 0.0)
+    return low, values + spread, _none()
 
 
 def _broken(view: RunView, slot: Slot, at: Selection, steps: Steps, values: Floats) -> Steps:

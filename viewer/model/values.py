@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from math import prod
 from typing import Any
 
 import numpy as np
@@ -42,11 +43,11 @@ def values_picture(view: RunView, slot: Slot | None, at: Selection) -> ValuesPic
     try:
         values = np.asarray(view.value(slot, at.step, at.type))
     except ComgraError:
-        return ValuesPicture(missing=_why_missing(slot))
+        return ValuesPicture(missing=_why_missing(view, slot))
     if values.size == 0:
         return ValuesPicture(missing="The tensor is empty at this step.")
     if slot.batch_dim is None:
-        return _drawn(_numbers(values), "row", "column")
+        return _drawn(_numbers(values[0]), "row", "column")  # counts as one sample
     if at.sample is None:
         return _drawn(_numbers(values).reshape(len(values), -1), "sample", "element")
     if at.sample >= len(values):
@@ -54,11 +55,16 @@ def values_picture(view: RunView, slot: Slot | None, at: Selection) -> ValuesPic
     return _drawn(_numbers(values[at.sample]), "row", "column")
 
 
-def _why_missing(slot: Slot) -> str:
-    return (
-        f"No values were recorded of {slot.node} ({slot.role}) at this step. "
-        "Set `values: true` for it in the spec."
-    )
+def _why_missing(view: RunView, slot: Slot) -> str:
+    dims = [n for i, n in enumerate(slot.shape) if i != slot.batch_dim]
+    elements, limit = prod(dims), view.run.spec.values.max_elements
+    if elements > limit:
+        each = "" if slot.batch_dim is None else " per sample"
+        return (
+            f"{count(elements)} values{each} are more than the spec keeps "
+            f"(values.max_elements: {limit})."
+        )
+    return "No values were recorded here. Set `values: true` in the spec's entry for this node."
 
 
 def _numbers(values: NDArray[Any]) -> Floats:

@@ -34,6 +34,7 @@ class Shown:
     view: RunView
     at: Selection
     colour: str
+    scale: str
     expanded: frozenset[str] | None
     follow: bool
 
@@ -46,13 +47,14 @@ class Pane(ABC):
     """
 
     reads: ClassVar[frozenset[str]]
+    sizing: ClassVar[str] = "stretch_both"
 
     def __init__(self, act: Act) -> None:
         self.act = act
         self._problem = pn.pane.HTML("", visible=False, stylesheets=[CSS], margin=0)
         self._body = self.build()
         self.panel = pn.Column(
-            self._problem, self._body, sizing_mode="stretch_both", margin=0, css_classes=["pane"]
+            self._problem, self._body, sizing_mode=self.sizing, margin=0, css_classes=["pane"]
         )
 
     @abstractmethod

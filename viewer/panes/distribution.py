@@ -49,7 +49,7 @@ class DistributionPane(Pane):
         if key != self._drawn:
             self._draw(distribution(shown.view, slots_of(shown.view, at)[self._place], at))
             name = pass_label(at.gradient) if self._place else "forward"
-            self.frame.title = f"{name} \u00b7 distribution over steps"
+            self.frame.title = f"{name} \u00b7 distribution"
             self._drawn = key
         self.frame.mark_step(at.step)
 

@@ -16,12 +16,21 @@ from bokeh.models import (
     Span,
     Title,
 )
-from bokeh.models.formatters import BasicTickFormatter
+from bokeh.models.formatters import BasicTickFormatter, CustomJSTickFormatter
 from bokeh.plotting import figure
 
 from comgra_decl.viewer.palette import RED
 
 MIN_HEIGHT = 170
+
+_TICK = """
+if (power) { tick = 10 ** tick }
+const size = Math.abs(tick)
+const short = size !== 0 && (size >= 1e4 || size < 1e-3)
+  ? tick.toExponential(3).replace(/\\.?0+e/, "e").replace("e+", "e")
+  : String(Number(tick.toPrecision(4)))
+return short.replaceAll("-", "\u2212")
+"""
 
 
 class Frame:
@@ -100,11 +109,26 @@ class Frame:
             self._range("x", self.figure.x_range, x)
         self._range("y", self.figure.y_range, y)
 
+    def set_log(self, log: bool) -> None:
+        """Labels the y axis as powers of ten, for data given as logarithms."""
+        formatter = self.figure.yaxis[0].formatter
+        if bool(formatter.args["power"]) != log:
+            formatter.args = {"power": int(log)}
+            self.figure.yaxis[0].ticker.mantissas = [1] if log else [1, 2, 5]
+
+    def label(self, x: str) -> None:
+        """Writes a line below the x axis."""
+        if self.figure.xaxis[0].axis_label != x:
+            self.figure.xaxis[0].axis_label = x
+
     def say(self, text: str) -> None:
         """Writes a message into the middle of the empty figure; "" removes it."""
         known = list(self._message.data["text"])
         if known == ([text] if text else []):
             return
+        for axis in (*self.figure.xaxis, *self.figure.yaxis):
+            axis.visible = not text
+        self.figure.ygrid.visible = not text
         if text:
             self.show(y=(0.0, 1.0))
             x = self.figure.x_range
@@ -125,7 +149,7 @@ class Frame:
                 shown.update(start=self._home[axis][0], end=self._home[axis][1])
 
 
-def wrapped(text: str, width: int = 42) -> str:
+def wrapped(text: str, width: int = 34) -> str:
     """Returns a message in lines of at most about `width` letters."""
     lines, line = [], ""
     for word in text.split():
@@ -150,7 +174,7 @@ def _style(fig: Any) -> None:
         axis.axis_label_text_font_size = "11px"
         axis.axis_label_text_font_style = "normal"
         axis.axis_label_standoff = 2
-    fig.yaxis.formatter = BasicTickFormatter(precision=4, power_limit_high=4, power_limit_low=-3)
+    fig.yaxis.formatter = CustomJSTickFormatter(code=_TICK, args={"power": 0})
     fig.xaxis.formatter = BasicTickFormatter(use_scientific=False)
     fig.xaxis.ticker.desired_num_ticks = 5
     fig.yaxis.ticker.desired_num_ticks = 5

@@ -18,11 +18,20 @@ _EMPTY = (
     "<p>The loss appears here as soon as a backward pass was seen on a recorded step.</p></div>"
 )
 
+_GRID = """
+:host {
+  display: grid !important;
+  gap: 10px 20px;
+  grid-auto-rows: minmax(240px, 1fr);
+  grid-template-columns: repeat(auto-fit, minmax(min(480px, 100%), 1fr));
+}
+"""
+
 
 class KpisPane(Pane):
     """One figure per KPI, a line per type of execution; a click jumps to that step."""
 
-    reads: ClassVar = frozenset({"run", "revision", "type", "step"})
+    reads: ClassVar = frozenset({"run", "revision", "type", "step", "scale"})
 
     def build(self) -> Any:
         """Makes an empty grid; figures come with the first KPIs."""
@@ -32,20 +41,20 @@ class KpisPane(Pane):
         self._shown: Shown | None = None
         self._empty = html_view()
         self._empty.html = _EMPTY
-        self._grid = pn.Column(sizing_mode="stretch_both", margin=0, css_classes=["kpi-grid"])
+        self._grid = pn.Column(sizing_mode="stretch_both", margin=0, stylesheets=[_GRID])
         return pn.Column(self._empty, self._grid, sizing_mode="stretch_both", margin=0)
 
     def update(self, shown: Shown) -> None:
         """Redraws the lines when there are new records; always moves the step markers."""
         self._shown = shown
-        key = (shown.view, shown.view.revision)
+        key = (shown.view, shown.view.revision, shown.scale)
         if key != self._drawn:
-            self._draw(charts(shown.view))
+            self._draw(charts(shown.view), shown.scale == "log")
             self._drawn = key
         for drawn in self._figures.values():
             drawn.frame.mark_step(shown.at.step)
 
-    def _draw(self, known: tuple[Chart, ...]) -> None:
+    def _draw(self, known: tuple[Chart, ...], log: bool) -> None:
         self._empty.visible = not known
         self._grid.visible = bool(known)
         names = [chart.title for chart in known]
@@ -60,7 +69,7 @@ class KpisPane(Pane):
         high = max((float(s[-1]) for s in steps), default=1.0)
         air = (high - low) * 0.015 or 0.5
         for chart in known:
-            self._figures[chart.title].draw(chart, (low - air, high + air))
+            self._figures[chart.title].draw(chart, (low - air, high + air), log)
 
     def _jump(self, x: float, _: float) -> None:
         if self._shown is not None:
@@ -72,7 +81,7 @@ class _KpiFigure:
     """The figure of one KPI."""
 
     def __init__(self, title: str, x_range: Range1d, jump: Any) -> None:
-        tooltips = [("", "@label"), ("step", "@x"), ("value", "@y{0.0000e}")]
+        tooltips = [("", "@label"), ("step", "@x"), ("value", "@value{0.0000e}")]
         self.frame = Frame(x_range=x_range, tooltips=tooltips)
         self.frame.figure.min_height = 240
         self.frame.title = title
@@ -86,17 +95,21 @@ class _KpiFigure:
         self.frame.figure.add_layout(self._legend)
         self.frame.figure.hover.renderers = []
 
-    def draw(self, chart: Chart, x: tuple[float, float]) -> None:
+    def draw(self, chart: Chart, x: tuple[float, float], log: bool) -> None:
         """Shows all lines of a chart."""
-        for line in chart.lines:
+        shown = chart.logarithmic() if log else chart
+        self.frame.set_log(log)
+        for line, recorded in zip(shown.lines, chart.lines, strict=True):
             source = self._lines.get(line.label) or self._add(line.label)
             labels = [line.label] * len(line.steps)
-            source.data = {"x": line.steps, "y": line.values, "label": labels}
-        self.frame.show(x=x, y=chart.bounds)
+            source.data = {
+                "x": line.steps, "y": line.values, "value": recorded.values, "label": labels
+            }  # fmt: skip
+        self.frame.show(x=x, y=shown.bounds)
 
     def _add(self, label: str) -> ColumnDataSource:
         colour = LINES[len(self._lines) % len(LINES)]
-        source = ColumnDataSource({"x": [], "y": [], "label": []})
+        source = ColumnDataSource({"x": [], "y": [], "value": [], "label": []})
         fig = self.frame.figure
         line = fig.line("x", "y", source=source, line_color=colour, line_width=1.6)
         dots = fig.scatter("x", "y", source=source, size=4, color=colour)

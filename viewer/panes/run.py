@@ -14,6 +14,7 @@ class RunPane(Pane):
     """The spec and the config as YAML, the report, facts about the run, and warnings."""
 
     reads: ClassVar = frozenset({"run", "revision"})
+    sizing: ClassVar = "stretch_width"
 
     def build(self) -> Any:
         """Makes the piece of HTML."""

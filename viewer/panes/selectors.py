@@ -15,7 +15,8 @@ from comgra_decl.viewer.panes.base import TENSOR, Act, Pane, Shown
 class SelectorsPane(Pane):
     """Every choice but the node and the step, which are chosen where they are seen."""
 
-    reads: ClassVar = (TENSOR | {"gradient", "batch", "statistic", "colour"}) - {"step"}
+    reads: ClassVar = (TENSOR | {"gradient", "batch", "statistic", "colour", "scale"}) - {"step"}
+    sizing: ClassVar = "stretch_width"
 
     def __init__(self, act: Act, runs: Callable[[], Field]) -> None:
         self._runs = runs
@@ -33,7 +34,7 @@ class SelectorsPane(Pane):
 
     def update(self, shown: Shown) -> None:
         """Offers what there is for the current selection."""
-        self._offer(choices(shown.view, shown.at, shown.colour, self._runs()))
+        self._offer(choices(shown.view, shown.at, shown.colour, shown.scale, self._runs()))
 
     def only_runs(self) -> None:
         """Offers the runs alone, while none can be shown."""

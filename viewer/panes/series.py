@@ -18,7 +18,7 @@ from comgra_decl.viewer.panes.figures import Frame
 class SeriesPane(Pane):
     """The series of one pass: 0 is the forward one, 1 the chosen gradient."""
 
-    reads: ClassVar = TENSOR | {"step", "gradient", "batch", "statistic"}
+    reads: ClassVar = TENSOR | {"step", "gradient", "batch", "statistic", "scale"}
 
     def __init__(self, act: Act, *, place: int, x_range: Range1d) -> None:
         self._place = place
@@ -29,11 +29,11 @@ class SeriesPane(Pane):
 
     def build(self) -> Any:
         """Makes the figure: context, band, line, broken points."""
-        tooltips = [("step", "@x"), ("value", "@y{0.0000e}")]
+        tooltips = [("step", "@x"), ("value", "@value{0.0000e}")]
         self.frame = Frame(x_range=self._x_range, tooltips=tooltips)
         colour = ORANGE if self._place else BLUE
-        self._line = ColumnDataSource({"x": [], "y": [], "low": [], "high": [], "context": []})
-        self._broken = ColumnDataSource({"x": [], "y": []})
+        self._line = ColumnDataSource({"x": [], "y": [], "value": [], "low": [], "high": [], "context": []})
+        self._broken = ColumnDataSource({"x": [], "y": [], "value": []})
         fig = self.frame.figure
         fig.varea("x", "low", "high", source=self._line, fill_color=colour, fill_alpha=0.16)
         fig.line("x", "context", source=self._line, line_color=GREY, line_alpha=0.7)
@@ -52,28 +52,35 @@ class SeriesPane(Pane):
         self._shown = shown
         at = shown.at
         key = (shown.view, shown.view.revision, at.type, at.node, at.role, at.iteration,
-               at.gradient, at.batch, at.statistic)  # fmt: skip
+               at.gradient, at.batch, at.statistic, shown.scale)  # fmt: skip
         if key != self._drawn:
             slot = slots_of(shown.view, at)[self._place]
-            self._draw(curve(shown.view, slot, at), shown)
+            line = curve(shown.view, slot, at)
+            self._draw(line, line.logarithmic() if shown.scale == "log" else line, shown)
             self._drawn = key
         self.frame.mark_step(at.step)
 
-    def _draw(self, line: Curve, shown: Shown) -> None:
+    def _draw(self, recorded: Curve, line: Curve, shown: Shown) -> None:
         self.frame.title = _title(shown, self._place)
         empty = np.full(len(line.steps), np.nan)
         self._line.data = {
             "x": line.steps,
             "y": line.values,
+            "value": recorded.values,
             "low": line.low if len(line.low) else empty,
             "high": line.high if len(line.high) else empty,
             "context": line.context if len(line.context) else empty,
         }
         bottom = line.bounds[0] + 0.03 * (line.bounds[1] - line.bounds[0])
-        self._broken.data = {"x": line.broken, "y": np.full(len(line.broken), bottom)}
+        self._broken.data = {
+            "x": line.broken,
+            "y": np.full(len(line.broken), bottom),
+            "value": np.full(len(line.broken), np.nan),
+        }
         self._dots.glyph.size = 5 if len(line.steps) <= 60 else 2
         self._dots.glyph.fill_alpha = 1.0 if len(line.steps) <= 60 else 0.0
         self._dots.glyph.line_alpha = self._dots.glyph.fill_alpha
+        self.frame.set_log(shown.scale == "log")
         self.frame.show(x=_extent(shown), y=line.bounds)
         self.frame.say(line.missing)
 
@@ -95,7 +102,5 @@ def _extent(shown: Shown) -> tuple[float, float]:
 
 def _title(shown: Shown, place: int) -> str:
     at = shown.at
-    name = pass_label(at.gradient) if place else "forward"
-    if at.sample is not None:
-        return f"{name} \u00b7 {at.statistic} \u00b7 sample {at.sample}"
-    return f"{name} \u00b7 {at.statistic} \u00b7 {BATCH_LABELS[at.batch].lower()} over batch"
+    of = f"sample {at.sample}" if at.sample is not None else f"batch {BATCH_LABELS[at.batch].lower()}"
+    return f"{pass_label(at.gradient) if place else 'forward'} \u00b7 {at.statistic} \u00b7 {of}"

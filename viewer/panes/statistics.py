@@ -139,7 +139,7 @@ def cell_html(cell: Cell) -> str:
 
 
 def _change(cell: Cell) -> str:
-    return signed(cell.change) if math.isfinite(cell.change) else ""
+    return signed(cell.change, digits=2) if math.isfinite(cell.change) else ""
 
 
 def _part(cell: Cell, largest: float) -> float:

@@ -17,6 +17,7 @@ class StepsPane(Pane):
     """Moves through the recorded steps."""
 
     reads: ClassVar = frozenset({"run", "revision", "type", "step", "follow"})
+    sizing: ClassVar = "stretch_width"
 
     def build(self) -> Any:
         """Makes the bar."""

@@ -8,6 +8,7 @@ import numpy as np
 from bokeh.models import ColumnDataSource, LinearColorMapper
 from bokeh.models.formatters import BasicTickFormatter
 
+from comgra_decl.viewer.model.numbers import number
 from comgra_decl.viewer.model.selection import slots_of
 from comgra_decl.viewer.model.values import ValuesPicture, values_picture
 from comgra_decl.viewer.model.words import pass_label
@@ -31,7 +32,7 @@ class ValuesPane(Pane):
 
     def build(self) -> Any:
         """Makes the figure: an image of the values and one of what is not finite."""
-        self.frame = Frame(tooltips=[("place", "$x{0}, $y{0}"), ("value", "@image")], zoom="both")
+        self.frame = Frame(tooltips=[("row, column", "$y{0}, $x{0}"), ("value", "@image")], zoom="both")
         self._image = ColumnDataSource(dict(_EMPTY))
         self._broken = ColumnDataSource(dict(_EMPTY))
         self._mapper = LinearColorMapper(
@@ -65,22 +66,20 @@ class ValuesPane(Pane):
             self.frame.show(x=(0.0, 1.0), y=(0.0, 1.0))
         else:
             rows, columns = picture.image.shape
-            place = {"x": [0], "y": [0], "dw": [columns], "dh": [rows]}
+            place = {"x": [-0.5], "y": [-0.5], "dw": [columns], "dh": [rows]}
             self._mapper.update(low=-picture.limit, high=picture.limit)
             self._image.data = {"image": [picture.image], **place}
             marks = np.where(np.isfinite(picture.image), np.nan, 1.0)
             self._broken.data = {"image": [marks], **place} if picture.broken else dict(_EMPTY)
-            self.frame.show(x=(0.0, float(columns)), y=(float(rows), 0.0))
+            self.frame.show(x=(-0.5, columns - 0.5), y=(rows - 0.5, -0.5))
+            facts = f"{picture.y_label} \u00d7 {picture.x_label} \u00b7 {picture.facts}"
+            self.frame.label(f"{facts} \u00b7 \u00b1{number(picture.limit, digits=3)}")
         self.frame.say(picture.missing)
 
 
 def _title(shown: Shown, place: int, picture: ValuesPicture) -> str:
     at = shown.at
-    name = pass_label(at.gradient) if place else "forward"
-    what = f"values of sample {at.sample}" if at.sample is not None else "values"
-    parts = [f"{name} \u00b7 {what}"]
-    if not picture.missing:
-        parts.append(f"{picture.y_label} \u00d7 {picture.x_label}, {picture.facts}")
-    if picture.broken:
-        parts.append(f"{picture.broken} not finite")
+    what = f"sample {at.sample}" if at.sample is not None and not picture.missing else "values"
+    parts = [pass_label(at.gradient) if place else "forward", what]
+    parts += [f"{picture.broken} not finite"] if picture.broken else []
     return " \u00b7 ".join(parts)
