@@ -8,7 +8,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 Samples = NDArray[np.float32]
-_ELEMENTS = 1 << 17  # per pass, so that the intermediate arrays stay in the cache
+_NARROW, _WIDE = 1e-30, 1e37  # ranges in between can be scaled in float32
+_ELEMENTS = 1 << 19  # per pass, so that the intermediate arrays stay in the cache
 
 
 class Counter:
@@ -16,7 +17,7 @@ class Counter:
 
     The bins of a tensor are equally wide between the lowest and the highest finite element *of
     the sample*; the last one includes its upper edge, and elements at an edge fall on either side
-    as float64 rounds. Counts are of sampled elements: they add up to the number of finite ones.
+    as float32 rounds. Counts are of sampled elements: they add up to the number of finite ones.
     If all of them are equal, both edges are that value and the first bin counts them all; if there
     is none, the edges are NaN and all counts 0.
 
@@ -49,52 +50,46 @@ class Counter:
         return counts, ranges
 
     def _count(self, part: Samples) -> tuple[NDArray[np.intp], Samples]:
-        edges = self._edges(part)
-        with np.errstate(invalid="ignore", divide="ignore"):
-            width = edges[..., 1].astype(np.float64) - edges[..., 0]
-            # a hair less than the bins, so that the highest element stays in the last one
-            scale = np.where(width > 0.0, self._bins * (1.0 - 2.0**-40) / width, 0.0)
-        # one more bin per tensor takes what is not finite
-        stride = self._bins + 1
-        bucket = np.arange(edges[..., 0].size, dtype=np.float64).reshape(scale.shape) * stride
-        numbers = np.empty(part.shape, np.intp)
-        for run in self._runs:
-            self._number(part, numbers, run, edges[..., 0], scale, bucket)
-        counted = np.bincount(numbers.ravel(), minlength=edges[..., 0].size * stride)
-        return counted.reshape(*scale.shape, stride)[..., : self._bins], edges
+        edges, wild = self._edges(part)
+        stride = self._bins + 1  # one more bin per tensor takes what is not finite
+        shape = edges.shape[:2]
+        buckets = np.arange(0, np.prod(shape) * stride, stride, dtype=np.int32).reshape(shape)
+        numbers = np.empty(part.shape, np.int32)
+        for first, last, size in self._runs:
+            start = self._first[first]
+            span = slice(start, start + (last - first) * size)
+            x = part[:, span].reshape(len(part), last - first, size)
+            binned = self._bin(x, edges[:, first:last], wild)
+            binned += buckets[:, first:last, None]
+            numbers[:, span] = binned.reshape(len(part), -1)
+        counted = np.bincount(numbers.ravel(), minlength=buckets.size * stride)
+        return counted.reshape(*buckets.shape, stride)[..., : self._bins], edges
 
-    def _edges(self, part: Samples) -> Samples:
-        """Returns lowest and highest finite element, float32 [k, filled, 2]."""
+    def _edges(self, part: Samples) -> tuple[Samples, bool]:
+        """Returns lowest and highest finite elements [k, filled, 2]; whether any is not finite."""
         low = np.minimum.reduceat(part, self._first, axis=1)
         high = np.maximum.reduceat(part, self._first, axis=1)
-        for step, i in np.argwhere(~np.isfinite(low) | ~np.isfinite(high)):
+        wild = np.argwhere(~np.isfinite(low) | ~np.isfinite(high))
+        for step, i in wild:
             tensor = self._filled[i]
             mine = part[step, self._starts[tensor] : self._starts[tensor + 1]]
             finite = mine[np.isfinite(mine)]
             low[step, i] = finite.min() if finite.size else np.nan
             high[step, i] = finite.max() if finite.size else np.nan
-        return np.stack((low, high), -1)
+        return np.stack((low, high), -1), len(wild) > 0
 
-    def _number(
-        self,
-        part: Samples,
-        numbers: NDArray[np.intp],
-        run: tuple[int, int, int],
-        low: Samples,
-        scale: NDArray[np.float64],
-        bucket: NDArray[np.float64],
-    ) -> None:
-        """Writes the bin of every element of a run of equally large tensors."""
-        first, last, size = run
-        start = self._first[first]
-        span = slice(start, start + (last - first) * size)
-        shape = (len(part), last - first, size)
-        x = part[:, span].reshape(shape).astype(np.float64)
-        with np.errstate(invalid="ignore"):
-            x -= low[:, first:last, None]
-            x *= scale[:, first:last, None]
-        wild = ~(x < self._bins)
-        if wild.any():
-            x[wild] = self._bins
-        x += bucket[:, first:last, None]
-        numbers[:, span] = x.reshape(len(part), -1)  # truncates towards zero
+    def _bin(self, x: Samples, edges: Samples, wild: bool) -> NDArray[np.int32]:
+        """Returns the bin of each element [k, run, size]; `bins` for those that are not finite."""
+        low, high = edges[..., 0, None], edges[..., 1, None]
+        with np.errstate(all="ignore"):
+            width = high.astype(np.float64) - low
+            usual = (width == 0.0) | ((width > _NARROW) & (width < _WIDE)) | np.isnan(width)
+            precision = np.float32 if usual.all() else np.float64
+            # a hair less than the bins, so that the highest element stays in the last one
+            scale = np.where(width > 0.0, self._bins * (1.0 - 2.0**-22) / width, 0.0)
+            position = np.subtract(x, low, dtype=precision)
+            position *= scale.astype(precision)
+            if wild:
+                position[~(position < self._bins)] = self._bins
+                position[~np.isfinite(x)] = self._bins
+            return position.astype(np.int32)

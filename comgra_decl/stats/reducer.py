@@ -18,7 +18,7 @@ from torch import Tensor
 from comgra_decl.records import RAW_STATISTICS, Raw
 from comgra_decl.stats.batch import Batch, strided_sample
 from comgra_decl.stats.device import ASYNCHRONOUS, DeviceStep, Fetch
-from comgra_decl.stats.quiet import HIDDEN_KEYS, quiet, without_functions, without_keys
+from comgra_decl.stats.quiet import HIDDEN_KEYS, without_functions, without_keys
 from comgra_decl.stats.ring import MOST_BYTES, STEP_BYTES, Ring
 from comgra_decl.stats.sums import LargeSums, Rows, exact_large
 from comgra_decl.stats.support import as_rows, check, plain, real, to_numpy, work_dtype
@@ -31,7 +31,7 @@ MOST_NODES = 20_000
 """When the known sequences (shapes that change every step) outgrow this, they are forgotten."""
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class Reduced:
     """Everything captured in one step, as plain arrays; n reduced tensors, numbered by `add`.
 
@@ -141,7 +141,7 @@ class Reducer:
 
     def finish(self) -> Reduced:
         """Ends the step and returns what was captured; the next `add` begins another."""
-        with self._lock, quiet():
+        with self._lock, without_functions(), without_keys(HIDDEN_KEYS):
             form = self._node.form or self._new_form()
             batch = self._ring.batch_for(form)
             reduced = self._collect(form, batch)
@@ -197,19 +197,19 @@ class Reducer:
 
     def _reduce_large(self, node: Node, rows: Tensor) -> None:
         wide = work_dtype(rows.dtype) is torch.float64
-        sums = exact_large(rows).numpy() if wide else self._large(rows)
+        sums = exact_large(rows).numpy().T if wide else self._large(rows)
         if node.count:
             self._picks[node.index] = strided_sample(rows, node.stride, node.count)
         self._rows.append(sums)
 
     def _empty(self, node: Node, away: DeviceStep | None) -> None:
         """Records samples without elements: all sums 0, the least of nothing is infinite."""
-        sums = np.zeros((node.shape.samples, RAW_STATISTICS))
-        sums[:, Raw.MIN], sums[:, Raw.MAX] = np.inf, -np.inf
+        sums = np.zeros((RAW_STATISTICS, node.shape.samples))
+        sums[Raw.MIN], sums[Raw.MAX] = np.inf, -np.inf
         if away is None:
             self._rows.append(sums)
         else:
-            away.add_rows(torch.from_numpy(sums).to(node.device))
+            away.add_rows(torch.from_numpy(sums.T).to(node.device))
 
     def _device(self, device: torch.device) -> DeviceStep:
         step = self._devices.get(device)
@@ -239,7 +239,7 @@ class Reducer:
         raw, histogram = batch.raw[number], batch.histogram[number]
         part = form.parts[self._host]
         if self._rows:
-            np.concatenate(self._rows, out=raw[part.start : part.stop])
+            np.concatenate(self._rows, axis=1, out=raw[part.start : part.stop].T)
         for index, sample in self._picks.items():
             start = form.histogram_starts[index]
             histogram[start : start + len(sample)] = sample

@@ -33,13 +33,10 @@ class Ring:
         self._groups: dict[tuple[int, torch.dtype, torch.device], Group] = {}
         self._slots = 1
         self.slot = 0
+        self.nbytes = 0
+        """Bytes held by all groups."""
         self._batch: Batch | None = None
         self._opened = 0.0
-
-    @property
-    def nbytes(self) -> int:
-        """Bytes held by all groups."""
-        return sum(group.nbytes for group in self._groups.values())
 
     def place(self, node: Node, dtype: torch.dtype) -> None:
         """Gives the rows of a new node their place in this and all later steps like it."""
@@ -57,6 +54,7 @@ class Ring:
                 self.close()
             capacity = max(needed, group.capacity * 3 // 2)
             group.resize(group.slots, capacity, keep=self.slot if local else 0)
+            self._weigh()
 
     def batch_for(self, form: Form) -> Batch:
         """Returns the batch whose next step is the one in the current slot."""
@@ -92,6 +90,7 @@ class Ring:
         """Frees all groups."""
         self.close()
         self._groups.clear()
+        self.nbytes = 0
         self._slots, self.slot = 1, 0
 
     def _fit(self) -> None:
@@ -104,3 +103,7 @@ class Ring:
             self._slots, self.slot = slots, 0
             for group in local:
                 group.resize(slots, group.capacity)
+            self._weigh()
+
+    def _weigh(self) -> None:
+        self.nbytes = sum(group.nbytes for group in self._groups.values())

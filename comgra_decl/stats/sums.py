@@ -37,6 +37,8 @@ PIVOT_ELEMENTS = 4096
 _MOST_BLOCK = 1 << 22
 _TINY = 1e-32  # mean squares below this may have lost elements to float32 underflow
 _HUGE = 3e38
+_LEAST_SPREAD = 1e-16  # squares of smaller differences vanish in float32
+_MOST_DESKS = 256
 _FEW_ROWS = 16  # up to here numpy's count_nonzero per row beats a vectorised sign and sum
 _CPU = torch.device("cpu")
 
@@ -94,34 +96,35 @@ def merge(parts: list[Tensor]) -> Tensor:
 
 def small(x: Tensor, out: Rows) -> None:
     """Writes the raw sums of float32 rows [..., n], n > 0, on the CPU into `out` [..., 8]."""
+    n = x.shape[-1]
+    table = np.zeros((RAW_STATISTICS, *x.shape[:-1]))
     total = x.sum(-1, dtype=torch.float64)
-    pivot = (total / x.shape[-1]).to(torch.float32).nan_to_num_(0.0, 0.0, 0.0)
+    pivot = (total / n).to(torch.float32).nan_to_num_(0.0, 0.0, 0.0)
     scratch = torch.sub(x, pivot.unsqueeze(-1))
-    squares = torch.linalg.vector_norm(scratch, 2, -1)
-    low, high = x.amin(-1), x.amax(-1)
-    absolute = torch.abs(x, out=scratch).sum(-1)
-    nonzero = scratch.sign_().sum(-1)
-    out[..., Raw.PIVOT] = pivot.numpy()
+    table[Raw.PIVOT] = pivot.numpy()
     # the total is a float64, so this is the sum about the pivot without another pass
-    np.subtract(total.numpy(), out[..., Raw.PIVOT] * x.shape[-1], out=out[..., Raw.SUM])
-    np.square(squares.numpy(), out=out[..., Raw.SQUARES], dtype=np.float64)
-    out[..., Raw.ABS_SUM] = absolute.numpy()
-    out[..., Raw.MIN], out[..., Raw.MAX] = low.numpy(), high.numpy()
-    out[..., Raw.NONZERO] = nonzero.numpy()
-    out[..., Raw.NONFINITE] = 0.0
-    _mend(x, out)
-
-
-def _mend(x: Tensor, out: Rows) -> None:
-    """Computes again the rows of `small` that float32 could not hold."""
-    with np.errstate(invalid="ignore", over="ignore"):
-        spread = out[..., Raw.MAX] - out[..., Raw.MIN]
-        size = out[..., Raw.SQUARES] + out[..., Raw.ABS_SUM]
-    # NaN compares false: such a row is not good
-    good = (size < _HUGE) & ((spread > 1e-16) | (spread == 0.0))
-    if not good.all():
-        bad = np.nonzero(~good)
+    np.multiply(table[Raw.PIVOT], -n, out=table[Raw.SUM])
+    table[Raw.SUM] += total.numpy()
+    np.square(
+        torch.linalg.vector_norm(scratch, 2, -1).numpy(), out=table[Raw.SQUARES], dtype=np.float64
+    )
+    table[Raw.MIN], table[Raw.MAX] = x.amin(-1).numpy(), x.amax(-1).numpy()
+    table[Raw.ABS_SUM] = torch.abs(x, out=scratch).sum(-1).numpy()
+    table[Raw.NONZERO] = scratch.sign_().sum(-1).numpy()
+    out[...] = np.moveaxis(table, 0, -1)
+    bad = np.nonzero(~_represented(table))
+    if len(bad[0]):
         out[bad] = exact(x[tuple(torch.from_numpy(i) for i in bad)]).numpy()
+
+
+def _represented(table: Rows) -> NDArray[np.bool_]:
+    """Tells which rows of `small` [8, ...] float32 could hold; false where a sum is NaN."""
+    with np.errstate(invalid="ignore", over="ignore"):
+        spread = table[Raw.MAX] - table[Raw.MIN]
+        size = table[Raw.SQUARES] + table[Raw.ABS_SUM]
+    good: NDArray[np.bool_] = size < _HUGE
+    good &= (spread > _LEAST_SPREAD) | (spread == 0.0)
+    return good
 
 
 class LargeSums:
@@ -129,9 +132,10 @@ class LargeSums:
 
     def __init__(self) -> None:
         self._scratch = buffer(0, dtype=torch.float32, device=_CPU)
+        self._desks: dict[tuple[int, int], _Desk] = {}
 
     def __call__(self, x: Tensor) -> Rows:
-        """Returns the raw sums of contiguous rows [r, n], r and n > 0.
+        """Returns the raw sums [8, r] (columns first) of contiguous rows [r, n], r and n > 0.
 
         x: float32, or narrower (converted block by block); anything else is left to `exact`.
         """
@@ -144,60 +148,91 @@ class LargeSums:
                 _add([self._block(x[part, span]) for span in _spans(n, block)])
                 for part in _spans(rows, max(1, block // n))
             ]
-            sums = np.concatenate(parts)
-        return self._checked(x, sums, block)
-
-    def _block(self, x: Tensor) -> Rows:
-        """Returns the raw sums about zero of at most one block [r, n]."""
-        if x.dtype is not torch.float32:
-            x = x.to(torch.float32)
-        out = np.zeros((x.shape[0], RAW_STATISTICS))
-        scratch = self._like(x)
-        total, squares = x.sum(1), torch.linalg.vector_norm(x, 2, 1)
-        low, high = x.amin(1), x.amax(1)
-        absolute = torch.abs(x, out=scratch).sum(1)
-        table = torch.stack((total, squares, absolute, low, high), 1).numpy()
-        out[:, Raw.SUM : Raw.MAX + 1] = table
-        out[:, Raw.SQUARES] *= out[:, Raw.SQUARES]
-        out[:, Raw.NONZERO] = _count_nonzero(scratch)
-        return out
-
-    def _checked(self, x: Tensor, sums: Rows, block: int) -> Rows:
-        """Returns `sums`, with rows that need it computed about their mean, or in float64."""
-        n = x.shape[1]
-        total, squares = sums[:, Raw.SUM], sums[:, Raw.SQUARES]
-        with np.errstate(invalid="ignore", over="ignore"):
-            spread = sums[:, Raw.MAX] - sums[:, Raw.MIN]
-            # n mean^2 <= 9/10 of the squares: the variance has lost at most a digit
-            fine = total * total <= (0.9 * n) * squares
-            fine &= (squares > _TINY * n) & (squares + sums[:, Raw.ABS_SUM] < _HUGE)
-        if fine.all():
-            return sums
-        held = (squares + sums[:, Raw.ABS_SUM] < _HUGE) & (squares > _TINY * n)
-        held &= (spread > 1e-16) | (spread == 0.0)
-        zero = (sums[:, Raw.MIN] == 0.0) & (sums[:, Raw.MAX] == 0.0)
-        self._centre(x, sums, np.nonzero(held & ~fine)[0], block)
-        for row in np.nonzero(~held & ~zero)[0]:
-            sums[row] = exact_large(x[row : row + 1])[0].numpy()
+            sums = np.concatenate(parts, axis=1)
+        total, squares = sums[Raw.SUM], sums[Raw.SQUARES]
+        # n mean^2 <= 9/10 of the squares: the variance has lost at most a digit. NaN is not fine.
+        fine = total * total <= (0.9 * n) * squares
+        fine &= _held(squares, sums[Raw.ABS_SUM], n)
+        if not fine.all():
+            self._mend(x, sums, fine, block)
         return sums
 
-    def _centre(self, x: Tensor, sums: Rows, rows: NDArray[np.intp], block: int) -> None:
-        """Computes sum and squares of some rows about their mean, where |mean| >> std."""
-        for row in rows:
-            low, high = sums[row, Raw.MIN], sums[row, Raw.MAX]
-            pivot = float(np.float32(low if low == high else sums[row, Raw.SUM] / x.shape[1]))
-            total = squares = 0.0
-            for span in _spans(x.shape[1], block):
-                piece = x[row, span].to(torch.float32)
-                centred = torch.sub(piece, pivot, out=self._like(piece))
-                total += centred.sum().item()
-                squares += torch.linalg.vector_norm(centred).item() ** 2
-            sums[row, : Raw.SQUARES + 1] = pivot, total, squares
+    def _block(self, x: Tensor) -> Rows:
+        """Returns the raw sums [8, r] about zero of at most one block [r, n]."""
+        if x.dtype is not torch.float32:
+            x = x.to(torch.float32)
+        desk = self._desk(x)
+        total, norm, absolute, low, high, least = desk.results
+        torch.sum(x, 1, out=total)
+        torch.linalg.vector_norm(x, 2, 1, out=norm)
+        torch.amin(x, 1, out=low)
+        torch.amax(x, 1, out=high)
+        torch.abs(x, out=desk.scratch)
+        torch.sum(desk.scratch, 1, out=absolute)
+        torch.amin(desk.scratch, 1, out=least)
+        out = np.zeros((RAW_STATISTICS, x.shape[0]))
+        out[Raw.SUM : Raw.NONZERO + 1] = desk.table
+        out[Raw.SQUARES] *= out[Raw.SQUARES]
+        # most tensors have no zero at all, and the least magnitude is found faster than counted
+        if out[Raw.NONZERO].all():
+            out[Raw.NONZERO] = x.shape[1]
+        else:
+            out[Raw.NONZERO] = _count_nonzero(desk.scratch)
+        return out
 
-    def _like(self, x: Tensor) -> Tensor:
-        if self._scratch.numel() < x.numel():
-            self._scratch = buffer(x.numel(), dtype=torch.float32, device=_CPU)
-        return self._scratch[: x.numel()].view(x.shape)
+    def _mend(self, x: Tensor, sums: Rows, fine: NDArray[np.bool_], block: int) -> None:
+        """Computes rows again: about their mean where |mean| >> std, else in float64."""
+        low, high = sums[Raw.MIN], sums[Raw.MAX]
+        with np.errstate(invalid="ignore", over="ignore"):
+            spread = high - low
+        held = _held(sums[Raw.SQUARES], sums[Raw.ABS_SUM], x.shape[1])
+        held &= (spread > _LEAST_SPREAD) | (spread == 0.0)
+        for row in np.flatnonzero(~fine):
+            if held[row]:
+                pivot = low[row] if spread[row] == 0.0 else sums[Raw.SUM, row] / x.shape[1]
+                sums[: Raw.SQUARES + 1, row] = self._centre(x[row], float(pivot), block)
+            elif low[row] != 0.0 or high[row] != 0.0:
+                sums[:, row] = exact_large(x[row : row + 1])[0].numpy()
+
+    def _centre(self, x: Tensor, mean: float, block: int) -> tuple[float, float, float]:
+        """Returns pivot, sum and squares about the mean of one row."""
+        pivot = float(np.float32(mean))
+        total = squares = 0.0
+        for span in _spans(x.shape[0], block):
+            piece = x[span].to(torch.float32)
+            centred = torch.sub(piece, pivot, out=self._desk(piece.unsqueeze(0)).scratch[0])
+            total += centred.sum().item()
+            squares += torch.linalg.vector_norm(centred).item() ** 2
+        return pivot, total, squares
+
+    def _desk(self, x: Tensor) -> _Desk:
+        rows, n = x.shape
+        desk = self._desks.get((rows, n))
+        if desk is None:
+            if self._scratch.numel() < rows * n:
+                self._scratch = buffer(rows * n, dtype=torch.float32, device=_CPU)
+                self._desks.clear()
+            if len(self._desks) > _MOST_DESKS:
+                self._desks.clear()
+            desk = self._desks[rows, n] = _Desk(self._scratch, rows, n)
+        return desk
+
+
+class _Desk:
+    """Scratch memory and places for results, in one shape."""
+
+    def __init__(self, scratch: Tensor, rows: int, n: int) -> None:
+        self.scratch = scratch[: rows * n].view(rows, n)
+        table = buffer(Raw.NONZERO, rows, dtype=torch.float32, device=_CPU)
+        self.table = table.numpy()
+        self.results = table.unbind()
+
+
+def _held(squares: Rows, absolute: Rows, n: int) -> NDArray[np.bool_]:
+    """Tells for which rows no float32 sum overflowed or vanished; false if one is NaN."""
+    held: NDArray[np.bool_] = squares > _TINY * n
+    held &= squares + absolute < _HUGE
+    return held
 
 
 def _count_nonzero(magnitudes: Tensor) -> NDArray[np.float64]:
@@ -210,13 +245,13 @@ def _count_nonzero(magnitudes: Tensor) -> NDArray[np.float64]:
 
 
 def _add(parts: list[Rows]) -> Rows:
-    """Returns the raw sums about zero of rows from those of their pieces."""
+    """Returns the raw sums [8, r] about zero of rows from those of their pieces."""
     if len(parts) == 1:
         return parts[0]
     pieces = np.stack(parts)
     merged: Rows = pieces.sum(0)
-    merged[:, Raw.MIN] = pieces[:, :, Raw.MIN].min(0)
-    merged[:, Raw.MAX] = pieces[:, :, Raw.MAX].max(0)
+    merged[Raw.MIN] = pieces[:, Raw.MIN].min(0)
+    merged[Raw.MAX] = pieces[:, Raw.MAX].max(0)
     return merged
 
 
