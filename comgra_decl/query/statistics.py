@@ -48,7 +48,7 @@ def sample_row(snapshot: Snapshot, slot: SlotInfo, step: int, type_: str | None)
     else:
         table = np.full((0, len(view.meta.statistics)), np.nan, np.float32)
     frame = _present(snapshot, table, "sample")
-    places = view.samples(record)
+    places = [] if slot.batch_dim is None else view.samples(record)
     frame.attrs["batch_index"] = [places[i] for i in frame.index if i < len(places)]
     return frame
 

@@ -134,7 +134,8 @@ def test_a_row_of_samples(run: Run, fake: FakeRun) -> None:
     assert row.index.tolist() == [0, 1, 2, 3]
     assert row.attrs["batch_index"] == sample_indices(BATCH, 4)
     assert equal(row, expected(fake, slot_of(fake, "embed", pass_="grad"), 3)[1])
-    assert len(run.sample_row("head", 3, role="weight")) == 0
+    weight = run.sample_row("head", 3, role="weight")
+    assert (weight.index.tolist(), weight.attrs["batch_index"]) == ([0], [])
     assert len(run.sample_row("aux", 3)) == 0
 
 

@@ -50,9 +50,8 @@ def reduce(
     aggregates = np.stack([each.mean(0), each.std(0), np.abs(each).max(0)], axis=1)
     assert aggregates.shape == (len(STATISTICS), len(AGGREGATES))
     samples = np.full((count, len(STATISTICS)), np.nan)
-    if slot.batch_dim is not None:
-        picked = sample_indices(len(rows), count)
-        samples[: len(picked)] = each[picked]
+    picked = sample_indices(len(rows), count)  # a tensor without a batch is its own sample 0
+    samples[: len(picked)] = each[picked]
     finite = tensor[np.isfinite(tensor)]
     counts, edges = np.histogram(finite, bins=bins)
     extent = np.array([edges[0], edges[-1]])

@@ -1,0 +1,205 @@
+"""What a commit holds: turns batches into the writes of one transaction."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import tensorstore as ts
+from numpy.typing import NDArray
+
+from comgra_decl.errors import StoreError
+from comgra_decl.records import StepBatch, Structure
+
+from .blocks import BlockBuffer, whole_blocks
+from .commit import Commit
+from .database import Database, encode
+from .dense import MISSING, Families, record_columns, runs_of, stack
+from .layout import (
+    LOGS,
+    SLOTS_LIMIT,
+    ArrayForm,
+    RecordColumn,
+    document_key,
+    graph_key,
+    round_up,
+    standard_forms,
+    step_key,
+)
+from .logs import Facts, Log, Names, Stage, slot_row
+from .meta import RunMeta
+from .values import ValueTable
+
+_FILLS: dict[str, Any] = {"kpi": MISSING, "agg": float("nan"), "smp": float("nan"), "hist": 0}
+
+Values = Sequence[dict[int, NDArray[Any]]]
+
+
+class Contents:
+    """The writer's memory of a run: known slots, names, arrays, and the block still filling.
+
+    `write` stages changes of it; `accept` makes them final once the commit has succeeded,
+    `discard` takes them back, so that the same batches can be written again.
+    """
+
+    def __init__(self, database: Database, meta: RunMeta) -> None:
+        self._db = database
+        self._meta = meta
+        self._logs = {name: Log(name) for name in LOGS}
+        self._names = Names(self._logs["names"])
+        self._values = ValueTable(self._logs["arrays"], self._logs["lanes"])
+        self._facts = Facts()
+        stages: list[Stage] = [*self._logs.values(), self._names, self._values, self._facts]
+        self._stages = stages
+        self._slots = 0
+        self._forms: dict[str, ArrayForm] = {}
+        self._handles: dict[str, ts.TensorStore] = {}
+        self._created: dict[str, ts.TensorStore] = {}  # exist only in the commit under way
+        self._blocks: BlockBuffer | None = None
+        self._written: tuple[int, Families] | None = None
+
+    @property
+    def block_steps(self) -> int | None:
+        """Records per block; None before the first commit."""
+        return self._forms["kpi/blk"].chunk[0] if self._forms else None
+
+    def write(
+        self, commit: Commit, batches: Sequence[StepBatch], head: Mapping[str, Any]
+    ) -> dict[str, Any]:
+        """Writes all of the batches but the head; returns the head to be."""
+        first = int(head["n"])
+        self._stage_slots(batches)
+        blocks = self._blocks or self._stage_forms(commit)
+        values = [by_slot for batch in batches for by_slot in batch.values]
+        self._write_values(commit, first, values)
+        self._write_facts(commit, first, batches, values)
+        families = self._families(first, batches)
+        for name, at, data in blocks.pieces(first, families):
+            commit.write(self._array(self._forms[name], commit), at, data)
+        self._written = first, families
+        documents = _write_documents(commit, batches, head)
+        return {
+            **_advanced(head, batches),
+            "documents": documents,
+            "logs": {name: log.flush(commit) for name, log in self._logs.items()},
+        }
+
+    def accept(self) -> None:
+        """The commit succeeded."""
+        assert self._blocks is not None
+        assert self._written is not None
+        self._blocks.accept(*self._written)
+        for name, created in self._created.items():
+            self._handles[name] = created.with_transaction(None)
+        self._created.clear()
+        for stage in self._stages:
+            stage.accept()
+        self._written = None
+
+    def discard(self) -> None:
+        """The commit failed."""
+        for stage in self._stages:
+            stage.discard()
+        self._created.clear()
+        self._written = None
+        if not self._logs["arrays"].count:
+            self._forms.clear()
+            self._blocks = None
+
+    def _stage_slots(self, batches: Sequence[StepBatch]) -> None:
+        known = self._logs["slots"].count
+        new = {slot.id: slot for batch in batches for slot in batch.new_slots if slot.id >= known}
+        for number in sorted(new):
+            row = self._logs["slots"].stage(slot_row(new[number]))
+            assert row == number, f"slot ids must be dense: got {number}, expected {row}"
+        self._slots = known + len(new)
+        if self._slots > SLOTS_LIMIT:
+            raise StoreError(f"more than {SLOTS_LIMIT} slots; select fewer nodes.")
+
+    def _stage_forms(self, commit: Commit) -> BlockBuffer:
+        """Makes the arrays at the first commit: the number of slots decides on their chunks."""
+        forms = standard_forms(
+            slots=self._slots,
+            columns=len(self._meta.columns),
+            samples=self._meta.sample_count,
+            statistics=len(self._meta.statistics),
+            bins=self._meta.bins,
+            counts=self._meta.counts_dtype,
+        )
+        self._forms = {form.name: form for form in forms}
+        for form in forms:
+            self._logs["arrays"].stage(form.to_json())
+            self._array(form, commit)
+        self._blocks = BlockBuffer(self._forms["kpi/blk"].chunk[0], _FILLS)
+        return self._blocks
+
+    def _families(self, first: int, batches: Sequence[StepBatch]) -> Families:
+        width = round_up(max(1, self._slots), self._forms["agg/row"].chunk[1])
+        kpi = record_columns(batches, self._names)
+        start, end = whole_blocks(first, len(kpi), self._forms["kpi/blk"].chunk[0])
+        kpi[:, RecordColumn.WIDTH] = width
+        kpi[:, RecordColumn.FACTS] = self._facts.first
+        kpi[start - first : end - first, RecordColumn.FORM] = 1
+        return {"kpi": kpi, **stack(batches, width=width, meta=self._meta)}
+
+    def _write_values(self, commit: Commit, first: int, values: Values) -> None:
+        for piece in self._values.pieces(values):
+            array = self._array(piece.form, commit)
+            commit.write(array, first + piece.offset, piece.data, piece.lane)
+
+    def _write_facts(
+        self, commit: Commit, first: int, batches: Sequence[StepBatch], values: Values
+    ) -> None:
+        infos = [info for batch in batches for info in batch.steps]
+        facts = {
+            "samples": runs_of([info.samples for info in infos]),
+            "extra": runs_of([info.extra for info in infos]),
+            "values": self._values.index(values),
+        }
+        if self._facts.stage(first, facts):
+            commit.put(step_key(first), encode(facts))
+
+    def _array(self, form: ArrayForm, commit: Commit) -> ts.TensorStore:
+        """Returns the array within the commit, creating it at its first use."""
+        known = self._handles.get(form.name)
+        if known is not None:
+            return known.with_transaction(commit.transaction)
+        if form.name not in self._created:
+            created = self._db.array(form, create=True, transaction=commit.transaction)
+            self._created[form.name] = created
+        return self._created[form.name]
+
+
+def _advanced(head: Mapping[str, Any], batches: Sequence[StepBatch]) -> dict[str, Any]:
+    infos = [info for batch in batches for info in batch.steps]
+    steps = [info.step for info in infos if info.mode == "train"]
+    return {
+        **head,
+        "n": head["n"] + len(infos),
+        "step": steps[-1] if steps else head["step"],
+        "commits": head["commits"] + 1,
+    }
+
+
+def _write_documents(
+    commit: Commit, batches: Sequence[StepBatch], head: Mapping[str, Any]
+) -> dict[str, int]:
+    """Writes graphs and documents; returns the documents' revisions."""
+    revisions = dict(head["documents"])
+    for batch in batches:
+        for structure in batch.new_structures:
+            commit.put(graph_key(structure.hash), encode(_graph(structure)))
+        for name, document in batch.documents.items():
+            commit.put(document_key(name), encode(document))
+            revisions[name] = head["commits"] + 1
+    return revisions
+
+
+def _graph(structure: Structure) -> dict[str, Any]:
+    return {
+        "hash": structure.hash,
+        "keys": [list(key) for key in structure.keys],
+        "kinds": structure.kinds,
+        "edges": [list(edge) for edge in structure.edges],
+        "cuts": structure.cuts,
+    }
