@@ -55,6 +55,7 @@ class Dashboard:
         self._view: RunView | None = None
         self._roles: dict[str, str] = {}
         self._entries: object = None
+        self._waiting = False
         self._ready = False
         self._build()
         self._restored = query
@@ -119,7 +120,8 @@ class Dashboard:
         if self.catalogue.entry(run) is None:
             run = self.catalogue.default()
         try:
-            view = self.catalogue.open(run) if run else None
+            look = self.catalogue.look if self._view is None else self.catalogue.open
+            view = look(run) if run else None
         except ComgraError as error:
             self.state.run = run
             self._show_notice(notice_for(self.catalogue, run, error))
@@ -127,8 +129,12 @@ class Dashboard:
         if view is None or not len(view.run.records):
             self._view = None
             self.state.run = run
+            self._waiting = True
             self._show_notice(notice_for(self.catalogue, run, None))
             return
+        if self._waiting:  # who has waited for the first record wants to see the next ones
+            self._waiting = False
+            wanted.setdefault("follow", view.run.state == "live")
         self._point(run, view, wanted)
 
     def _point(self, run: str, view: RunView, wanted: dict[str, Any]) -> None:

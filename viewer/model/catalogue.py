@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import time
 from collections import OrderedDict
+from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 
-from comgra_decl.errors import ComgraError
+from comgra_decl.errors import ComgraError, RunNotFoundError
 from comgra_decl.query import RunSummary, list_runs, open_run
 from comgra_decl.viewer.model.runview import RunView
 
@@ -17,11 +18,12 @@ OPEN_RUNS = 8
 _BETWEEN_LISTS = 2.0  # seconds
 _BETWEEN_LOOKS = 0.2  # seconds
 _SHARE = 20  # listing may take at most one part in this many of the time
+_UNREADABLE = ("damaged", "unreadable")
 
 
 @dataclass(frozen=True, slots=True)
 class RunEntry:
-    """One line of the run selector. `name` is the path below the root; `error` "" if readable.
+    """One line of the run selector. `name` is the path below the root.
 
     Holds nothing that changes with every record, so that the list keeps still while one looks.
     """
@@ -31,7 +33,11 @@ class RunEntry:
     label: str
     state: str
     empty: bool
-    error: str
+
+    @property
+    def readable(self) -> bool:
+        """Whether the run can be opened."""
+        return self.state not in _UNREADABLE
 
 
 class Catalogue:
@@ -48,29 +54,28 @@ class Catalogue:
         self._paths: dict[str, Path] = {}
         self._views: OrderedDict[str, RunView] = OrderedDict()
         self._looked: dict[str, float] = {}
-        self._listed = -1e9
-        self._pause = _BETWEEN_LISTS
+        self._lister = ThreadPoolExecutor(1, "comgra_decl list")
+        self._listing: Future[list[RunSummary]] | None = None
+        self._began = 0.0
+        self._due: float | None = None  # None: never listed
 
     def poll(self) -> None:
-        """Lists the runs anew if the last list is old enough; never raises."""
-        now = time.monotonic()
-        if now - self._listed >= self._pause:
+        """Lists the runs anew when that is due; the first time at once, then in the background."""
+        if self._due is None:
             self.refresh()
-            self._pause = max(_BETWEEN_LISTS, (time.monotonic() - now) * _SHARE)
-            self._listed = time.monotonic()
+        elif self._listing is not None:
+            if self._listing.done():
+                self._take(self._listing)
+        elif time.monotonic() >= self._due:
+            self._began = time.monotonic()
+            self._listing = self._lister.submit(list_runs, self.root)
 
     def refresh(self) -> None:
-        """Lists the runs anew, newest first; a folder that cannot be listed is a `problem`."""
-        try:
-            found = list_runs(self.root) if self.root.exists() else []
-            self.problem = ""
-        except (ComgraError, OSError) as error:
-            found, self.problem = [], str(error)
-        newest = sorted(found, key=lambda run: run.started or 0.0, reverse=True)
-        self._paths = {self._name(run): Path(run.path) for run in newest}
-        entries = tuple(self._entry(run) for run in newest)
-        if entries != self.entries:  # the same object while nothing changes
-            self.entries = entries
+        """Lists the runs anew and waits for it."""
+        if self._listing is None:
+            self._began = time.monotonic()
+            self._listing = self._lister.submit(list_runs, self.root)
+        self._take(self._listing)
 
     def entry(self, name: str) -> RunEntry | None:
         """Returns the listed run of that name, or None."""
@@ -81,16 +86,16 @@ class Catalogue:
 
         "" if there is no run.
         """
-        readable = [entry for entry in self.entries if not entry.error]
+        readable = [entry for entry in self.entries if entry.readable]
         recorded = [entry for entry in readable if not entry.empty]
         ranked = recorded or readable or list(self.entries)
         return ranked[0].name if ranked else ""
 
     def open(self, name: str) -> RunView:
         """Returns the run of a listed name; raises ComgraError if it cannot be read (any more)."""
-        if self.entry(name) is None:
+        if name not in self._paths:
             self._views.pop(name, None)
-            raise ComgraError(f"There is no run {name!r} below {self.root}.")
+            raise RunNotFoundError(f"There is no run {name!r} below {self.root}.")
         if name not in self._views:
             self._views[name] = RunView(open_run(self._paths[name]))
             self._looked[name] = time.monotonic()
@@ -100,9 +105,11 @@ class Catalogue:
         return self._views[name]
 
     def look(self, name: str) -> RunView:
-        """Returns the run with whatever is new on disk; raises like `open`.
+        """Returns the run with whatever is new on disk.
 
-        Raises RunNotFoundError or another ComgraError if its folder is gone.
+        Raises:
+            RunNotFoundError: its folder is gone.
+            ComgraError: it cannot be read any more.
         """
         view = self.open(name)
         now = time.monotonic()
@@ -110,9 +117,25 @@ class Catalogue:
             self._looked[name] = now
             if not self._paths[name].exists():
                 self._views.pop(name, None)
-                raise ComgraError(f"The folder of this run is gone: {self._paths[name]}")
+                raise RunNotFoundError(f"The folder of this run is gone: {self._paths[name]}")
             view.refresh()
         return view
+
+    def _take(self, listing: Future[list[RunSummary]]) -> None:
+        """Takes over a finished listing, newest run first."""
+        try:
+            found = listing.result()
+            self.problem = ""
+        except (ComgraError, OSError) as error:
+            found, self.problem = [], str(error)
+        now = time.monotonic()
+        self._due = now + max(_BETWEEN_LISTS, (now - self._began) * _SHARE)
+        self._listing = None
+        newest = sorted(found, key=lambda run: run.started or 0.0, reverse=True)
+        self._paths = {self._name(run): Path(run.path) for run in newest}
+        entries = tuple(self._entry(run) for run in newest)
+        if entries != self.entries:  # the same object while nothing changes
+            self.entries = entries
 
     def _name(self, run: RunSummary) -> str:
         path = Path(run.path)
@@ -121,4 +144,4 @@ class Catalogue:
     def _entry(self, run: RunSummary) -> RunEntry:
         name = self._name(run)
         group, _, label = name.rpartition("/")
-        return RunEntry(name, group, label, run.state, not run.records, run.error or "")
+        return RunEntry(name, group, label, run.state, not run.records)

@@ -53,7 +53,7 @@ def choices(view: RunView, at: Selection, colour: str, scale: str, runs: Field) 
 
 
 def _run_label(entry: RunEntry) -> str:
-    if entry.error:
+    if not entry.readable:
         return f"{entry.label} \u00b7 cannot be read"
     notes = [entry.state] if entry.state in ("live", "stopped") else []
     notes += ["no record yet"] if entry.empty else []

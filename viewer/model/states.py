@@ -5,7 +5,7 @@ from __future__ import annotations
 import html
 from dataclasses import dataclass
 
-from comgra_decl.errors import FormatError
+from comgra_decl.errors import DamagedRunError, FormatError, RunNotFoundError
 from comgra_decl.viewer.model.catalogue import Catalogue
 from comgra_decl.viewer.model.numbers import count
 from comgra_decl.viewer.model.runview import RunView
@@ -28,6 +28,13 @@ STATE_HELP = {
     "waiting": "the training has started and has recorded nothing yet",
     "finished": "the training ended",
     "stopped": "the process that wrote this run is gone; it did not end the run",
+}
+
+
+_TITLES = {
+    FormatError: "This run was written in another format",
+    RunNotFoundError: "This run is gone",
+    DamagedRunError: "This run is damaged",
 }
 
 
@@ -74,12 +81,10 @@ def _no_run(catalogue: Catalogue) -> Notice:
 
 
 def _unreadable(catalogue: Catalogue, run: str, error: BaseException) -> Notice:
-    others = any(entry.name != run and not entry.error for entry in catalogue.entries)
+    others = any(entry.name != run and entry.readable for entry in catalogue.entries)
     hint = ("Other runs are not affected: choose one on the left.",) if others else ()
-    if isinstance(error, FormatError):
-        title = "This run was written by another version"
-    elif catalogue.entry(run) is None or "is gone" in str(error):
-        title = "This run is gone"
-    else:
-        title = "This run cannot be read"
+    title = next(
+        (title for kind, title in _TITLES.items() if isinstance(error, kind)),
+        "This run cannot be read",
+    )
     return Notice("bad", title, (run, str(error), *hint))

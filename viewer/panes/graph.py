@@ -94,6 +94,8 @@ class GraphPane(Pane):
 def best_match(names: list[str], text: str) -> str | None:
     """Returns the name that `text` means: itself, else the shortest that ends with, holds it."""
     wanted = text.strip().lower()
+    if not wanted:
+        return None
     lowered = {name: name.lower() for name in names}
     for fits in (str.__eq__, str.endswith, str.__contains__):
         hits = [name for name in names if fits(lowered[name], wanted)]

@@ -86,7 +86,9 @@ def _statistic_line(name: str, cells: tuple[Cell, ...], shown: Shown) -> str:
     chosen = ' class="chosen" aria-selected="true"' if name == shown.at.statistic else ""
     explained = order_of_operations(name, shown.at.batch)
     columns = "".join(
-        f'<td>{cell_html(cell)}</td><td class="change">{_change(cell)}</td>' for cell in cells
+        f'<td>{cell_html(cell, alarm=name == "nonfinite")}</td>'
+        f'<td class="change">{_change(cell)}</td>'
+        for cell in cells
     )
     return (
         f'<tr{chosen} data-send="statistic:{_e(name)}" tabindex="0" title="{_e(explained)}">'
@@ -129,11 +131,14 @@ def _sample_line(
     )
 
 
-def cell_html(cell: Cell) -> str:
-    """Returns a number, or a mark that tells missing from not finite."""
+def cell_html(cell: Cell, *, alarm: bool = False) -> str:
+    """Returns a number, or a mark that tells missing from not finite.
+
+    With `alarm` every value but 0 is marked: it counts what is not finite.
+    """
     if not cell.recorded:
         return f'<span class="missing" title="not recorded at this step">{MISSING}</span>'
-    if cell.broken:
+    if cell.broken or (alarm and cell.value != 0):
         return f'<span class="broken" title="not finite">{number(cell.value)}</span>'
     return number(cell.value)
 

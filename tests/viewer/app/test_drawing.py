@@ -1,0 +1,128 @@
+"""Properties of what is drawn that need no run."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from hypothesis.extra.numpy import arrays
+
+from comgra_decl.viewer import palette
+from comgra_decl.viewer.model.distribution import COLUMNS, columns, picture
+from comgra_decl.viewer.model.graph import scale_of
+from comgra_decl.viewer.model.series import Curve, bounds, thin
+
+values = arrays(np.float64, st.integers(1, 400), elements=st.floats(-1e6, 1e6) | st.just(math.nan))
+
+
+@given(values, st.integers(4, 100))
+def test_thinning_keeps_extremes_first_and_last(line: np.ndarray, points: int) -> None:
+    keep = thin(line, points)
+    assert len(keep) <= max(points + 2, 4)
+    assert (np.diff(keep) > 0).all()
+    assert keep[0] == 0
+    assert keep[-1] == len(line) - 1
+    if np.isfinite(line).any():
+        assert np.nanmin(line[keep]) == np.nanmin(line)
+        assert np.nanmax(line[keep]) == np.nanmax(line)
+
+
+@given(values)
+def test_bounds_hold_all_finite_values(line: np.ndarray) -> None:
+    low, high = bounds(line)
+    assert low < high
+    finite = line[np.isfinite(line)]
+    assert ((low <= finite) & (finite <= high)).all()
+
+
+def test_a_logarithmic_curve_drops_what_is_not_positive() -> None:
+    line = Curve(steps=np.arange(4), values=np.array([10.0, 0.0, -1.0, 1000.0]))
+    log = line.logarithmic()
+    np.testing.assert_array_equal(log.values, [1.0, math.nan, math.nan, 3.0])
+    assert log.bounds[0] < 1 < 3 < log.bounds[1]
+    assert Curve(steps=np.arange(1), values=np.array([-1.0])).logarithmic().missing
+
+
+def histograms(*centres: float, bins: int = 32) -> tuple[np.ndarray, np.ndarray]:
+    """Normal distributions around `centres` as counts and ranges."""
+    rng = np.random.default_rng(0)
+    counts, ranges = [], []
+    for centre in centres:
+        sample = rng.normal(centre, 1.0, 4000)
+        counted, edges = np.histogram(sample, bins)
+        counts.append(counted)
+        ranges.append([edges[0], edges[-1]])
+    return np.array(counts), np.array(ranges)
+
+
+def test_a_distribution_shows_where_the_values_are() -> None:
+    centres = np.linspace(-5, 5, 21)
+    counts, ranges = histograms(*centres)
+    drawn = picture(np.arange(21), counts, ranges)
+    heights = np.linspace(drawn.y0, drawn.y1, len(drawn.image), endpoint=False)
+    means = (drawn.image * heights[:, None]).sum(0) / drawn.image.sum(0)
+    np.testing.assert_allclose(means[3:-3], centres[3:-3], atol=0.25)
+    assert drawn.image.max() == 1
+    assert (drawn.x0, drawn.x1) == (-0.5, 20.5)
+
+
+def test_neither_an_outlier_nor_a_collapse_decides_the_range() -> None:
+    counts, ranges = histograms(*[0.0] * 40)
+    ranges[5] = [-1e6, 1e6]  # one step with an outlier in it
+    ranges[6] = [0.0, 0.0]  # one step at which all values were equal
+    drawn = picture(np.arange(40), counts, ranges)
+    assert -6 < drawn.y0 < -1
+    assert 1 < drawn.y1 < 6
+    assert np.nansum(drawn.image[:, 6] > 0) <= 2
+
+
+def test_records_without_a_histogram_stay_empty() -> None:
+    counts, ranges = histograms(0.0, 0.0, 0.0)
+    counts[1] = 0
+    drawn = picture(np.arange(3), counts, ranges)
+    assert np.isnan(drawn.image[:, 1]).all()
+    assert not np.isnan(drawn.image[:, [0, 2]]).any()
+
+
+@given(st.lists(st.integers(0, 10**6), min_size=1, max_size=600, unique=True).map(sorted))
+def test_each_column_shows_the_newest_record_at_or_before_it(steps: list[int]) -> None:
+    known = np.array(steps)
+    x0, x1, chosen = columns(known)
+    assert x0 < x1 or len(steps) == 1
+    assert len(chosen) <= max(COLUMNS, len(steps))
+    assert (np.diff(chosen) >= 0).all()
+    centres = x0 + (np.arange(len(chosen)) + 0.5) * (x1 - x0) / len(chosen)
+    assert (known[chosen] <= centres + 1e-9).all()
+    later = np.minimum(chosen + 1, len(known) - 1)
+    assert ((known[later] > centres - 1e-9) | (later == chosen)).all()
+
+
+@pytest.mark.parametrize(
+    ("numbers", "diverging", "logarithmic"),
+    [
+        (np.linspace(1, 2, 100), False, False),
+        (np.geomspace(1e-6, 1, 100), False, True),
+        (np.linspace(-1, 3, 100), True, False),
+        (np.zeros(10), False, False),
+        (np.array([]), False, False),
+    ],
+)
+def test_the_scale_suits_the_numbers(
+    numbers: np.ndarray, diverging: bool, logarithmic: bool
+) -> None:
+    scale = scale_of(numbers)
+    assert (scale.diverging, scale.logarithmic) == (diverging, logarithmic)
+    for value in (0.0, -1e9, 1e9, *numbers[:5]):
+        assert len(scale.colour(float(value))) == 7
+
+
+def test_colours_run_from_end_to_end() -> None:
+    assert palette.colour_at(0) == palette.SCALE[0]
+    assert palette.colour_at(1) == palette.colour_at(7) == palette.SCALE[-1]
+    assert palette.signed_colour(-1) != palette.signed_colour(1)
+    assert palette.signed_colour(0.0) == palette.signed_colour(-1e-12)
+    assert palette.faded("#102030")[0] == "#10203000"
+    assert palette.faded("#102030")[-1] == "#102030ff"

@@ -1,0 +1,51 @@
+from __future__ import annotations
+
+import math
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from comgra_decl.viewer.model.numbers import count, duration, number, shape, signed
+
+
+@pytest.mark.parametrize(
+    ("value", "text"),
+    [
+        (0.0, "0"),
+        (1.0, "1.000"),
+        (-0.25, "−0.2500"),
+        (1234.5678, "1235"),
+        (0.0012345, "0.001234"),
+        (12345.0, "1.234e4"),
+        (9999.6, "1.000e4"),
+        (-1.5e-12, "−1.500e−12"),
+        (math.inf, "∞"),
+        (-math.inf, "−∞"),
+        (math.nan, "NaN"),
+    ],
+)
+def test_four_significant_digits(value: float, text: str) -> None:
+    assert number(value) == text
+
+
+@given(st.floats(width=32, allow_nan=False, allow_infinity=False))
+def test_written_numbers_are_the_value_to_four_digits(value: float) -> None:
+    read = float(number(value).replace("−", "-"))
+    assert read == pytest.approx(value, rel=5.01e-4)
+
+
+def test_changes_carry_their_sign() -> None:
+    assert signed(0.5) == "+0.500"
+    assert signed(-0.5) == "−0.500"
+    assert signed(0.0) == "0"
+
+
+def test_other_quantities() -> None:
+    assert count(1234567) == "1\u202f234\u202f567"
+    assert shape((8, 64)) == "8×64"
+    assert shape(()) == "scalar"
+    assert duration(0.0015) == "1.5 ms"
+    assert duration(3.25) == "3.25 s"
+    assert duration(600) == "10 min 0 s"
+    assert duration(9000) == "2 h 30 min"

@@ -1,0 +1,56 @@
+from __future__ import annotations
+
+from urllib.parse import quote
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from comgra_decl.viewer.state import ViewState
+from comgra_decl.viewer.url import format_query, parse
+
+texts = st.text(min_size=1, max_size=40)
+
+
+@given(
+    run=texts,
+    node=texts,
+    role=texts,
+    step=st.integers(0, 10**12),
+    iteration=st.integers(0, 1000),
+    section=st.sampled_from(["inspect", "kpis", "run"]),
+    expanded=st.none() | st.frozensets(texts),
+)
+def test_what_is_written_is_read_back(**fields: object) -> None:
+    state = ViewState(**fields)
+    read = parse(format_query(state))
+    defaults = {name: state.param[name].default for name in fields}
+    assert {**defaults, **read} == fields
+
+
+@pytest.mark.parametrize("name", ["123", "true", "None", "a&b=c", "ä ö/../ü", "<script>"])
+def test_names_stay_text(name: str) -> None:
+    assert parse(f"?node={quote(name, safe='')}") == {"node": name}
+
+
+@pytest.mark.parametrize(
+    "query",
+    ["?step=abc", "?step=-3", "?step=1e9", "?step=" + "9" * 400, "?section=evil", "?iteration=²",
+     "?scale=cubic", "?node=" + "x" * 5000, "?unknown=1", "?", "", "?&&=&"],
+)  # fmt: skip
+def test_a_bad_field_is_dropped(query: str) -> None:
+    assert parse(query) == {}
+
+
+@given(st.text(max_size=300))
+def test_any_text_can_be_parsed(query: str) -> None:
+    assert set(parse(query)) <= set(ViewState.param)
+
+
+def test_a_bad_field_does_not_take_others_with_it() -> None:
+    assert parse("?step=x&node=a&section=nope&batch=3") == {"node": "a", "batch": "3"}
+
+
+def test_a_page_that_follows_names_no_step() -> None:
+    assert "step" not in format_query(ViewState(step=7, node="a", follow=True))
+    assert "step=7" in format_query(ViewState(step=7, node="a"))
