@@ -29,7 +29,7 @@ def create_run_folder(run: RunSpec, context: RunContext) -> Path:
         StoreError: it cannot be created.
     """
     root = context.base.absolute() / Path(run.root).expanduser()
-    group = root / (run.group or _folder_name(context.job))
+    group = root / (run.group or folder_name(context.job))
     try:
         group.mkdir(parents=True, exist_ok=True)
         return _claimed(group, run.name or f"{datetime.now():%Y-%m-%d_%H-%M-%S}")
@@ -56,6 +56,6 @@ def _candidates(name: str) -> Iterator[str]:
         yield f"{name}-{number}"
 
 
-def _folder_name(job: str | None) -> str:
+def folder_name(job: str | None) -> str:
     """Returns the name of a job or script in a form that can name a folder."""
     return re.sub(r"[^\w.+=@-]+", "_", job or "").strip("._")[:100] or DEFAULT_GROUP

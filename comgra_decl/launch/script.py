@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import runpy
 import sys
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -11,6 +10,7 @@ from pathlib import Path
 from comgra_decl.errors import SpecError
 from comgra_decl.launch.context import RunContext
 from comgra_decl.launch.door import finish_session, start_session, wrong_spec
+from comgra_decl.launch.execute import run_module, run_script
 
 USAGE = """\
 usage: python -m comgra_decl [--spec NAME|FILE] [KEY=VALUE ...] SCRIPT [ARGS ...]
@@ -122,15 +122,10 @@ def _context(call: Call) -> RunContext:
 
 
 def _execute(call: Call) -> None:
-    sys.argv = [call.script, *call.arguments]
-    if not getattr(sys.flags, "safe_path", False):
-        # The first entry of the path is ours (the current folder or that of the console script);
-        # Python would have put the script's folder there.
-        sys.path[0] = str(Path.cwd() if call.module else Path(call.script).resolve().parent)
     if call.module:
-        runpy.run_module(call.script, run_name="__main__", alter_sys=True)
+        run_module(call.script, call.arguments)
     else:
-        runpy.run_path(call.script, run_name="__main__")
+        run_script(call.script, call.arguments)
 
 
 def _value_of(option: str, rest: list[str]) -> str:
