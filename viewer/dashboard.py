@@ -186,9 +186,7 @@ class Dashboard:
 
     def _shown(self, view: RunView) -> Shown:
         state = self.state
-        return Shown(
-            view, state.selection, state.colour, state.scale, state.expanded, state.follow
-        )
+        return Shown(view, state.selection, state.colour, state.scale, state.expanded, state.follow)
 
     def _show_section(self) -> None:
         self._tabs.html = _tabs_html(self.state.section)
@@ -286,7 +284,7 @@ class Dashboard:
         """Shows an error above the page instead of leaving it silently dead."""
         try:
             yield
-        except Exception as error:
+        except Exception as error:  # noqa: BLE001 - whatever it is, it must be seen
             if not isinstance(error, ComgraError):
                 _LOG.exception("the page could not be updated")
             self._banner.html = problem_card("This change could not be shown", error)
@@ -308,4 +306,3 @@ def _tabs_html(chosen: str) -> str:
         for key, label in SECTIONS.items()
     )
     return f'<div class="tabs" role="tablist">{buttons}</div>'
-

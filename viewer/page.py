@@ -61,8 +61,9 @@ def create_page(args: Sequence[str] = ()) -> Any:
     root = Path(args[0] if args else "runs")
     try:
         return _page(shared_catalogue(root))
-    except Exception as error:
-        return pn.pane.HTML(problem_card("The viewer could not start", error), stylesheets=[CSS])
+    except Exception as error:  # noqa: BLE001 - a page that says why beats none
+        card = problem_card("The viewer could not start", error)
+        return pn.pane.HTML(card, stylesheets=[CSS])  # type: ignore[no-untyped-call]
 
 
 def _page(catalogue: Catalogue) -> Any:
@@ -70,7 +71,7 @@ def _page(catalogue: Catalogue) -> Any:
     dashboard = Dashboard(catalogue, query=(location.search or "") if location else "")
     pn.state.onload(dashboard.start)
     pn.state.add_periodic_callback(dashboard.poll, period=POLL)
-    return pmui.Page(
+    return pmui.Page(  # type: ignore[attr-defined]
         title="",
         header=[dashboard.head],
         sidebar=[dashboard.side],

@@ -6,10 +6,10 @@ from collections.abc import Callable, Collection
 from typing import Any
 
 import panel as pn
-from bokeh.models import Range1d
 
 from comgra_decl.viewer.panes.base import Act, Pane, Shown
 from comgra_decl.viewer.panes.distribution import DistributionPane
+from comgra_decl.viewer.panes.figures import unit_range
 from comgra_decl.viewer.panes.kpis import KpisPane
 from comgra_decl.viewer.panes.run import RunPane
 from comgra_decl.viewer.panes.series import SeriesPane
@@ -101,7 +101,7 @@ def sections(act: Act) -> dict[str, Section]:
 
 def _inspect(act: Act) -> tuple[list[Pane], Any]:
     """Returns the table and, in one row per pass: series, distribution, values."""
-    x_range = Range1d(0, 1)
+    x_range = unit_range()
     panes: list[Pane] = [StatisticsPane(act)]
     for place in (0, 1):
         panes.append(SeriesPane(act, place=place, x_range=x_range))
@@ -115,6 +115,4 @@ def _inspect(act: Act) -> tuple[list[Pane], Any]:
 
 
 def _alone(pane: Pane, css: str) -> tuple[list[Pane], Any]:
-    return [pane], pn.Column(
-        pane.panel, sizing_mode=pane.sizing, margin=0, stylesheets=[css]
-    )
+    return [pane], pn.Column(pane.panel, sizing_mode=pane.sizing, margin=0, stylesheets=[css])

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import signal
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from types import FrameType
@@ -33,12 +34,13 @@ def serve(
         on_start: Called with the address once the server listens.
     """
     pages = {"viewer": lambda: create_page([str(root)])}
-    server = pn.serve(
+    server = pn.serve(  # type: ignore[no-untyped-call]
         pages, port=port, address=address, show=False, start=False, title=TITLE, verbose=False
     )
     host = "127.0.0.1" if address in ("0.0.0.0", "::") else address
     page = f"http://{host}:{server.port}/viewer"
-    print(f"comgra_decl viewer: {page}\nPress Ctrl-C to end.", flush=True)
+    sys.stdout.write(f"comgra_decl viewer: {page}\nPress Ctrl-C to end.\n")
+    sys.stdout.flush()
     if on_start is not None:
         on_start(page)
     if show:
@@ -47,7 +49,7 @@ def serve(
 
 
 def _run(server: Any) -> None:
-    def stop(number: int, frame: FrameType | None) -> None:
+    def stop(_number: int, _frame: FrameType | None) -> None:
         server.io_loop.add_callback_from_signal(server.io_loop.stop)
 
     before = {s: signal.signal(s, stop) for s in (signal.SIGINT, signal.SIGTERM)}

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import asdict, fields
+from typing import Any
 
 import param
 
@@ -15,7 +16,7 @@ SELECTION = tuple(field.name for field in fields(Selection))
 """Names of the parameters that make up a `Selection`."""
 
 
-class ViewState(param.Parameterized):  # type: ignore[misc]  # param is not annotated
+class ViewState(param.Parameterized):
     """The state of one session; changed by `Dashboard.change` alone, watched by it alone.
 
     Attributes:
@@ -39,11 +40,14 @@ class ViewState(param.Parameterized):  # type: ignore[misc]  # param is not anno
     batch = param.String(default="mean")
     statistic = param.String(default="")
     colour = param.String(default="kind")
-    scale = param.Selector(default="linear", objects=["linear", "log"])
-    section = param.Selector(default="inspect", objects=list(SECTIONS))
+    scale: Any = param.Selector(default="linear", objects=["linear", "log"])
+    section: Any = param.Selector(default="inspect", objects=list(SECTIONS))
     expanded = param.ClassSelector(default=None, class_=frozenset, allow_None=True)
     follow = param.Boolean(default=False)
     revision = param.Integer(default=-1)
+
+    def __init__(self, **params: Any) -> None:
+        super().__init__(**params)  # type: ignore[no-untyped-call]
 
     @property
     def selection(self) -> Selection:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import ClassVar
+
 import param
 
 from comgra_decl.viewer.components.base import Component, Message, source
@@ -20,7 +22,7 @@ class Chooser(Component):
     groups = param.List(default=[])
 
     _esm = source("shared.js", "chooser.js")
-    _stylesheets = [source("chooser.css")]
+    _stylesheets: ClassVar = [source("chooser.css")]
 
     def check(self, message: Message) -> bool:
         """Whether the value is one of the options of its field."""

@@ -82,8 +82,8 @@ def _span(view: RunView) -> str:
 
 
 def _entry(name: str, entry: Mapping[str, Any]) -> Entry:
-    numbers = (int(entry.get(key, 0)) for key in ("matched", "fired", "written"))
-    return Entry(name, *numbers, never_called=tuple(entry.get("never_called", ())))
+    matched, fired, written = (int(entry.get(key, 0)) for key in ("matched", "fired", "written"))
+    return Entry(name, matched, fired, written, tuple(entry.get("never_called", ())))
 
 
 def _stopped(error: str | None) -> tuple[str, ...]:

@@ -39,8 +39,8 @@ def distribution(view: RunView, slot: Slot | None, at: Selection) -> Distributio
     if slot is None:
         return Distribution(missing="Not recorded for this tensor.")
     steps, counts, ranges = view.histograms(slot, at.type)
-    known = np.isfinite(ranges).all(axis=1) & (counts.sum(axis=1) > 0) if len(steps) else []
-    if not np.any(known):
+    known = np.isfinite(ranges).all(axis=1) & (counts.sum(axis=1) > 0)
+    if not known.any():
         return Distribution(missing="No histogram was recorded (see `histogram` in the spec).")
     return picture(steps, np.where(known[:, None], counts, 0), np.asarray(ranges, float))
 
@@ -83,7 +83,7 @@ def robust_range(shares: Floats, ranges: Floats) -> tuple[float, float]:
     known = np.flatnonzero(~np.isnan(shares[:, 0]))
     lows, highs = np.empty(len(known)), np.empty(len(known))
     for i, record in enumerate(known):
-        edges = np.linspace(*ranges[record], shares.shape[1] + 1)
+        edges = np.linspace(ranges[record, 0], ranges[record, 1], shares.shape[1] + 1)
         at = np.concatenate([[0.0], shares[record]])
         lows[i], highs[i] = np.interp([_TAIL, 1 - _TAIL], at, edges)
     low, high = float(np.quantile(lows, _ODD)), float(np.quantile(highs, 1 - _ODD))

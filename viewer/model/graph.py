@@ -151,7 +151,8 @@ def _scale(view: RunView, at: Selection, pass_: str) -> Scale:
 
 def _known(view: RunView, at: Selection, pass_: str) -> NDArray[np.float64]:
     values = view.heat(at.statistic, pass_, at.over, at.type).to_numpy(float)
-    return values[np.isfinite(values)]
+    known: NDArray[np.float64] = values[np.isfinite(values)]
+    return known
 
 
 def scale_of(values: NDArray[np.float64]) -> Scale:

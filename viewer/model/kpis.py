@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from typing import cast
 
 import numpy as np
 
@@ -49,9 +50,10 @@ def _charts(view: RunView) -> tuple[Chart, ...]:
                 series = view.series(slot, "mean", "mean", type_)
                 _add(lines, title, type_, np.asarray(series.index), np.asarray(series, float))
     kpis = view.run.kpis()
-    for (name, type_), part in kpis.groupby(["name", "type"], sort=False):
+    for key, part in kpis.groupby(["name", "type"], sort=False):
+        name, label = map(str, cast("tuple[str, str]", key))
         steps, values = part["step"].to_numpy(), part["value"].to_numpy(float)
-        _add(lines, str(name), str(type_), steps, values)
+        _add(lines, name, label, steps, values)
     return tuple(_chart(title, group) for title, group in lines.items())
 
 

@@ -31,10 +31,11 @@ def _marks(view: RunView, type_: str) -> tuple[Mark, ...]:
     steps = view.steps(type_)
     for pass_ in ("forward", *view.gradient_passes()):
         counts = view.heat("nonfinite", pass_, "abs_max", type_)
+        slots, recorded = counts.index.to_numpy(), counts.columns.to_numpy()
         broken = counts.to_numpy(float) > 0
         for column in np.flatnonzero(broken.any(axis=0)):
-            slot = view.slots[int(counts.index[np.argmax(broken[:, column])])]
-            index = int(np.searchsorted(steps, counts.columns[column]))
+            slot = view.slots[int(slots[np.argmax(broken[:, column])])]
+            index = int(np.searchsorted(steps, recorded[column]))
             text = f"{slot.node} {pass_label(pass_)}"
             found.setdefault(index, f"NaN or infinite at step {steps[index]}, first in {text}")
     indices = sorted(found)

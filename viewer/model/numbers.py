@@ -44,7 +44,7 @@ def count(value: int) -> str:
 
 
 def shape(dims: tuple[int, ...]) -> str:
-    """Returns a tensor's shape as `8×64`, or "scalar"."""
+    """Returns a tensor's shape as 8 x 64 with proper signs, or "scalar"."""
     return "\u00d7".join(str(d) for d in dims) if dims else "scalar"
 
 

@@ -133,18 +133,14 @@ class RunView:
     def sample_row(self, slot: Slot, step: int, type_: str) -> pd.DataFrame:
         """The statistics of the recorded samples of one slot and step (`Run.sample_row`)."""
         key = ("sample_row", slot.id, step, type_)
-        return self.ever(
-            key, lambda: self.run.sample_row(slot.node, step, **_where(slot, type_))
-        )
+        return self.ever(key, lambda: self.run.sample_row(slot.node, step, **_where(slot, type_)))
 
     def series(self, slot: Slot, statistic: str, over: str, type_: str) -> pd.Series:
         """One aggregated statistic of a slot by step (`Run.series`)."""
         key = ("series", slot.id, statistic, over, type_)
         return self.now(
             key,
-            lambda: self.run.series(
-                slot.node, statistic, over_batch=over, **_where(slot, type_)
-            ),
+            lambda: self.run.series(slot.node, statistic, over_batch=over, **_where(slot, type_)),
         )
 
     def sample_series(self, slot: Slot, statistic: str, sample: int, type_: str) -> pd.Series:
@@ -152,9 +148,7 @@ class RunView:
         key = ("sample_series", slot.id, statistic, sample, type_)
         return self.now(
             key,
-            lambda: self.run.sample_series(
-                slot.node, statistic, sample, **_where(slot, type_)
-            ),
+            lambda: self.run.sample_series(slot.node, statistic, sample, **_where(slot, type_)),
         )
 
     def heat(self, statistic: str, pass_: str, over: str, type_: str) -> pd.DataFrame:
@@ -162,9 +156,7 @@ class RunView:
         key = ("heat", statistic, pass_, over, type_)
         return self.now(
             key,
-            lambda: self.run.heat(
-                statistic, pass_=pass_, over_batch=over, type_=type_ or None
-            ),
+            lambda: self.run.heat(statistic, pass_=pass_, over_batch=over, type_=type_ or None),
         )
 
     def histograms(self, slot: Slot, type_: str) -> tuple[Any, Any, Any]:
@@ -206,10 +198,9 @@ class RunView:
 
 
 def _slots(table: pd.DataFrame) -> list[Slot]:
-    columns = ("node", "role", "iteration", "pass", "kind", "dtype", "shape", "batch_dim")
-    rows = zip(
-        table.index, *(table[c] for c in columns), table["module_class"], table["names"], strict=True
-    )
+    columns = ("node", "role", "iteration", "pass", "kind", "dtype", "shape", "batch_dim",
+               "module_class", "names")  # fmt: skip
+    rows = zip(table.index, *(table[column] for column in columns), strict=True)
     return [
         Slot(
             int(id_), node, role, int(iteration), pass_, kind, dtype, tuple(shape),

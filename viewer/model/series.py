@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field, replace
+from itertools import pairwise
 
 import numpy as np
 import pandas as pd
@@ -45,12 +46,13 @@ class Curve:
 
     def logarithmic(self) -> Curve:
         """Returns the same curve in powers of ten; what is not positive leaves a gap."""
-        lines = {name: log10(getattr(self, name)) for name in ("values", "low", "high", "context")}
-        known = lines["values"][np.isfinite(lines["values"])]
-        if len(self.values) and not len(known) and not self.missing:
+        values, high, context = log10(self.values), log10(self.high), log10(self.context)
+        if len(values) and np.isnan(values).all() and not self.missing:
             return replace(self, missing="No positive values: choose the linear axis.")
-        shown = [line for name, line in lines.items() if name != "low"]
-        return replace(self, **lines, bounds=bounds(*shown, known))
+        shown = bounds(values, high, context)
+        return replace(
+            self, values=values, low=log10(self.low), high=high, context=context, bounds=shown
+        )
 
 
 def curve(view: RunView, slot: Slot | None, at: Selection, *, points: int = POINTS) -> Curve:
@@ -63,12 +65,18 @@ def curve(view: RunView, slot: Slot | None, at: Selection, *, points: int = POIN
     if not np.isfinite(values).any() and not len(_broken(view, slot, at, steps, values)):
         return Curve(missing="No record of this tensor yet.")
     low, high, context = _surroundings(view, slot, at, batch, values)
-    keep = thin(values, points)
+    keep, shown = thin(values, points), bounds(values, low, high)
+    low, high, context = (line[keep] if len(line) else line for line in (low, high, context))
     return Curve(
-        steps[keep], values[keep], *(a[keep] if len(a) else a for a in (low, high, context)),
-        broken=_broken(view, slot, at, steps, values), bounds=bounds(values, low, high),
+        steps[keep],
+        values[keep],
+        low,
+        high,
+        context,
+        broken=_broken(view, slot, at, steps, values),
+        bounds=shown,
         help=order_of_operations(at.statistic, batch),
-    )  # fmt: skip
+    )
 
 
 def bounds(*lines: Floats) -> tuple[float, float]:
@@ -90,7 +98,7 @@ def thin(values: Floats, points: int) -> NDArray[np.int64]:
     edges = np.linspace(0, size, points // 2 + 1).astype(int)
     safe_low = np.where(np.isnan(values), np.inf, values)
     safe_high = np.where(np.isnan(values), -np.inf, values)
-    stretches = list(zip(edges[:-1], edges[1:], strict=True))
+    stretches = list(pairwise(edges))
     lowest = [a + int(np.argmin(safe_low[a:b])) for a, b in stretches]
     highest = [a + int(np.argmax(safe_high[a:b])) for a, b in stretches]
     return np.unique([0, *lowest, *highest, size - 1])
@@ -98,7 +106,8 @@ def thin(values: Floats, points: int) -> NDArray[np.int64]:
 
 def log10(values: Floats) -> Floats:
     """Returns decimal logarithms, NaN where there is none."""
-    return np.log10(values, out=np.full(len(values), np.nan), where=values > 0)
+    logarithms: Floats = np.log10(values, out=np.full(len(values), np.nan), where=values > 0)
+    return logarithms
 
 
 def _line(view: RunView, slot: Slot, at: Selection, batch: str) -> pd.Series:
@@ -111,7 +120,7 @@ def _surroundings(
     view: RunView, slot: Slot, at: Selection, batch: str, values: Floats
 ) -> tuple[Floats, Floats, Floats]:
     """Returns the band around a batch mean, or the batch mean behind a single sample."""
-    if slot.batch_dim is None or batch not in ("mean",) and not batch.isdecimal():
+    if slot.batch_dim is None or batch in ("std", "abs_max"):
         return _none(), _none(), _none()
     if batch.isdecimal():
         return _none(), _none(), np.asarray(view.series(slot, at.statistic, "mean", at.type))
@@ -128,4 +137,5 @@ def _broken(view: RunView, slot: Slot, at: Selection, steps: Steps, values: Floa
         return steps[:0]
     batch = at.batch if slot.batch_dim is not None else "mean"
     count = np.asarray(_line(view, slot, replace(at, statistic="nonfinite"), batch), float)
-    return steps[~np.isfinite(values) & ~np.isnan(count)]
+    broken: Steps = steps[~np.isfinite(values) & ~np.isnan(count)]
+    return broken

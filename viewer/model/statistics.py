@@ -12,6 +12,7 @@ from comgra_decl.viewer.model.selection import Selection, previous, slots_of
 from comgra_decl.viewer.model.words import pass_label
 
 _NAN = math.nan
+Numbers = dict[str, float]
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,18 +82,18 @@ def sample_table(view: RunView, at: Selection) -> SampleTable:
     return SampleTable(columns, rows, "" if rows else "No samples were recorded at this step.")
 
 
-def _numbers(view: RunView, slot: Slot | None, step: int | None, at: Selection) -> pd.Series:
+def _numbers(view: RunView, slot: Slot | None, step: int | None, at: Selection) -> Numbers:
     """Returns the statistics of a slot at a step, empty where there is no such record."""
     if slot is None or step is None:
-        return pd.Series(dtype=float)
+        return {}
     if at.sample is not None and slot.batch_dim is not None:
         frame, key = view.sample_row(slot, step, at.type), at.sample
     else:
         frame, key = view.row(step, at.type, at.over), slot.id
-    return frame.loc[key] if key in frame.index else pd.Series(dtype=float)
+    return _line_of(frame, key)
 
 
-def _cell(name: str, new: pd.Series, past: pd.Series) -> Cell:
+def _cell(name: str, new: Numbers, past: Numbers) -> Cell:
     recorded = not math.isnan(new.get("nonfinite", _NAN))
     return Cell(float(new.get(name, _NAN)), float(past.get(name, _NAN)), recorded)
 
@@ -104,8 +105,13 @@ def _samples(view: RunView, slot: Slot | None, step: int, at: Selection) -> pd.D
 
 
 def _sample_cell(frame: pd.DataFrame, sample: int, statistic: str) -> Cell:
-    if sample not in frame.index:
-        return Cell()
-    line = frame.loc[sample]
+    line = _line_of(frame, sample)
     recorded = not math.isnan(line.get("nonfinite", _NAN))
     return Cell(float(line.get(statistic, _NAN)), recorded=recorded)
+
+
+def _line_of(frame: pd.DataFrame, key: int) -> Numbers:
+    if key not in frame.index:
+        return {}
+    values = frame.loc[[key]].to_numpy(float)[0]
+    return dict(zip(frame.columns, values.tolist(), strict=True))

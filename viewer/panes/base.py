@@ -51,7 +51,9 @@ class Pane(ABC):
 
     def __init__(self, act: Act) -> None:
         self.act = act
-        self._problem = pn.pane.HTML("", visible=False, stylesheets=[CSS], margin=0)
+        self._problem = pn.pane.HTML(  # type: ignore[no-untyped-call]
+            "", visible=False, stylesheets=[CSS], margin=0
+        )
         self._body = self.build()
         self.panel = pn.Column(
             self._problem, self._body, sizing_mode=self.sizing, margin=0, css_classes=["pane"]
@@ -73,7 +75,7 @@ class Pane(ABC):
         """Updates; what goes wrong is shown in place of this pane alone."""
         try:
             self.update(shown)
-        except Exception as error:
+        except Exception as error:  # noqa: BLE001 - whatever it is, it must be seen
             if not isinstance(error, ComgraError):
                 _LOG.exception("%s could not be drawn", type(self).__name__)
             self._problem.object = problem_card(f"{type(self).__name__} cannot be shown", error)

@@ -11,7 +11,7 @@ from comgra_decl.viewer.model.selection import nearest, slots_of
 from comgra_decl.viewer.model.words import pass_label
 from comgra_decl.viewer.palette import BLUE, ORANGE, faded
 from comgra_decl.viewer.panes.base import TENSOR, Act, Pane, Shown
-from comgra_decl.viewer.panes.figures import Frame
+from comgra_decl.viewer.panes.figures import IMAGE, Frame, image
 
 
 class DistributionPane(Pane):
@@ -30,13 +30,11 @@ class DistributionPane(Pane):
         """Makes the figure with one image."""
         tooltips = [("step", "$x{0}"), ("value", "$y{0.000e}"), ("density", "@image{0.00}")]
         self.frame = Frame(x_range=self._x_range, tooltips=tooltips)
-        self._image = ColumnDataSource({"image": [], "x": [], "y": [], "dw": [], "dh": []})
+        self._image = ColumnDataSource({name: [] for name in IMAGE})
         mapper = LinearColorMapper(
             palette=faded(ORANGE if self._place else BLUE), low=0, high=1, nan_color="#00000000"
         )
-        self.frame.figure.image(
-            "image", "x", "y", "dw", "dh", source=self._image, color_mapper=mapper
-        )
+        image(self.frame.figure, self._image, mapper)
         self.frame.on_tap(self._jump)
         return self.frame.pane()
 

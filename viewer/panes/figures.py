@@ -11,17 +11,21 @@ from bokeh.models import (
     BoxZoomTool,
     ColumnDataSource,
     HoverTool,
+    LinearColorMapper,
     Range1d,
     SaveTool,
-    Span,
-    Title,
 )
+from bokeh.models.annotations import Span, Title
 from bokeh.models.formatters import BasicTickFormatter, CustomJSTickFormatter
+from bokeh.models.renderers import GlyphRenderer
+from bokeh.models.tickers import BasicTicker
 from bokeh.plotting import figure
 
 from comgra_decl.viewer.palette import RED
 
 MIN_HEIGHT = 170
+IMAGE = ("image", "x", "y", "dw", "dh")
+"""Columns of the source of a picture: values [rows, columns], place, extent."""
 
 _TICK = """
 if (power) { tick = 10 ** tick }
@@ -41,15 +45,18 @@ class Frame:
     """
 
     def __init__(
-        self, *, x_range: Range1d | None = None, tooltips: Any = None, zoom: str = "width"
+        self, *, x_range: Range1d | None = None, tooltips: Any = None, both: bool = False
     ) -> None:
         self._home: dict[str, tuple[float, float]] = {}
+        self._x = x_range or unit_range()
+        self._y = unit_range()
+        self._formatter = CustomJSTickFormatter(code=_TICK, args={"power": 0})
         self.figure = figure(
             sizing_mode="stretch_both",
             min_height=MIN_HEIGHT,
             height=MIN_HEIGHT,
-            x_range=x_range or Range1d(0, 1),
-            y_range=Range1d(0, 1),
+            x_range=self._x,
+            y_range=self._y,
             tools=[],
             toolbar_location="above",
             min_border_left=46,
@@ -59,14 +66,16 @@ class Frame:
         )
         self._title = Title(text="", text_font_size="12.5px", text_font_style="bold")
         self.figure.title = self._title
-        zoomer = BoxZoomTool(dimensions=zoom)
+        zoomer = BoxZoomTool(dimensions="both" if both else "width")
         self.figure.add_tools(zoomer, SaveTool())
         if tooltips is not None:
             self.figure.add_tools(HoverTool(tooltips=tooltips, mode="mouse"))
         self.figure.toolbar.active_drag = zoomer
         self.figure.toolbar.autohide = True
         self.figure.toolbar.logo = None
-        _style(self.figure)
+        self._ticker = BasicTicker(desired_num_ticks=5)
+        self.figure.yaxis.ticker = self._ticker
+        _style(self.figure, self._formatter)
         self.figure.on_event(DoubleTap, lambda _: self._show_all())
         self._message = ColumnDataSource({"x": [], "y": [], "text": []})
         self.figure.text(
@@ -77,7 +86,9 @@ class Frame:
 
     def pane(self) -> pn.pane.Bokeh:
         """Returns the figure as a Panel object that fills its cell."""
-        return pn.pane.Bokeh(self.figure, sizing_mode="stretch_both", margin=0)
+        return pn.pane.Bokeh(  # type: ignore[no-untyped-call]
+            self.figure, sizing_mode="stretch_both", margin=0
+        )
 
     @property
     def title(self) -> str:
@@ -106,15 +117,14 @@ class Frame:
     def show(self, *, x: tuple[float, float] | None = None, y: tuple[float, float]) -> None:
         """Sets the ranges that hold all data; a zoomed axis stays as the user left it."""
         if x is not None:
-            self._range("x", self.figure.x_range, x)
-        self._range("y", self.figure.y_range, y)
+            self._range("x", self._x, x)
+        self._range("y", self._y, y)
 
     def set_log(self, log: bool) -> None:
         """Labels the y axis as powers of ten, for data given as logarithms."""
-        formatter = self.figure.yaxis[0].formatter
-        if bool(formatter.args["power"]) != log:
-            formatter.args = {"power": int(log)}
-            self.figure.yaxis[0].ticker.mantissas = [1] if log else [1, 2, 5]
+        if bool(self._formatter.args["power"]) != log:
+            self._formatter.args = {"power": int(log)}
+            self._ticker.mantissas = [1] if log else [1, 2, 5]
 
     def label(self, x: str) -> None:
         """Writes a line below the x axis."""
@@ -131,8 +141,7 @@ class Frame:
         self.figure.ygrid.visible = not text
         if text:
             self.show(y=(0.0, 1.0))
-            x = self.figure.x_range
-            middle = (x.start + x.end) / 2
+            middle = (float(self._x.start) + float(self._x.end)) / 2  # type: ignore[arg-type]
             self._message.data = {"x": [middle], "y": [0.5], "text": [wrapped(text)]}
         else:
             self._message.data = {"x": [], "y": [], "text": []}
@@ -144,7 +153,7 @@ class Frame:
             shown.update(start=wanted[0], end=wanted[1])
 
     def _show_all(self) -> None:
-        for axis, shown in (("x", self.figure.x_range), ("y", self.figure.y_range)):
+        for axis, shown in (("x", self._x), ("y", self._y)):
             if axis in self._home:
                 shown.update(start=self._home[axis][0], end=self._home[axis][1])
 
@@ -161,7 +170,18 @@ def wrapped(text: str, width: int = 34) -> str:
     return "\n".join([*lines, line])
 
 
-def _style(fig: Any) -> None:
+def image(fig: Any, source: ColumnDataSource, mapper: LinearColorMapper) -> GlyphRenderer[Any]:
+    """Draws the pictures in `source` (columns `IMAGE`) into a figure."""
+    drawn: GlyphRenderer[Any] = fig.image(*IMAGE, source=source, color_mapper=mapper)
+    return drawn
+
+
+def unit_range() -> Range1d:
+    """Returns a range from 0 to 1."""
+    return Range1d(start=0, end=1)
+
+
+def _style(fig: Any, formatter: CustomJSTickFormatter) -> None:
     fig.outline_line_color = None
     fig.background_fill_alpha = 0
     fig.border_fill_alpha = 0
@@ -174,9 +194,8 @@ def _style(fig: Any) -> None:
         axis.axis_label_text_font_size = "11px"
         axis.axis_label_text_font_style = "normal"
         axis.axis_label_standoff = 2
-    fig.yaxis.formatter = CustomJSTickFormatter(code=_TICK, args={"power": 0})
+    fig.yaxis.formatter = formatter
     fig.xaxis.formatter = BasicTickFormatter(use_scientific=False)
     fig.xaxis.ticker.desired_num_ticks = 5
-    fig.yaxis.ticker.desired_num_ticks = 5
     fig.xgrid.grid_line_color = None
     fig.ygrid.grid_line_alpha = 0.35

@@ -5,13 +5,14 @@ from __future__ import annotations
 from typing import Any, ClassVar
 
 import panel as pn
-from bokeh.models import ColumnDataSource, Legend, LegendItem, Range1d
+from bokeh.models import ColumnDataSource
+from bokeh.models.annotations import Legend, LegendItem
 
 from comgra_decl.viewer.model.kpis import Chart, charts
 from comgra_decl.viewer.model.selection import nearest
 from comgra_decl.viewer.palette import LINES
 from comgra_decl.viewer.panes.base import Pane, Shown, html_view
-from comgra_decl.viewer.panes.figures import Frame
+from comgra_decl.viewer.panes.figures import Frame, unit_range
 
 _EMPTY = (
     '<div class="notice"><h2>No loss and no KPI yet</h2>'
@@ -36,7 +37,7 @@ class KpisPane(Pane):
     def build(self) -> Any:
         """Makes an empty grid; figures come with the first KPIs."""
         self._figures: dict[str, _KpiFigure] = {}
-        self._x_range = Range1d(0, 1)
+        self._x_range = unit_range()
         self._drawn: object = None
         self._shown: Shown | None = None
         self._empty = html_view()
@@ -80,7 +81,7 @@ class KpisPane(Pane):
 class _KpiFigure:
     """The figure of one KPI."""
 
-    def __init__(self, title: str, x_range: Range1d, jump: Any) -> None:
+    def __init__(self, title: str, x_range: Any, jump: Any) -> None:
         tooltips = [("", "@label"), ("step", "@x"), ("value", "@value{0.0000e}")]
         self.frame = Frame(x_range=x_range, tooltips=tooltips)
         self.frame.figure.min_height = 240
@@ -88,9 +89,9 @@ class _KpiFigure:
         self.frame.on_tap(jump)
         self.panel = self.frame.pane()
         self._lines: dict[str, ColumnDataSource] = {}
-        self._legend = Legend(
+        self._legend: Any = Legend(
             items=[], orientation="horizontal", border_line_color=None, background_fill_alpha=0,
-            label_text_font_size="11px", location="top_right", padding=0, margin=0,
+            label_text_font_size="11px", location="top_right",
         )  # fmt: skip
         self.frame.figure.add_layout(self._legend)
         self.frame.figure.hover.renderers = []
@@ -110,7 +111,7 @@ class _KpiFigure:
     def _add(self, label: str) -> ColumnDataSource:
         colour = LINES[len(self._lines) % len(LINES)]
         source = ColumnDataSource({"x": [], "y": [], "value": [], "label": []})
-        fig = self.frame.figure
+        fig: Any = self.frame.figure
         line = fig.line("x", "y", source=source, line_color=colour, line_width=1.6)
         dots = fig.scatter("x", "y", source=source, size=4, color=colour)
         fig.hover.renderers = [*fig.hover.renderers, dots]

@@ -54,9 +54,7 @@ def _entries(entries: tuple[Entry, ...]) -> str:
         '<th title="of these, modules that ran in the recorded step">fired</th>'
         '<th title="series written for them">written</th><th>never called</th>'
     )
-    return (
-        f'<table class="entries"><thead><tr>{heads}</tr></thead><tbody>{lines}</tbody></table>'
-    )
+    return f'<table class="entries"><thead><tr>{heads}</tr></thead><tbody>{lines}</tbody></table>'
 
 
 def _entry(entry: Entry) -> str:

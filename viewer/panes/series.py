@@ -32,7 +32,8 @@ class SeriesPane(Pane):
         tooltips = [("step", "@x"), ("value", "@value{0.0000e}")]
         self.frame = Frame(x_range=self._x_range, tooltips=tooltips)
         colour = ORANGE if self._place else BLUE
-        self._line = ColumnDataSource({"x": [], "y": [], "value": [], "low": [], "high": [], "context": []})
+        columns = ("x", "y", "value", "low", "high", "context")
+        self._line = ColumnDataSource({name: [] for name in columns})
         self._broken = ColumnDataSource({"x": [], "y": [], "value": []})
         fig = self.frame.figure
         fig.varea("x", "low", "high", source=self._line, fill_color=colour, fill_alpha=0.16)
@@ -102,5 +103,6 @@ def _extent(shown: Shown) -> tuple[float, float]:
 
 def _title(shown: Shown, place: int) -> str:
     at = shown.at
-    of = f"sample {at.sample}" if at.sample is not None else f"batch {BATCH_LABELS[at.batch].lower()}"
+    one = f"sample {at.sample}"
+    of = one if at.sample is not None else f"batch {BATCH_LABELS[at.batch].lower()}"
     return f"{pass_label(at.gradient) if place else 'forward'} \u00b7 {at.statistic} \u00b7 {of}"

@@ -86,7 +86,7 @@ def _statistic_line(name: str, cells: tuple[Cell, ...], shown: Shown) -> str:
     chosen = ' class="chosen" aria-selected="true"' if name == shown.at.statistic else ""
     explained = order_of_operations(name, shown.at.batch)
     columns = "".join(
-        f'<td>{cell_html(cell, alarm=name == "nonfinite")}</td>'
+        f"<td>{cell_html(cell, alarm=name == 'nonfinite')}</td>"
         f'<td class="change">{_change(cell)}</td>'
         for cell in cells
     )
@@ -115,9 +115,7 @@ def _samples(table: SampleTable, shown: Shown) -> str:
     )
 
 
-def _sample_line(
-    sample: int, cells: tuple[Cell, ...], largest: list[float], shown: Shown
-) -> str:
+def _sample_line(sample: int, cells: tuple[Cell, ...], largest: list[float], shown: Shown) -> str:
     chosen = sample == shown.at.sample
     mark = ' class="chosen" aria-selected="true"' if chosen else ""
     columns = "".join(

@@ -14,9 +14,9 @@ from comgra_decl.viewer.model.values import ValuesPicture, values_picture
 from comgra_decl.viewer.model.words import pass_label
 from comgra_decl.viewer.palette import RED, signed_faded
 from comgra_decl.viewer.panes.base import TENSOR, Act, Pane, Shown
-from comgra_decl.viewer.panes.figures import Frame
+from comgra_decl.viewer.panes.figures import IMAGE, Frame, image
 
-_EMPTY: dict[str, list[Any]] = {"image": [], "x": [], "y": [], "dw": [], "dh": []}
+_EMPTY: dict[str, list[Any]] = {name: [] for name in IMAGE}
 
 
 class ValuesPane(Pane):
@@ -32,18 +32,17 @@ class ValuesPane(Pane):
 
     def build(self) -> Any:
         """Makes the figure: an image of the values and one of what is not finite."""
-        self.frame = Frame(tooltips=[("row, column", "$y{0}, $x{0}"), ("value", "@image")], zoom="both")
+        tooltips = [("row, column", "$y{0}, $x{0}"), ("value", "@image")]
+        self.frame = Frame(tooltips=tooltips, both=True)
         self._image = ColumnDataSource(dict(_EMPTY))
         self._broken = ColumnDataSource(dict(_EMPTY))
         self._mapper = LinearColorMapper(
             palette=signed_faded(), low=-1, high=1, nan_color="#00000000"
         )
         fig = self.frame.figure
-        drawn = fig.image(
-            "image", "x", "y", "dw", "dh", source=self._image, color_mapper=self._mapper
-        )
+        drawn = image(fig, self._image, self._mapper)
         marks = LinearColorMapper(palette=[RED, RED], low=0, high=1, nan_color="#00000000")
-        fig.image("image", "x", "y", "dw", "dh", source=self._broken, color_mapper=marks)
+        image(fig, self._broken, marks)
         fig.hover.renderers = [drawn]
         fig.ygrid.grid_line_color = None
         fig.xaxis.formatter = BasicTickFormatter(use_scientific=False)

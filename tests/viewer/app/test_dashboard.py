@@ -69,7 +69,8 @@ def test_a_step_moves_marks_and_changes_tables_in_place(dashboard: Dashboard) ->
     after = [pane for pane in inspect(dashboard) if isinstance(pane, SeriesPane)]
     assert [pane.frame.figure for pane in after] == figures
     assert all(pane._line.data is data for pane, data in zip(after, sources, strict=True))
-    assert [pane.frame._span.location for pane in after] == [4, 4]
+    spans: list[Any] = [pane.frame._span for pane in after]
+    assert [span.location for span in spans] == [4, 4]
     assert 'data-step="4"' in inspect(dashboard)[0].view.html
     assert dashboard.steps.view.index == 4
 
@@ -105,17 +106,18 @@ def test_groups_open_and_close(dashboard: Dashboard) -> None:
     assert len(dashboard.graph.view.scene["boxes"]) > len(closed)
 
 
-def test_the_graph_is_painted_with_the_statistic(dashboard: Dashboard) -> None:
-    assert dashboard.graph.view.heat is None
+def test_the_graph_is_painted_with_the_statistic(dashboard: Any) -> None:
+    view: Any = dashboard.graph.view
+    assert view.heat is None
     dashboard.change(colour="forward", statistic="mean", step=9)
-    heat = dashboard.graph.view.heat
+    heat = view.heat
     assert heat["blocks.0.mlp.fc2"]["hatched"]
     assert not heat["head"]["hatched"]
-    assert dashboard.graph.view.legend["title"] == "forward · mean"
+    assert view.legend["title"] == "forward · mean"
     first = heat["embed"]
     dashboard.change(step=2)
-    assert dashboard.graph.view.heat["embed"] != first
-    assert "aux" not in dashboard.graph.view.heat  # not recorded at this step: drawn as missing
+    assert view.heat["embed"] != first
+    assert "aux" not in view.heat  # not recorded at this step: drawn as missing
 
 
 def test_rows_of_the_tables_choose(dashboard: Dashboard) -> None:
@@ -166,7 +168,7 @@ def test_an_error_on_the_way_is_shown_above_the_page(
     assert not dashboard._banner.visible
 
 
-def test_hidden_sections_wait_until_they_are_shown(dashboard: Dashboard) -> None:
+def test_hidden_sections_wait_until_they_are_shown(dashboard: Any) -> None:
     assert dashboard.sections["run"].panes == []
     dashboard.change(section="run")
     assert "matched" in dashboard.sections["run"].panes[0].view.html
@@ -200,7 +202,7 @@ def test_a_hostile_address_is_harmless(runs: Path, query: str) -> None:
     assert "<script>" not in inspect(dashboard)[0].view.html
 
 
-def test_back_goes_back(dashboard: Dashboard) -> None:
+def test_back_goes_back(dashboard: Any) -> None:
     dashboard.start()
     before = dashboard.url.query
     dashboard.url._handle_msg({"query": before})  # sent once when the page is ready
@@ -287,8 +289,9 @@ def test_nothing_moves_while_one_looks(live: FakeRun) -> None:
 def test_nothing_is_sent_while_nothing_is_new(dashboard: Dashboard) -> None:
     polled(dashboard)
     changes: list[Any] = []
-    components = [dashboard.graph.view, dashboard.steps.view, dashboard.selectors.view,
-                  dashboard.head, dashboard._tabs, dashboard.url, inspect(dashboard)[0].view]  # fmt: skip
+    frame = [dashboard.graph.view, dashboard.steps.view, dashboard.selectors.view]
+    components = [*frame, dashboard.head, dashboard._tabs, dashboard.url]
+    components.append(inspect(dashboard)[0].view)
     for component in components:
         component.param.watch(changes.append, list(component.param), onlychanged=False)
     for _ in range(5):
