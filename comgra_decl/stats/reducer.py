@@ -21,7 +21,15 @@ from comgra_decl.stats.device import ASYNCHRONOUS, DeviceStep, Fetch
 from comgra_decl.stats.quiet import HIDDEN_KEYS, without_functions, without_keys
 from comgra_decl.stats.ring import MOST_BYTES, STEP_BYTES, Ring
 from comgra_decl.stats.sums import LargeSums, Rows, exact_large
-from comgra_decl.stats.support import as_rows, check, plain, real, to_numpy, work_dtype
+from comgra_decl.stats.support import (
+    CannotReduceError,
+    as_rows,
+    check,
+    plain,
+    real,
+    to_numpy,
+    work_dtype,
+)
 from comgra_decl.stats.trie import Form, Node
 
 ARENA_ELEMENTS = 32_000
@@ -126,7 +134,10 @@ class Reducer:
         with self._lock, without_functions(), without_keys(HIDDEN_KEYS):
             if self._last is not None and self._last.shows(tensor, batch_dim, values):
                 return self._node.index
-            key = (tensor.shape, tensor.dtype, tensor.layout, tensor.device, batch_dim, values)
+            try:
+                key = (tensor.shape, tensor.dtype, tensor.layout, tensor.device, batch_dim, values)
+            except RuntimeError as error:
+                raise CannotReduceError("cannot reduce a nested tensor: no one shape") from error
             node = self._node.children.get(key) or self._grow(key, tensor)
             if values:
                 self._values[node.index] = self._first_samples(node, tensor)

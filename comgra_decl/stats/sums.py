@@ -10,7 +10,8 @@ subtracted before squaring (the pivot) differs, which is why it is part of the r
           and it matters only where |mean| >> std. Whether it did is seen from the sums.
 
 The float32 recipes use the operations that torch vectorises (`var_mean`, `aminmax` and
-`count_nonzero` are 10 to 100 times slower on a CPU than `sum`) and accumulate blockwise. Rows that
+`count_nonzero` are 10 to 100 times slower on a CPU than `sum`) and only `sum` to add up, which
+cascades: `vector_norm` is a little faster than squaring first, and loses digits. Rows that
 float32 cannot hold (NaN, infinities, squares that overflow or vanish) are recognised by their sums
 and computed again with `exact`; so NaN and infinities are always counted exactly.
 
@@ -105,9 +106,7 @@ def small(x: Tensor, out: Rows) -> None:
     # the total is a float64, so this is the sum about the pivot without another pass
     np.multiply(table[Raw.PIVOT], -n, out=table[Raw.SUM])
     table[Raw.SUM] += total.numpy()
-    np.square(
-        torch.linalg.vector_norm(scratch, 2, -1).numpy(), out=table[Raw.SQUARES], dtype=np.float64
-    )
+    table[Raw.SQUARES] = scratch.square_().sum(-1).numpy()
     table[Raw.MIN], table[Raw.MAX] = x.amin(-1).numpy(), x.amax(-1).numpy()
     table[Raw.ABS_SUM] = torch.abs(x, out=scratch).sum(-1).numpy()
     table[Raw.NONZERO] = scratch.sign_().sum(-1).numpy()
@@ -162,22 +161,19 @@ class LargeSums:
         if x.dtype is not torch.float32:
             x = x.to(torch.float32)
         desk = self._desk(x)
-        total, norm, absolute, low, high, least = desk.results
+        total, squares, absolute, low, high, least = desk.results
         torch.sum(x, 1, out=total)
-        torch.linalg.vector_norm(x, 2, 1, out=norm)
         torch.amin(x, 1, out=low)
         torch.amax(x, 1, out=high)
-        torch.abs(x, out=desk.scratch)
-        torch.sum(desk.scratch, 1, out=absolute)
-        torch.amin(desk.scratch, 1, out=least)
+        scratch = torch.abs(x, out=desk.scratch)
+        torch.sum(scratch, 1, out=absolute)
+        # most tensors have no zero at all, and that is found out faster than zeros are counted
+        torch.amin(scratch, 1, out=least)
+        nonzero = x.shape[1] if desk.table[-1].all() else _count_nonzero(scratch)
+        torch.sum(scratch.square_(), 1, out=squares)
         out = np.zeros((RAW_STATISTICS, x.shape[0]))
-        out[Raw.SUM : Raw.NONZERO + 1] = desk.table
-        out[Raw.SQUARES] *= out[Raw.SQUARES]
-        # most tensors have no zero at all, and the least magnitude is found faster than counted
-        if out[Raw.NONZERO].all():
-            out[Raw.NONZERO] = x.shape[1]
-        else:
-            out[Raw.NONZERO] = _count_nonzero(desk.scratch)
+        out[Raw.SUM : Raw.MAX + 1] = desk.table[:-1]
+        out[Raw.NONZERO] = nonzero
         return out
 
     def _mend(self, x: Tensor, sums: Rows, fine: NDArray[np.bool_], block: int) -> None:
@@ -202,7 +198,7 @@ class LargeSums:
             piece = x[span].to(torch.float32)
             centred = torch.sub(piece, pivot, out=self._desk(piece.unsqueeze(0)).scratch[0])
             total += centred.sum().item()
-            squares += torch.linalg.vector_norm(centred).item() ** 2
+            squares += centred.square_().sum().item()
         return pivot, total, squares
 
     def _desk(self, x: Tensor) -> _Desk:
@@ -236,9 +232,9 @@ def _held(squares: Rows, absolute: Rows, n: int) -> NDArray[np.bool_]:
 
 
 def _count_nonzero(magnitudes: Tensor) -> NDArray[np.float64]:
-    """Returns the number of non-zero elements per row of |x| float32 (destroys it)."""
+    """Returns the number of non-zero elements per row of |x| float32."""
     if magnitudes.shape[0] > _FEW_ROWS:
-        return magnitudes.sign_().sum(1).numpy().astype(np.float64)
+        return magnitudes.sign().sum(1).numpy().astype(np.float64)
     # as integers, because only +0.0 has no bit set, and numpy counts integers with SIMD
     rows = magnitudes.numpy().view(np.int32)
     return np.array([np.count_nonzero(row) for row in rows], dtype=np.float64)

@@ -1,0 +1,98 @@
+"""What has no numbers to reduce is refused by name, and the step goes on without it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+import torch
+from torch._subclasses.fake_tensor import FakeTensorMode
+
+from comgra_decl.errors import ComgraError
+from comgra_decl.stats import CannotReduceError
+
+from .recording import check, ready, reducer
+
+
+class Mine(torch.Tensor):
+    """A subclass that changes functions, but not what a tensor is."""
+
+    @classmethod
+    def __torch_function__(cls, func, types, args=(), kwargs=None):  # type: ignore[no-untyped-def]
+        raise AssertionError("called while reducing")
+
+
+class Wrapper(torch.Tensor):
+    """A subclass without numbers of its own."""
+
+    @classmethod
+    def __torch_dispatch__(cls, func, types, args=(), kwargs=None):  # type: ignore[no-untyped-def]
+        raise AssertionError("called while reducing")
+
+
+class Shard(torch.Tensor):
+    """Has a local part, as a DTensor does."""
+
+    def to_local(self) -> torch.Tensor:
+        return torch.full((2, 2), 7.0)
+
+
+def fake() -> torch.Tensor:
+    with FakeTensorMode():
+        return torch.empty(2, 3)
+
+
+def freed() -> torch.Tensor:
+    tensor = torch.ones(4)
+    tensor.untyped_storage().resize_(0)
+    return tensor
+
+
+REFUSED: dict[str, Callable[[], torch.Tensor]] = {
+    "layout sparse_coo": lambda: torch.eye(3).to_sparse(),
+    "layout sparse_csr": lambda: torch.eye(3).to_sparse_csr(),
+    "layout _mkldnn": lambda: torch.ones(3, 3).to_mkldnn(),
+    "nested": lambda: torch.nested.nested_tensor([torch.ones(2), torch.ones(3)]),
+    "meta": lambda: torch.ones(3, device="meta"),
+    "dtype qint8": lambda: torch.quantize_per_tensor(torch.ones(3), 0.1, 0, torch.qint8),
+    "Wrapper": lambda: torch.Tensor._make_wrapper_subclass(Wrapper, (2, 3)),  # type: ignore[attr-defined]
+    "FakeTensor": fake,
+    "uninitialised": lambda: torch.nn.LazyLinear(3).weight,
+    "freed": freed,
+}
+
+
+@pytest.mark.filterwarnings("ignore")  # beta layouts announce themselves
+@pytest.mark.parametrize("what", REFUSED)
+def test_refused_by_name(what: str) -> None:
+    by = reducer(histogram_elements=16)
+    x = torch.randn(3, 4)
+    bad = REFUSED[what]()
+    for _ in range(3):
+        assert by.add(x, batch_dim=0) == 0
+        with pytest.raises(CannotReduceError, match=what) as caught:
+            by.add(bad, batch_dim=None, values=True)
+        assert isinstance(caught.value, ComgraError)
+        assert by.add(x, batch_dim=None) == 1
+        check([(x, 0), (x, None)], ready(by.finish()))
+
+
+@pytest.mark.parametrize(("shape", "batch_dim"), [((), 0), ((3,), 1), ((3, 4), -3)])
+def test_a_batch_dim_that_is_not_there(shape: tuple[int, ...], batch_dim: int) -> None:
+    with pytest.raises(CannotReduceError, match="batch dim"):
+        reducer().add(torch.ones(shape), batch_dim=batch_dim)
+
+
+def test_subclasses_that_are_ordinary_tensors_are_reduced() -> None:
+    x = torch.randn(4, 5)
+    parameter = torch.nn.Parameter(x.clone())
+    by = reducer()
+    by.add(x.as_subclass(Mine), batch_dim=0)
+    by.add(parameter, batch_dim=0)
+    check([(x, 0), (x, 0)], ready(by.finish()))
+
+
+def test_of_a_distributed_tensor_the_local_part_is_reduced() -> None:
+    by = reducer()
+    by.add(torch.ones(8, 2).as_subclass(Shard), batch_dim=0)
+    check([(torch.full((2, 2), 7.0), 0)], ready(by.finish()))
