@@ -7,7 +7,6 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-import cloudpickle
 import pytest
 from hydra import compose, initialize_config_dir
 from omegaconf import OmegaConf
@@ -102,11 +101,10 @@ def test_a_job_that_never_ended_is_finished_by_the_next(sessions: list[FakeSessi
 
 
 @pytest.mark.usefixtures("sessions")
-@pytest.mark.parametrize("pickler", [pickle, cloudpickle])
-def test_a_launcher_may_send_the_object_to_another_process(pickler: Any) -> None:
+def test_a_launcher_may_send_the_object_to_another_process() -> None:
     callback = TraceCallback()
     callback.on_job_start(composed(), task_function=task)
-    copy = pickler.loads(pickler.dumps(callback))
+    copy = pickle.loads(pickle.dumps(callback))
     copy.on_job_end(composed(), job_return=None)
     copy.on_job_start(composed(), task_function=task)
 

@@ -1,0 +1,216 @@
+"""The wheel, used from an environment that has never seen the repository."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import sysconfig
+import tarfile
+import urllib.request
+import zipfile
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.launch.programs import HYDRA_DATACLASS, TRAINING, loss_of, plain_loss
+
+pytestmark = pytest.mark.packaging
+
+ROOT = Path(__file__).parents[1]
+
+
+def run(*command: str | Path, cwd: Path) -> str:
+    """Runs a command that must succeed and returns what it printed."""
+    done = subprocess.run(
+        [*map(str, command)],
+        cwd=cwd,
+        env=_environment(),
+        capture_output=True,
+        text=True,
+        timeout=300,
+        check=False,
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    return done.stdout
+
+
+def _environment() -> dict[str, str]:
+    ours = {name: value for name, value in os.environ.items() if not name.startswith("PYTHON")}
+    return ours | {"OMP_NUM_THREADS": "1", "PYTHONDONTWRITEBYTECODE": "1"}
+
+
+def only(pattern: str, folder: Path) -> Path:
+    (found,) = folder.glob(pattern)
+    return found
+
+
+@pytest.fixture(scope="module")
+def sdist(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The source distribution, built from the repository."""
+    folder = tmp_path_factory.mktemp("sdist")
+    run(sys.executable, "-m", "hatchling", "build", "-t", "sdist", "-d", folder, cwd=ROOT)
+    return only("*.tar.gz", folder)
+
+
+@pytest.fixture(scope="module")
+def wheel(sdist: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The wheel, built from the source distribution as an installer would."""
+    folder = tmp_path_factory.mktemp("wheel")
+    with tarfile.open(sdist) as archive:
+        archive.extractall(folder, filter="data")
+    source = only("comgra_decl-*", folder)
+    run(sys.executable, "-m", "hatchling", "build", "-t", "wheel", "-d", folder, cwd=source)
+    return only("*.whl", folder)
+
+
+class Environment:
+    """A virtual environment that sees our dependencies, but neither us nor the repository."""
+
+    def __init__(self, folder: Path) -> None:
+        self.bin = folder / "venv" / ("Scripts" if os.name == "nt" else "bin")
+        self.python = self.bin / "python"
+        run(sys.executable, "-m", "venv", "--without-pip", folder / "venv", cwd=folder)
+        self.packages = Path(self.tell("import sysconfig; print(sysconfig.get_path('purelib'))"))
+        dependencies = folder / "dependencies"
+        dependencies.mkdir()
+        for entry in Path(sysconfig.get_path("purelib")).iterdir():
+            if not _is_ours(entry):
+                (dependencies / entry.name).symlink_to(entry)
+        (self.packages / "dependencies.pth").write_text(f"{dependencies}\n")
+
+    def tell(self, code: str, cwd: Path = Path("/")) -> str:
+        """Runs a piece of Python and returns what it prints."""
+        return run(self.python, "-c", code, cwd=cwd).strip()
+
+    def install(self, wheel: Path) -> None:
+        """Installs a wheel as pip does, without its dependencies."""
+        pip = [sys.executable, "-m", "pip", "--python", str(self.python), "--no-cache-dir", "-q"]
+        run(*pip, "install", "--no-deps", "--no-index", wheel, cwd=Path("/"))
+
+    def gained(self) -> set[str]:
+        """Returns the names that installing has added to the top of site-packages."""
+        return {entry.name for entry in self.packages.iterdir()} - {"dependencies.pth"}
+
+
+def _is_ours(entry: Path) -> bool:
+    return "comgra" in entry.name or entry.name == "hydra_plugins" or entry.suffix == ".pth"
+
+
+@pytest.fixture(scope="module")
+def environment(wheel: Path, tmp_path_factory: pytest.TempPathFactory) -> Environment:
+    """An environment into which the wheel is installed."""
+    environment = Environment(tmp_path_factory.mktemp("environment"))
+    environment.install(wheel)
+    return environment
+
+
+def files_of(folder: str, *endings: str) -> set[str]:
+    """Returns the files of a folder of the repository, as they lie below it."""
+    found = (path for path in (ROOT / folder).rglob("*") if path.suffix in endings)
+    return {str(path.relative_to(ROOT / folder)) for path in found}
+
+
+def test_the_wheel_holds_all_of_the_package(wheel: Path) -> None:
+    names = set(zipfile.ZipFile(wheel).namelist())
+    viewer = files_of("viewer", ".py", ".js", ".css")
+    assert any(name.endswith(".js") for name in viewer)
+    assert {f"comgra_decl/viewer/{name}" for name in viewer} <= names
+    presets = files_of("configs", ".yaml")
+    assert "comgra/debug.yaml" in presets
+    assert {f"comgra_decl/configs/{name}" for name in presets} <= names
+    assert {"comgra_decl/py.typed", "hydra_plugins/comgra_decl_search_path.py"} <= names
+    assert not any("__pycache__" in name or name.startswith("tests") for name in names)
+
+
+def test_the_repository_gives_the_same_wheel_as_the_source_distribution(
+    wheel: Path, tmp_path: Path
+) -> None:
+    run(sys.executable, "-m", "hatchling", "build", "-t", "wheel", "-d", tmp_path, cwd=ROOT)
+    direct = zipfile.ZipFile(only("*.whl", tmp_path))
+    assert set(direct.namelist()) == set(zipfile.ZipFile(wheel).namelist())
+
+
+def test_installing_adds_nothing_but_our_packages(environment: Environment) -> None:
+    version = environment.tell("import comgra_decl; print(comgra_decl.__version__)")
+    assert environment.gained() == {
+        "comgra_decl",
+        "hydra_plugins",
+        f"comgra_decl-{version}.dist-info",
+    }
+
+
+def test_the_environment_does_not_see_the_repository(environment: Environment) -> None:
+    code = "import sys, comgra_decl, hydra_plugins; print(*hydra_plugins.__path__)\n"
+    code += "print(comgra_decl.__file__); print(*sys.path)"
+    plugins, package, path = environment.tell(code).splitlines()
+    assert plugins == str(environment.packages / "hydra_plugins")
+    assert Path(package).parent == environment.packages / "comgra_decl"
+    assert str(ROOT) not in path.split()
+
+
+@pytest.fixture(scope="module")
+def trained(environment: Environment, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder in which a training was recorded through each of the three doors."""
+    folder = tmp_path_factory.mktemp("trained")
+    (folder / "app.py").write_text(HYDRA_DATACLASS)
+    (folder / "script.py").write_text(f"{TRAINING}\ntrain()\n")
+    (folder / "block.py").write_text(
+        f"import comgra_decl as comgra\n{TRAINING}\nwith comgra.trace('debug'):\n    train()\n"
+    )
+    doors = (["app.py", "+comgra=debug"], ["-m", "comgra_decl", "script.py"], ["block.py"])
+    for door in doors:
+        assert loss_of(run(environment.python, *door, cwd=folder)) == plain_loss()
+    return folder
+
+
+def test_all_three_doors_record(environment: Environment, trained: Path) -> None:
+    runs = json.loads(run(environment.bin / "comgra-decl", "ls", "runs", "--json", cwd=trained))
+    found = {(run["group"], run["state"], run["last_step"]) for run in runs}
+    assert found == {(name, "finished", 11) for name in ("app", "script", "block")}
+
+
+@pytest.fixture
+def address(environment: Environment, trained: Path) -> Iterator[str]:
+    """Where the installed viewer serves the recorded runs."""
+    command = [str(environment.bin / "comgra-decl"), "view", "runs", "--port", "0", "--no-show"]
+    server = subprocess.Popen(
+        command, cwd=trained, env=_environment(), stdout=subprocess.PIPE, text=True
+    )
+    with server:
+        assert server.stdout is not None
+        lines = iter(server.stdout.readline, "")
+        try:
+            yield next(word for line in lines for word in line.split() if "://" in word)
+        finally:
+            server.send_signal(signal.SIGINT)
+            assert server.wait(60) == 0
+
+
+def test_the_viewer_shows_them(address: str) -> None:
+    assert address.startswith("http://127.0.0.1:")
+    with urllib.request.urlopen(address, timeout=120) as response:
+        assert response.status == 200
+        assert "comgra" in response.read().decode()
+
+
+def test_an_editable_install_is_the_repository_and_the_plugin(tmp_path: Path) -> None:
+    code = f"import hatchling.build as build; build.build_editable({str(tmp_path)!r})"
+    run(sys.executable, "-c", code, cwd=ROOT)
+    environment = Environment(tmp_path)
+    environment.install(only("*.whl", tmp_path))
+    version = environment.tell("import comgra_decl; print(comgra_decl.__version__)")
+    assert environment.gained() == {
+        "_comgra_decl.pth",
+        "hydra_plugins",
+        f"comgra_decl-{version}.dist-info",
+    }
+    modules = "comgra_decl, comgra_decl.viewer, comgra_decl.configs"
+    path = environment.tell(f"import {modules}; print(comgra_decl.__path__[0])")
+    assert Path(path) == ROOT / "comgra_decl"
+    (tmp_path / "app.py").write_text(HYDRA_DATACLASS)
+    listed = run(environment.python, "app.py", "+comgra=light", "--cfg", "hydra", cwd=tmp_path)
+    assert "comgra_decl.launch.hydra.TraceCallback" in listed
