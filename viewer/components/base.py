@@ -20,7 +20,7 @@ import param
 from panel.custom import JSComponent
 
 Message = dict[str, Any]
-Callback = Callable[[Message], None]
+Callback = Callable[[Message], object]
 
 _FOLDER = Path(__file__).parent
 _LOG = logging.getLogger(__name__)

@@ -88,6 +88,7 @@ class Graph {
     const old = this.index;
     const scene = this.model.scene;
     this.index = new SceneIndex(scene);
+    this.root.dataset.drawn = scene.boxes.length;
     this.camera.scene = { width: Math.max(1, scene.width), height: Math.max(1, scene.height) };
     this.empty.hidden = this.index.boxes.size > 0;
     this.boxes.draw(this.index);
@@ -225,7 +226,7 @@ class Graph {
   }
 
   #hover(id) {
-    if (id === this.hovered) return;
+    if (!this.index || id === this.hovered) return;
     this.hovered = id;
     this.layers.hover.replaceChildren();
     if (id && id !== this.selected) {
@@ -281,7 +282,7 @@ class Graph {
   }
 
   #names() {
-    return [...this.index.boxes.values()].flatMap((box) => box.members.map((name) => ({
+    return [...(this.index?.boxes.values() ?? [])].flatMap((box) => box.members.map((name) => ({
       name, box: box.id, kind: box.kind, inside: box.folded && name !== box.members[0] ? box.id : "",
     })));
   }
@@ -294,11 +295,12 @@ class Graph {
   }
 
   #centre() {
-    const box = this.index.boxes.get(this.selected);
+    const box = this.index?.boxes.get(this.selected);
     if (box) this.camera.centre(box);
   }
 
   #toggleEdges() {
+    if (!this.index) return;
     this.allEdges = !this.edgesShown;
     this.#drawAllEdges();
   }

@@ -26,7 +26,7 @@ function copyLooks(from, to) {
   originals.forEach((original, i) => {
     const copy = copies[i];
     const style = getComputedStyle(original);
-    if (style.display === "none") return copy.setAttribute("display", "none");
+    if (style.display === "none") return copy.remove();
     for (const look of LOOKS) {
       const value = style.getPropertyValue(look);
       if (value) copy.setAttribute(look, plainColour(value));

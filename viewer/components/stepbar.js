@@ -103,6 +103,7 @@ class StepBar {
   #draw() {
     this.width = this.track.clientWidth;
     if (!this.width) return; // not shown
+    this.root.dataset.drawn = this.steps.count;
     this.axis.setAttribute("d", `M${LEFT} ${AXIS}H${this.width - RIGHT}`);
     this.#drawTicks();
     this.#drawLabels();
@@ -234,8 +235,9 @@ class StepBar {
     track.addEventListener("pointerleave", () => { this.bubble.hidden = true; });
     track.addEventListener("keydown", (event) => this.#key(event));
     onPageKey(this.root, (event) => {
-      const by = { ",": -1, ".": 1, "<": -10, ">": 10, ";": -10, ":": 10 }[event.key];
-      if (by) this.#go(this.index + by);
+      // with Shift, keyboards say "<" and ">", or ";" and ":", or the same as without
+      const by = { ",": -1, ".": 1, "<": -1, ">": 1, ";": -1, ":": 1 }[event.key];
+      if (by) this.#go(this.index + by * (event.shiftKey || !",.".includes(event.key) ? 10 : 1));
     });
   }
 

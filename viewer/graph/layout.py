@@ -73,13 +73,14 @@ def _placed(visible: Sequence[Visible], links: _Links) -> tuple[Box, ...]:
     kinds, labels = [_kind(box) for box in visible], [_label(box) for box in visible]
     graph = acyclic(len(visible), list(links))
     inputs = [kind == "input" for kind in kinds]
-    column = columns(graph, inputs, [kind in CONSTANT_KINDS for kind in kinds])
+    constants = [kind in CONSTANT_KINDS for kind in kinds]
+    grid = sorted_columns(graph, columns(graph, inputs, constants))
     sizes = [
         box_size(label, kind, _badge(box))
         for label, kind, box in zip(labels, kinds, visible, strict=True)
     ]
-    sources = [kind in SOURCE_KINDS for kind in kinds]
-    rects = place(sorted_columns(graph, column), sizes, sources, graph.after)
+    rank = [2 * constant + given for constant, given in zip(constants, inputs, strict=True)]
+    rects = place(grid, sizes, rank, graph.after)
     fed, feeding = {sink for _, sink in links}, {source for source, _ in links}
     return tuple(
         Box(

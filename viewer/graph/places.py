@@ -28,23 +28,23 @@ def box_size(label: str, kind: str, badge: str) -> Size:
 def place(
     grid: Sequence[Sequence[int]],
     sizes: Sequence[Size],
-    sources: Sequence[bool],
+    rank: Sequence[int],
     after: Sequence[Sequence[int]],
 ) -> list[Rect]:
     """Returns `(x, y, width, height)` of each box; the drawing starts `MARGIN` from the axes.
 
     What a column computes is centred on one line, so that a chain of layers is drawn straight;
-    parameters and other sources stand above and below it, on the side of their consumers.
+    what feeds it from outside stands above and below, on the side of its consumers.
 
     Args:
         grid: Box numbers of each column, from top to bottom.
         sizes: Width and height of each box.
-        sources: Which boxes come from outside the graph.
+        rank: For each box, how far it stands off: the lowest rank of a column is on the line.
         after: The boxes that consume each box.
     """
     middle = [0.0] * len(sizes)  # of each box, relative to the common centre line
     for rows in reversed(grid):  # consumers are placed before what feeds them
-        _stack(rows, sizes, sources, after, middle)
+        _stack(rows, sizes, rank, after, middle)
     top = min((y - size[1] / 2 for y, size in zip(middle, sizes, strict=True)), default=0.0)
     rects, x = [(0.0, 0.0, 0.0, 0.0)] * len(sizes), MARGIN
     for rows in grid:
@@ -60,19 +60,19 @@ def place(
 def _stack(
     rows: Sequence[int],
     sizes: Sequence[Size],
-    sources: Sequence[bool],
+    rank: Sequence[int],
     after: Sequence[Sequence[int]],
     middle: list[float],
 ) -> None:
     """Writes the vertical middles of one column."""
-    spine = [i for i in rows if not sources[i]] or list(rows)
+    lowest = min(rank[i] for i in rows)
+    spine = [i for i in rows if rank[i] == lowest]
     above: list[int] = []
     below: list[int] = []
-    for i in rows if len(spine) < len(rows) else ():
-        if sources[i]:
-            pull = sum(middle[v] for v in after[i])
-            up = pull < 0 or (pull == 0 and len(above) < len(below))
-            (above if up else below).append(i)
+    for i in (i for i in rows if rank[i] > lowest):
+        pull = sum(middle[v] for v in after[i])
+        up = pull < 0 or (pull == 0 and len(above) < len(below))
+        (above if up else below).append(i)
     extent = sum(sizes[i][1] for i in spine) + ROW_GAP * (len(spine) - 1)
     y = -extent / 2 - sum(sizes[i][1] + ROW_GAP for i in above)
     for i in (*above, *spine, *below):

@@ -1,28 +1,304 @@
-"""The graph in a real browser."""
+"""The graph in a real browser: what a click, a key or a search does."""
 
-from playwright.sync_api import expect
+from __future__ import annotations
+
+import re
+import threading
+from typing import Any
+
 from comgra_decl.viewer.components.graph import GraphView
 from comgra_decl.viewer.graph.layout import GraphNode, build_scene
-import panel as pn
+from tests.viewer.components.graphs import (
+    NETWORK,
+    WIDE,
+    Show,
+    expect,
+    graph,
+    has,
+    in_view,
+    node,
+    scene_of,
+)
+
+# ---- selecting
 
 
-def test_a_click_selects(serve, page):
-    made = []
+def test_a_click_selects_a_node_and_shows_what_it_depends_on(show: Show, page: Any) -> None:
+    shown = show(graph)
+    node(page, "blocks.1").click()
+    has(page, "blocks.1", "selected")
+    has(page, "blocks.0", "before")
+    has(page, "blocks.2", "after")
+    expect(page.locator(".near .edge.in")).to_have_attribute("data-from", "blocks.0")
+    expect(page.locator(".near .edge.out")).to_have_attribute("data-to", "blocks.2")
+    shown.heard({"select": "blocks.1"})
+    assert shown.component.selected == "blocks.1"
 
-    def factory():
-        nodes = [GraphNode("a", "input", 0), GraphNode("b", "computed", 1)]
-        view = GraphView(
-            scene=build_scene(nodes, [("a", "b", True)], expanded=frozenset()).as_json(),
-            width=800,
-            height=300,
-        )
-        pn.state.onload(lambda: setattr(view, "ready", True))
-        got = []
-        view.on_message(got.append)
-        made.append((view, got))
-        return view
 
-    page.goto(serve(factory))
-    page.locator('[data-id="b"]').click()
+def test_the_highlight_does_not_wait_for_the_server(show: Show, page: Any) -> None:
+    shown = show(graph, ready=False)
+    for name in ("embed", "blocks.0", "blocks.1"):
+        node(page, name).click()
+        has(page, name, "selected")
+    shown.heard()
+    shown.set(ready=True)
+    shown.heard({"select": "blocks.1"})  # the newest click only
+
+
+def test_while_the_server_is_busy_only_the_newest_click_waits(show: Show, page: Any) -> None:
+    free = threading.Event()
+    view: list[GraphView] = []
+
+    def slow() -> GraphView:
+        view.append(graph())
+        view[0].on_message(lambda _: free.wait(1))
+        return view[0]
+
+    shown = show(slow)
+    for name in ("embed", "blocks.0", "blocks.1", "blocks.2"):
+        node(page, name).click()
+    free.set()
+    shown.heard({"select": "embed"}, {"select": "blocks.2"})
+    has(page, "blocks.2", "selected")
+
+
+def test_the_server_can_select_and_the_node_comes_into_view(show: Show, page: Any) -> None:
+    shown = show(lambda: graph(WIDE))
+    assert not in_view(page, node(page, "loss"))
+    shown.set(selected="loss")
+    has(page, "loss", "selected")
+    page.wait_for_timeout(250)  # the glide
+    assert in_view(page, node(page, "loss"))
+    shown.heard()
+
+
+def test_a_selection_outlives_a_change_of_the_scene(show: Show, page: Any) -> None:
+    shown = show(graph)
+    node(page, "blocks.1").click()
+    shown.heard({"select": "blocks.1"})
+    shown.set(scene=scene_of("blocks", "blocks.0").as_json())
+    expect(node(page, "blocks.0.norm")).to_be_visible()
+    has(page, "blocks.1", "selected")
+
+
+def test_shift_click_walks_one_hop_further(show: Show, page: Any) -> None:
+    shown = show(graph)
+    node(page, "blocks.1").click()
+    expect(page.locator(".node.before")).to_have_count(1)
+    node(page, "blocks.1").click(modifiers=["Shift"])
+    has(page, "embed", "before")
+    has(page, "head", "after")
+    shown.heard({"select": "blocks.1"})
+
+
+def test_hovering_previews_the_edges_of_a_node(show: Show, page: Any) -> None:
+    shown = show(graph)
+    node(page, "blocks.1").hover()
+    expect(page.locator(".hover .edge")).to_have_count(2)
+    expect(page.locator(".info")).to_contain_text("blocks.1")
+    page.mouse.move(5, 5)
+    expect(page.locator(".hover .edge")).to_have_count(0)
+    shown.heard()
+
+
+def test_edges_without_gradient_look_different(show: Show, page: Any) -> None:
+    nodes = [GraphNode(name, "computed", i) for i, name in enumerate("abc")]
+    scene = build_scene(nodes, [("a", "b", True), ("b", "c", False)], expanded=frozenset())
+    show(lambda: graph(scene))
+    node(page, "b").click()
+    expect(page.locator('.near .edge[data-to="b"]')).not_to_have_class(re.compile("cut"))
+    expect(page.locator('.near .edge[data-to="c"]')).to_have_class(re.compile("cut"))
+    dashes = page.locator('.near .edge[data-to="c"]').evaluate(
+        "edge => getComputedStyle(edge).strokeDasharray"
+    )
+    assert dashes != "none"
+
+
+# ---- folding
+
+
+def test_enter_opens_a_fold_and_backspace_closes_it(show: Show, page: Any) -> None:
+    shown = show(graph)
+    node(page, "blocks.1").click()
+    page.keyboard.press("Enter")
+    expect(node(page, "blocks.1.norm")).to_be_visible()
+    has(page, "blocks.1", "selected")
+    node(page, "blocks.1.norm").click()
+    page.keyboard.press("Backspace")
+    expect(node(page, "blocks.1.norm")).to_have_count(0)
+    shown.heard(
+        {"select": "blocks.1"},
+        {"expand": "blocks.1"},
+        {"select": "blocks.1.norm"},
+        {"collapse": "blocks.1"},
+    )
+
+
+def test_a_double_click_opens_and_the_band_above_closes(show: Show, page: Any) -> None:
+    shown = show(graph)
+    node(page, "blocks.0").dblclick()
+    band = page.locator('.band[data-scope="blocks.0"]')
+    expect(band).to_be_visible()
+    band.click()
+    expect(band).to_have_count(0)
+    expect(node(page, "blocks.0.norm")).to_have_count(0)
+    shown.heard({"select": "blocks.0"}, {"expand": "blocks.0"}, {"collapse": "blocks.0"})
+
+
+def test_what_was_opened_stays_where_it_was(show: Show, page: Any) -> None:
+    show(lambda: graph(height=300))
+    for _ in range(3):
+        page.locator(".zoom button", has_text="+").click()
+    node(page, "blocks.0").click()
     page.wait_for_timeout(300)
-    assert made[0][1] == [{"select": "b"}]
+    before = node(page, "blocks.0").bounding_box()
+    page.keyboard.press("Enter")
+    expect(node(page, "blocks.0.norm")).to_be_visible()
+    page.wait_for_timeout(300)  # boxes glide to their places
+    after = node(page, "blocks.0.norm").bounding_box()
+    assert abs(after["x"] - before["x"]) < 2
+
+
+def test_a_row_of_blocks_is_stacked_and_counted(show: Show, page: Any) -> None:
+    scene = build_scene(NETWORK.nodes, NETWORK.edges, expanded=frozenset({"blocks"}), limit=5)
+    show(lambda: graph(scene))
+    row = node(page, "blocks.0..2")
+    expect(row.locator(".badge")).to_have_text("\u00d73")
+    expect(row.locator(".stack")).to_have_count(2)
+    expect(row).to_have_attribute("aria-label", re.compile("3 identical blocks"))
+    expect(node(page, "embed").locator(".badge")).to_have_text("3")
+
+
+# ---- keyboard
+
+
+def test_arrow_keys_walk_along_edges_and_columns(show: Show, page: Any) -> None:
+    shown = show(lambda: graph(scene_of("embed", "blocks")))
+    node(page, "embed").click()
+    shown.heard({"select": "embed"})
+    for key, expected in [
+        ("ArrowRight", "blocks.0"),
+        ("ArrowLeft", "embed"),
+        ("ArrowLeft", "input"),
+        ("ArrowDown", "embed.weight"),
+        ("ArrowRight", "embed"),
+    ]:
+        page.keyboard.press(key)
+        has(page, expected, "selected")
+        expect(node(page, expected)).to_be_focused()
+        shown.heard({"select": expected})
+
+
+def test_the_graph_is_one_stop_of_the_tab_key(show: Show, page: Any) -> None:
+    show(graph)
+    expect(page.locator('.node[tabindex="0"]')).to_have_count(1)
+    node(page, "blocks.1").click()
+    expect(page.locator('.node[tabindex="0"]')).to_have_attribute("data-id", "blocks.1")
+    expect(node(page, "blocks.1")).to_have_attribute(
+        "aria-label", re.compile(r"^blocks\.1, computed, \d+ nodes folded, 1 in, 1 out$")
+    )
+
+
+def test_single_keys_work_from_anywhere_but_not_while_typing(show: Show, page: Any) -> None:
+    shown = show(graph)
+    page.locator(".zoom button", has_text="+").click()
+    zoom = page.locator(".zoom button").nth(1)
+    zoomed = zoom.text_content()
+    page.locator("#other").click()
+    page.keyboard.type("fc/")
+    expect(page.locator("#other")).to_have_value("fc/")
+    expect(zoom).to_have_text(zoomed)
+    page.locator("#other").blur()
+    page.keyboard.press("f")
+    expect(zoom).not_to_have_text(zoomed)
+    page.keyboard.press("/")
+    expect(page.locator(".find input")).to_be_focused()
+    expect(page.locator(".find input")).to_have_value("")
+    shown.heard()
+
+
+# ---- looking around
+
+
+def test_fit_brings_the_whole_graph_into_view(show: Show, page: Any) -> None:
+    show(lambda: graph(WIDE))
+    ends = [node(page, "input"), node(page, "loss")]
+    assert not all(in_view(page, end) for end in ends)
+    expect(page.locator(".minimap")).to_be_visible()
+    page.locator("button", has_text="Fit").click()
+    expect(page.locator(".minimap")).to_be_hidden()
+    page.wait_for_timeout(250)  # the glide
+    assert all(in_view(page, end) for end in ends)
+
+
+def test_far_away_labels_give_way_to_colour(show: Show, page: Any) -> None:
+    show(graph)
+    label = node(page, "embed").locator(".label")
+    expect(label).to_be_visible()
+    for _ in range(5):
+        page.locator(".zoom button").first.click()
+    expect(label).to_be_hidden()
+
+
+def test_the_wheel_zooms_where_the_pointer_is_and_a_drag_pans(show: Show, page: Any) -> None:
+    shown = show(graph)
+    box = node(page, "blocks.0").bounding_box()
+    at = box["x"] + box["width"] / 2, box["y"] + box["height"] / 2
+    page.mouse.move(*at)
+    page.mouse.wheel(0, -300)
+    page.wait_for_timeout(100)
+    zoomed = node(page, "blocks.0").bounding_box()
+    assert zoomed["width"] > box["width"] * 1.3
+    assert abs(zoomed["x"] + zoomed["width"] / 2 - at[0]) < 2
+    page.mouse.down()
+    page.mouse.move(at[0] + 60, at[1] + 10, steps=4)
+    page.mouse.up()
+    moved = node(page, "blocks.0").bounding_box()
+    assert abs(moved["x"] - zoomed["x"] - 60) < 2
+    shown.heard()  # a drag that starts on a node selects nothing
+
+
+def test_all_edges_can_be_drawn_or_not(show: Show, page: Any) -> None:
+    show(graph)
+    button = page.locator("button", has_text="Edges")
+    expect(button).to_have_attribute("aria-pressed", "true")
+    expect(page.locator(".all .edge")).to_have_count(1)
+    button.click()
+    expect(page.locator(".all .edge")).to_have_count(0)
+
+
+def test_an_empty_scene_says_so(show: Show, page: Any) -> None:
+    show(lambda: graph(build_scene([], [], expanded=frozenset())))
+    expect(page.get_by_text("No graph has been recorded yet.")).to_be_visible()
+
+
+# ---- finding
+
+
+def test_finding_a_node_on_screen_selects_it(show: Show, page: Any) -> None:
+    shown = show(graph)
+    page.keyboard.press("/")
+    page.keyboard.type("ocks.2")
+    page.keyboard.press("Enter")
+    has(page, "blocks.2", "selected")
+    shown.heard({"select": "blocks.2"})
+
+
+def test_finding_a_node_inside_a_fold_asks_the_server_for_it(show: Show, page: Any) -> None:
+    shown = show(graph)
+    page.locator(".find input").fill("1 attn q")
+    expect(page.locator(".option").first).to_contain_text("blocks.1.attn.q")
+    expect(page.locator(".option").first).to_contain_text("in blocks.1")
+    page.keyboard.press("ArrowDown")
+    expect(page.locator('.option[aria-selected="true"]')).to_contain_text("blocks.1.attn.q.weight")
+    page.keyboard.press("ArrowUp")
+    page.keyboard.press("Enter")
+    shown.heard({"search": "blocks.1.attn.q"})
+
+
+def test_a_search_without_a_match_is_passed_on(show: Show, page: Any) -> None:
+    shown = show(graph)
+    page.locator(".find input").fill("flux capacitor")
+    expect(page.locator(".found")).to_contain_text("no node has this in its name")
+    page.keyboard.press("Enter")
+    shown.heard({"search": "flux capacitor"})

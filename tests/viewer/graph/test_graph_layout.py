@@ -158,7 +158,7 @@ def test_a_chain_of_layers_is_drawn_straight_with_parameters_beside_it() -> None
     network = transformer(2)
     opened = Network(network.nodes, network.edges, frozenset({"embed", "head"}))
     boxes = {box.id: box for box in scene_of(opened).boxes}
-    middles = {boxes[name].y + boxes[name].h / 2 for name in ("embed", "blocks", "head")}
+    middles = {boxes[name].y + boxes[name].h / 2 for name in ("input", "embed", "blocks", "head")}
     assert len(middles) == 1
     middle = middles.pop()
     beside = [boxes["head.weight"], boxes["head.bias"]]

@@ -1,0 +1,147 @@
+"""The graph in a real browser: paint, what comes from outside, and the file it downloads as."""
+
+from __future__ import annotations
+
+import re
+import xml.etree.ElementTree as ET
+from itertools import pairwise
+from typing import Any
+
+import pytest
+
+from comgra_decl.viewer.graph.layout import GraphNode, build_scene
+from tests.viewer.components.graphs import (
+    Show,
+    expect,
+    graph,
+    has,
+    node,
+    scene_of,
+)
+
+# ---- painting
+
+
+def test_heat_paints_boxes_and_says_what_is_missing_or_not_finite(show: Show, page: Any) -> None:
+    heat = {
+        "embed": {"fill": "#440154", "text": "0.25"},
+        "blocks.0": {"fill": "#fde725", "text": "nan", "hatched": True},
+        "blocks.1": {"fill": "url(http://example.com/x)", "text": "1"},
+    }
+    legend = {"title": "grad std", "low": "0.1", "high": "9", "colors": ["#440154", "#fde725"]}
+    shown = show(lambda: graph(heat=heat, legend=legend))
+    look = "el => { const s = getComputedStyle(el); return [s.fill, s.display] }"
+    assert node(page, "embed").locator(".shape").evaluate(look)[0] == "rgb(68, 1, 84)"
+    assert node(page, "embed").locator(".label").evaluate(look)[0] == "rgb(255, 255, 255)"
+    assert node(page, "blocks.0").locator(".label").evaluate(look)[0] == "rgb(16, 16, 20)"
+    expect(node(page, "embed").locator(".value")).to_have_text("0.25")
+    assert node(page, "blocks.0").locator(".hatch").evaluate(look)[1] != "none"
+    assert node(page, "embed").locator(".hatch").evaluate(look)[1] == "none"
+    has(page, "blocks.2", "missing")
+    has(page, "blocks.1", "missing")  # what is no plain colour is not painted
+    for text in ("grad std", "0.1", "9", "non-finite", "not recorded"):
+        expect(page.locator(".legend")).to_contain_text(text)
+    shown.set(heat=None, legend=None)
+    expect(node(page, "embed").locator(".value")).to_have_text("")
+    expect(page.locator(".legend")).to_contain_text("computed")
+
+
+def test_the_legend_names_the_kinds_on_screen(show: Show, page: Any) -> None:
+    show(lambda: graph(scene_of("embed")))
+    expect(page.locator(".legend .key")).to_have_text(
+        ["input", "parameter", "computed", "target", "loss"]
+    )
+
+
+def test_missing_dependencies_are_dotted(show: Show, page: Any) -> None:
+    nodes = [GraphNode("x", "input", 0), GraphNode("y", "computed", 1)]
+    show(lambda: graph(build_scene(nodes, [], expanded=frozenset())))
+    expect(node(page, "x").locator(".open")).to_have_count(1)  # feeds nothing
+    expect(node(page, "y").locator(".open")).to_have_count(2)  # and is fed by nothing
+
+
+# ---- what comes from outside
+
+HOSTILE = [
+    "<script>window.pwned = 1</script>",
+    "<img src=x onerror='window.pwned = 1'>",
+    "\"]'}){{constructor}}",
+    "constructor",
+    "__proto__",
+    "a b\u2028c \u202e d",
+]
+
+
+def test_names_from_a_run_are_text_and_nothing_else(show: Show, page: Any) -> None:
+    nodes = [GraphNode(name, "computed", i, name) for i, name in enumerate(HOSTILE)]
+    nodes += [GraphNode(f"{name}.weight", "parameter", 50 + i) for i, name in enumerate(HOSTILE)]
+    nodes.append(GraphNode("odd", "kind<script>", 99))
+    edges = [(a.name, b.name, True) for a, b in pairwise(nodes)]
+    scene = build_scene(nodes, edges, expanded=frozenset(HOSTILE))
+    heat = {box.id: {"fill": "#123456", "text": HOSTILE[0]} for box in scene.boxes}
+    legend = {"title": HOSTILE[0], "low": HOSTILE[1], "high": "", "colors": [HOSTILE[1]]}
+    shown = show(lambda: graph(scene, heat=heat, legend=legend, info=HOSTILE[1]))
+    expect(page.locator(".node")).to_have_count(len(scene.boxes))
+    drawn = page.locator(".node").evaluate_all("nodes => nodes.map(n => n.dataset.id)")
+    assert sorted(drawn) == sorted(box.id for box in scene.boxes)
+    for i, name in enumerate(box.id for box in scene.boxes):
+        page.locator(".node").nth(i).dispatch_event("click")
+        shown.heard({"select": name})
+    page.locator(".find input").fill("<")
+    expect(page.locator(".option").first).to_contain_text("<")
+    assert page.evaluate("window.pwned === undefined")
+    assert page.locator(".graph script, .graph img").count() == 0
+
+
+def test_messages_that_name_nothing_on_screen_are_ignored() -> None:
+    view = graph()
+    heard: list[dict[str, Any]] = []
+    view.on_message(heard.append)
+    for message in [
+        {"select": "nobody"},
+        {"select": ["embed"]},
+        {"select": "embed", "expand": "embed"},
+        {"expand": "loss"},  # not folded
+        {"collapse": "embed"},  # not open
+        {"search": ""},
+        {"search": "x" * 301},
+        {"delete": "embed"},
+        {},
+        "embed",
+        None,
+    ]:
+        view._handle_msg(message)
+    assert heard == []
+    assert view.ack == 11  # each is answered, or the browser would wait
+    view._handle_msg({"expand": "embed"})
+    view._handle_msg({"collapse": "blocks"})
+    assert heard == [{"expand": "embed"}, {"collapse": "blocks"}]
+
+
+def test_a_failing_callback_still_answers_the_browser() -> None:
+    view = graph()
+
+    def fail(message: dict[str, Any]) -> None:
+        raise RuntimeError(message)
+
+    view.on_message(fail)
+    with pytest.raises(RuntimeError):
+        view._handle_msg({"select": "embed"})
+    assert view.ack == 1
+
+
+def test_the_graph_downloads_as_a_file_that_stands_alone(show: Show, page: Any) -> None:
+    show(lambda: graph(heat={"embed": {"fill": "#440154", "text": "0.25", "hatched": True}}))
+    node(page, "blocks.1").click()
+    with page.expect_download() as event:
+        page.locator("button", has_text="SVG").click()
+    text = event.value.path().read_text()
+    root = ET.fromstring(text)
+    tag = "{http://www.w3.org/2000/svg}"
+    labels = {element.text for element in root.iter(f"{tag}text")}
+    assert {"input", "embed", "blocks.1", "head", "loss", "0.25"} <= labels
+    assert all("class" not in element.attrib for element in root.iter())
+    assert not re.search(r"var\(|color-mix|color\(|href|https?://(?!www\.w3\.org)", text)
+    fills = {element.get("fill") for element in root.iter(f"{tag}rect")}
+    assert "rgb(68, 1, 84)" in fills
+    assert event.value.suggested_filename == "graph.svg"
