@@ -58,7 +58,7 @@ class DeviceStep:
         """Reduces contiguous rows [r, n] at once, r and n > 0."""
         self._rows.append(exact_large(rows))
         if node.count:
-            self._picks[node.index] = rows.view(-1)[:: node.stride].to(torch.float32)
+            self._picks[node.index] = _sample(rows, node.stride)
 
     def add_rows(self, rows: Tensor) -> None:
         """Takes raw sums [r, 8] as they are."""
@@ -98,7 +98,12 @@ class DeviceStep:
         if node.group is None:
             return self._picks[node.index]
         mine = node.group.rows[0, node.row : node.row + node.shape.samples]
-        return mine.reshape(-1)[:: node.stride].to(torch.float32, copy=True)
+        return _sample(mine, node.stride)
+
+
+def _sample(rows: Tensor, stride: int) -> Tensor:
+    """Returns a copy of every `stride`-th element of contiguous rows, float32."""
+    return rows.view(-1)[::stride].to(torch.float32, copy=True)
 
 
 class Fetch:

@@ -101,7 +101,7 @@ class Reducer:
     """
 
     _host = torch.device("cpu")
-    _away = ASYNCHRONOUS
+    _away: tuple[str, ...] = ASYNCHRONOUS
 
     def __init__(self, *, histogram_elements: int | None, sample_count: int) -> None:
         self._histogram = histogram_elements

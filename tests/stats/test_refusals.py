@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Any
 
 import pytest
 import torch
@@ -18,7 +19,7 @@ class Mine(torch.Tensor):
     """A subclass that changes functions, but not what a tensor is."""
 
     @classmethod
-    def __torch_function__(cls, func, types, args=(), kwargs=None):  # type: ignore[no-untyped-def]
+    def __torch_function__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         raise AssertionError("called while reducing")
 
 
@@ -26,7 +27,7 @@ class Wrapper(torch.Tensor):
     """A subclass without numbers of its own."""
 
     @classmethod
-    def __torch_dispatch__(cls, func, types, args=(), kwargs=None):  # type: ignore[no-untyped-def]
+    def __torch_dispatch__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:  # type: ignore[override]
         raise AssertionError("called while reducing")
 
 
@@ -55,7 +56,7 @@ REFUSED: dict[str, Callable[[], torch.Tensor]] = {
     "nested": lambda: torch.nested.nested_tensor([torch.ones(2), torch.ones(3)]),
     "meta": lambda: torch.ones(3, device="meta"),
     "dtype qint8": lambda: torch.quantize_per_tensor(torch.ones(3), 0.1, 0, torch.qint8),
-    "Wrapper": lambda: torch.Tensor._make_wrapper_subclass(Wrapper, (2, 3)),  # type: ignore[attr-defined]
+    "Wrapper": lambda: torch.Tensor._make_wrapper_subclass(Wrapper, (2, 3)),
     "FakeTensor": fake,
     "uninitialised": lambda: torch.nn.LazyLinear(3).weight,
     "freed": freed,

@@ -194,7 +194,7 @@ NUMBERS = st.floats(width=32, allow_nan=True, allow_infinity=True)
     ),
     batched=st.booleans(),
 )
-def test_any_small_float32_tensor(array: np.ndarray, batched: bool) -> None:  # type: ignore[type-arg]
+def test_any_small_float32_tensor(array: np.ndarray, batched: bool) -> None:
     check([(torch.from_numpy(array), 0 if batched else None)])
 
 
@@ -206,7 +206,7 @@ def test_any_small_float32_tensor(array: np.ndarray, batched: bool) -> None:  # 
         elements=NUMBERS,
     ),
 )
-def test_the_recipe_for_long_rows_agrees_with_the_exact_one(array: np.ndarray) -> None:  # type: ignore[type-arg]
+def test_the_recipe_for_long_rows_agrees_with_the_exact_one(array: np.ndarray) -> None:
     x = torch.from_numpy(array)
     with np.errstate(all="ignore"):
         found, expected = LargeSums()(x).T, exact(x).numpy()
@@ -256,5 +256,6 @@ def test_what_happens_to_a_tensor_after_it_was_added_does_not_matter() -> None:
     if reduced.wait is not None:
         reduced.wait()
     check([(k, 0) for k in kept], reduced)
+    assert reduced.histogram_values is not None
     assert np.isfinite(reduced.histogram_values).all()
     assert all(np.isfinite(v).all() for v in reduced.values.values())

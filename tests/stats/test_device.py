@@ -1,0 +1,94 @@
+"""The path of accelerators, run here with the host in their place (without streams or events)."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+
+from comgra_decl.stats import Reducer
+from comgra_decl.stats.device import ASYNCHRONOUS
+
+from .recording import Tensors, check, ready, reduce, reducer
+
+
+class Elsewhere(Reducer):
+    """Takes tensors of the host for tensors of an accelerator."""
+
+    _host = torch.device("cpu", 0)  # a name that no tensor's device has
+    _away = (*ASYNCHRONOUS, "cpu")
+
+
+def elsewhere(histogram_elements: int | None = 50) -> Elsewhere:
+    return Elsewhere(histogram_elements=histogram_elements, sample_count=3)
+
+
+def tensors(seed: int) -> Tensors:
+    generator = torch.Generator().manual_seed(seed)
+    x = torch.randn(6, 12, generator=generator)
+    y = torch.randn(4, 15_000, generator=generator) + 100
+    bad = x.clone()
+    bad[2, 3], bad[4, 0] = torch.nan, torch.inf
+    return [
+        (x, 0),
+        (y, 0),
+        (bad, 0),
+        (y.bfloat16(), None),
+        (x.double(), 1),
+        (torch.zeros(3, 0), 0),
+        (x.to(torch.complex64), None),
+        (torch.complex(y, y), 0),
+        (x * 0, 0),
+        (x > 0, 0),
+    ]
+
+
+@pytest.mark.parametrize("histogram_elements", [50, None])
+def test_equal_to_the_oracle_over_steps(histogram_elements: int | None) -> None:
+    by = elsewhere(histogram_elements)
+    steps = [(made, reduce(made, by)) for made in map(tensors, range(4))]
+    for made, reduced in steps:
+        check(made, reduced)
+
+
+def test_nothing_is_there_before_it_was_waited_for_and_all_of_it_afterwards() -> None:
+    by = elsewhere()
+    for tensor, batch_dim in tensors(0):
+        by.add(tensor, batch_dim=batch_dim)
+    reduced = by.finish()
+    assert reduced.wait is not None
+    reduced.raw.fill(-1)
+    ready(reduced)
+    raw = reduced.raw.copy()
+    check(tensors(0), reduced)
+    reduced.wait()
+    np.testing.assert_array_equal(reduced.raw, raw)
+
+
+def test_histogram_elements_and_values_are_those_of_the_host_path() -> None:
+    found, expected = elsewhere(), reducer(histogram_elements=50, sample_count=3)
+    for by in (found, expected):
+        for tensor, batch_dim in tensors(1):
+            by.add(tensor, batch_dim=batch_dim, values=True)
+    a, b = ready(found.finish()), ready(expected.finish())
+    np.testing.assert_array_equal(a.histogram_values, b.histogram_values)
+    np.testing.assert_array_equal(a.histogram_starts, b.histogram_starts)
+    assert a.values.keys() == b.values.keys()
+    for index, value in a.values.items():
+        np.testing.assert_array_equal(value, b.values[index])
+        assert value.dtype == b.values[index].dtype
+
+
+def test_later_changes_do_not_matter_and_memory_is_bounded() -> None:
+    by = elsewhere()
+    held = 0
+    for step in range(200):
+        made = tensors(step % 3)
+        for tensor, batch_dim in made:
+            own = tensor.clone()
+            by.add(own, batch_dim=batch_dim)
+            own.zero_()
+        reduced = by.finish()
+        held = held or by._ring.nbytes
+    check(made, ready(reduced))
+    assert by._ring.nbytes == held

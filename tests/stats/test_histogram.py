@@ -1,0 +1,155 @@
+"""Histograms count the sampled elements; the sample is spread over the whole tensor."""
+
+from __future__ import annotations
+
+import math
+from itertools import pairwise
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from hypothesis.extra import numpy as hnp
+from numpy.typing import NDArray
+
+from comgra_decl.stats.histogram import Counter
+from comgra_decl.stats.sampling import sample_stride
+
+from .recording import Tensors, batch_of, reduce, reducer
+
+BINS = 8
+
+
+def expected(sample: NDArray[np.float32], bins: int) -> tuple[NDArray[np.int64], float, float]:
+    """Returns counts and range as numpy's histogram sees them."""
+    finite = sample[np.isfinite(sample)].astype(np.float64)
+    if not finite.size:
+        return np.zeros(bins, np.int64), math.nan, math.nan
+    low, high = finite.min(), finite.max()
+    if low == high:
+        return np.array([finite.size] + [0] * (bins - 1)), low, high
+    return np.histogram(finite, bins=bins, range=(low, high))[0], low, high
+
+
+def off_edges(sample: NDArray[np.float32], bins: int) -> bool:
+    """Tells whether no element is so near an inner edge that rounding decides its bin."""
+    finite = sample[np.isfinite(sample)].astype(np.float64)
+    if not finite.size or finite.min() == finite.max():
+        return True
+    position = (finite - finite.min()) / (finite.max() - finite.min()) * bins
+    near = np.abs(position - np.round(position)) < 1e-4
+    inner = (np.round(position) > 0) & (np.round(position) < bins)
+    return not (near & inner).any()
+
+
+ELEMENTS = st.floats(width=32, allow_nan=True, allow_infinity=True)
+
+
+@settings(max_examples=200, deadline=None)
+@given(
+    tensors=st.lists(
+        hnp.arrays(np.float32, st.integers(0, 12), elements=ELEMENTS), min_size=1, max_size=6
+    ),
+    steps=st.integers(1, 3),
+)
+def test_counts_equal_those_of_numpy(tensors: list[NDArray[np.float32]], steps: int) -> None:
+    starts = np.cumsum([0, *[t.size for t in tensors]])
+    counts, ranges = Counter(starts, BINS)([np.concatenate(tensors)] * steps)
+    assert counts.shape == (steps, len(tensors), BINS)
+    for i, tensor in enumerate(tensors):
+        want, low, high = expected(tensor, BINS)
+        for step in range(steps):
+            np.testing.assert_array_equal(ranges[step, i], np.array([low, high], np.float32))
+            assert counts[step, i].sum() == np.isfinite(tensor).sum()
+            if off_edges(tensor, BINS):
+                np.testing.assert_array_equal(counts[step, i], want)
+
+
+def test_steps_and_tensors_do_not_mix() -> None:
+    generator = np.random.default_rng(0)
+    sizes = [5, 5, 0, 400, 1, 400, 400, 2]
+    starts = np.cumsum([0, *sizes])
+    steps = [
+        (generator.normal(size=starts[-1]) * 10.0**step).astype(np.float32) for step in range(6)
+    ]
+    steps[3][7] = np.nan
+    steps[4][starts[5] : starts[6]] = np.inf
+    counts, ranges = Counter(starts, 64)(steps)
+    for step, values in enumerate(steps):
+        for i, (a, b) in enumerate(pairwise(starts)):
+            want, low, high = expected(values[a:b], 64)
+            np.testing.assert_array_equal(ranges[step, i], np.array([low, high], np.float32))
+            assert np.abs(counts[step, i].astype(int) - want).sum() <= 2  # at edges
+
+
+def test_both_ends_of_the_range_are_counted() -> None:
+    values = np.linspace(-1, 1, 1001, dtype=np.float32)
+    for scale in (1.0, 1e-44, 3e38):
+        counts, ranges = Counter(np.array([0, 1001]), 10)([(values * np.float32(scale))])
+        assert counts.sum() == 1001
+        assert (counts > 0).all() or scale == 1e-44
+        assert ranges[0, 0, 0] == -ranges[0, 0, 1]
+
+
+def test_small_tensors_are_counted_completely() -> None:
+    x = torch.randn(6, 10)
+    tensors: Tensors = [(x, 0), (x.double() * 2, None), (torch.randn(100, 4).transpose(0, 1), 0)]
+    batch = batch_of(reduce(tensors, reducer(histogram_elements=1000)), bins=16)
+    assert batch.counts is not None
+    assert batch.ranges is not None
+    for i, (tensor, _) in enumerate(tensors):
+        sample = tensor.float().flatten().numpy()
+        want, low, high = expected(sample, 16)
+        assert np.abs(batch.counts[0, i].astype(int) - want).sum() <= 2
+        np.testing.assert_array_equal(batch.ranges[0, i], np.array([low, high], np.float32))
+
+
+@given(
+    dims=st.lists(st.integers(1, 40), min_size=1, max_size=3),
+    batch=st.integers(1, 300),
+    limit=st.integers(1, 5000),
+)
+def test_the_stride_stays_within_the_limit_and_off_the_dims(
+    dims: list[int], batch: int, limit: int
+) -> None:
+    elements = math.prod(dims)
+    numel = elements * batch
+    stride, count = sample_stride(numel, elements, limit)
+    assert count == len(range(0, numel, stride))
+    assert count <= limit
+    if numel <= limit:
+        assert stride == 1
+    elif numel > 4 * elements:  # a stride longer than a sample can do nothing else
+        assert math.gcd(stride, elements) == 1
+
+
+def test_a_sample_sees_every_feature_where_a_plain_stride_would_see_few() -> None:
+    batch, features, limit = 1024, 256, 4096
+    seen = np.arange(0, batch * features, batch * features // limit) % features
+    assert len(set(seen.tolist())) == 4  # what must not happen
+    stride, _ = sample_stride(batch * features, features, limit)
+    seen = np.arange(0, batch * features, stride) % features
+    number = np.bincount(seen, minlength=features)
+    assert number.min() >= number.max() - 1
+
+
+@pytest.mark.parametrize("features", [64, 256, 1000])
+@pytest.mark.parametrize("batch", [32, 512])
+def test_the_histogram_of_a_sample_looks_like_that_of_the_layer(batch: int, features: int) -> None:
+    generator = torch.Generator().manual_seed(0)
+    x = torch.randn(batch, features, generator=generator) + 6 * (torch.arange(features) % 4 == 0)
+    reduced = reduce([(x, 0)], reducer(histogram_elements=4096))
+    assert reduced.histogram_values is not None
+    upper = float((reduced.histogram_values > 3).mean())
+    assert upper == pytest.approx(float((x > 3).float().mean()), abs=0.02)
+    assert set(reduced.histogram_values.tolist()) <= set(x.flatten().tolist())
+
+
+def test_without_histograms_there_are_none() -> None:
+    reduced = reduce([(torch.randn(3, 4), 0)])
+    assert reduced.histogram_values is None
+    assert reduced.histogram_starts is None
+    batch = batch_of(reduced, bins=None)
+    assert batch.counts is None
+    assert batch.ranges is None
