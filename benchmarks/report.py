@@ -128,8 +128,8 @@ def _costs(result: ScenarioResult) -> list[str]:
 
 
 def _verdict(verdict: Verdict) -> tuple[str, ...]:
-    met = {True: "yes", False: "NO", None: "not run"}[verdict.met]
-    return verdict.target, verdict.measured or "-", met
+    met = {True: "yes", False: "NO", None: "-"}[verdict.met]
+    return verdict.target, verdict.measured or "not run", met
 
 
 def _table(rows: Sequence[Sequence[str]]) -> str:

@@ -12,7 +12,7 @@ Results = Mapping[str, ScenarioResult]
 
 @dataclass(frozen=True)
 class Verdict:
-    """One target: what was asked, what was measured (None: could not be measured), whether met."""
+    """One target: what was asked, what was measured (None: not run), whether met (None: cannot be told)."""
 
     target: str
     measured: str | None
@@ -53,9 +53,11 @@ def _not_measurable(results: Results, net: str, tool: str) -> Verdict:
 
 
 def _cheaper(results: Results, net: str, *, limit: float) -> Verdict:
-    def measure(result: ScenarioResult) -> tuple[str, bool]:
-        times = recording_cost(result.tools, "comgra") / recording_cost(result.tools, "like")
-        return f"{times:.0f} times", times >= limit
+    def measure(result: ScenarioResult) -> tuple[str, bool | None]:
+        theirs, ours = (recording_cost(result.tools, name) for name in ("comgra", "like"))
+        if ours <= 0:
+            return "ours is lost in the noise", None
+        return f"{theirs / ours:.0f} times", theirs >= limit * ours
 
     text = f"{net}: recording costs {limit:g} times less than comgra's, same content"
     return _verdict(text, results, net=net, needs=("like", "comgra"), measure=measure)
@@ -76,7 +78,7 @@ def _verdict(
     *,
     net: str,
     needs: tuple[str, ...],
-    measure: Callable[[ScenarioResult], tuple[str, bool]],
+    measure: Callable[[ScenarioResult], tuple[str, bool | None]],
 ) -> Verdict:
     """Measures if everything that is needed was run."""
     if net not in results or not {"nothing", *needs} <= results[net].tools.keys():

@@ -149,6 +149,12 @@ def test_the_cost_of_recording_is_compared_without_the_training_itself(
     assert verdict.met is met
 
 
+def test_a_cost_below_the_noise_is_not_called_a_success() -> None:
+    result = result_of(like=0.99, comgra=11.0)
+    (verdict,) = [v for v in verdicts({"mlp": result}) if "costs 20 times less" in v.target]
+    assert verdict.met is None
+
+
 def test_a_target_without_its_tools_is_not_run_rather_than_met() -> None:
     assert {v.met for v in verdicts({"mlp": result_of()})} == {None}
 
