@@ -28,15 +28,19 @@ _HOST = torch.device("cpu")
 
 
 class DeviceStep:
-    """What one device contributes to the step in progress."""
+    """What one device contributes to the step in progress; used again for the next."""
 
     def __init__(self, device: torch.device) -> None:
         self.device = device
         self._module: Any = getattr(torch, device.type) if device.type in ASYNCHRONOUS else None
-        self._streams: list[Any] = []
+        self._stream: Any = None  # the last one used, also over steps: they share the groups
+        self.restart()
+
+    def restart(self) -> None:
+        """Forgets the step in progress."""
+        self._several_streams = False
         self._rows: list[Tensor] = []
         self._picks: dict[int, Tensor] = {}
-        self._hosts: list[Tensor] = []
 
     def follow(self) -> None:
         """Orders what comes next on the current stream after all we did on others.
@@ -49,10 +53,10 @@ class DeviceStep:
         if self.device.type == "cuda" and torch.cuda.is_current_stream_capturing():
             raise CannotReduceError("cannot reduce a tensor while a CUDA graph is being captured")
         stream = self._module.current_stream(self.device)
-        if self._streams and stream != self._streams[-1]:
-            stream.wait_stream(self._streams[-1])
-        if not self._streams or stream != self._streams[-1]:
-            self._streams.append(stream)
+        if self._stream is not None and stream != self._stream:
+            stream.wait_stream(self._stream)
+            self._several_streams = True
+        self._stream = stream
 
     def reduce(self, node: Node, rows: Tensor) -> None:
         """Reduces contiguous rows [r, n] at once, r and n > 0."""
@@ -78,9 +82,9 @@ class DeviceStep:
     def launch(self, form: Form, part: Part) -> Fetch:
         """Reduces the groups of this step and starts the one copy to the host."""
         self.follow()
-        if len(self._streams) > 1:  # memory of one stream, read on another
+        if self._several_streams:  # memory of one stream, read on another
             for tensor in (*self._rows, *self._picks.values()):
-                tensor.record_stream(self._streams[-1])
+                tensor.record_stream(self._stream)
         sums = [exact(group.rows[0, :rows]) for group, rows, _ in part.groups] + self._rows
         pieces = [s.reshape(-1).view(torch.uint8) for s in sums]
         pieces += [self._pick(node).view(torch.uint8) for node in part.nodes if node.count]
@@ -91,7 +95,7 @@ class DeviceStep:
         event = None
         if self._module is not None:
             event = self._module.Event()
-            event.record(self._streams[-1])
+            event.record(self._stream)
         return Fetch(host, event, form, part)
 
     def _pick(self, node: Node) -> Tensor:

@@ -114,6 +114,7 @@ class Reducer:
         self._nodes = 0
         self._node = self._root
         self._last: _Last | None = None
+        self._devices: dict[torch.device, DeviceStep] = {}
         self._restart()
 
     def add(self, tensor: Tensor, *, batch_dim: int | None, values: bool = False) -> int:
@@ -174,7 +175,8 @@ class Reducer:
         self._rows: list[Rows] = []
         self._picks: dict[int, NDArray[np.float32]] = {}
         self._values: dict[int, NDArray[Any]] = {}
-        self._devices: dict[torch.device, DeviceStep] = {}
+        for step in self._devices.values():
+            step.restart()
 
     def _grow(self, key: Hashable, tensor: Tensor) -> Node:
         """Returns a new node for a tensor that was never seen at this place of a step."""
@@ -254,7 +256,11 @@ class Reducer:
         for index, sample in self._picks.items():
             start = form.histogram_starts[index]
             histogram[start : start + len(sample)] = sample
-        fetches = [step.launch(form, form.parts[d]) for d, step in self._devices.items()]
+        fetches = [
+            self._devices[device].launch(form, part)
+            for device, part in form.parts.items()
+            if part.nodes and device != self._host
+        ]
         wait: Callable[[], None] | None = None
         if batch.deferred or fetches:
             wait = partial(_wait, batch, number, fetches)
