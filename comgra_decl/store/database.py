@@ -20,7 +20,7 @@ from comgra_decl.errors import ComgraError, DamagedRunError, StoreError
 
 from .layout import DATABASE, NODE_BYTES, ArrayForm
 
-_RETRYABLE = ("RESOURCE_EXHAUSTED", "UNAVAILABLE", "DEADLINE_EXCEEDED")
+_RETRYABLE = ("RESOURCE_EXHAUSTED", "UNAVAILABLE", "DEADLINE_EXCEEDED", "ABORTED")
 _opened_in: int | None = None
 
 

@@ -12,7 +12,8 @@ import tensorstore as ts
 
 from comgra_decl.errors import StoreError
 from comgra_decl.store import Reader, RunWriter
-from comgra_decl.store.database import TransientStoreError
+from comgra_decl.store.commit import Commit
+from comgra_decl.store.database import Database, TransientStoreError, new_context
 from tests.store.truth import Truth, meta_of
 
 
@@ -76,6 +77,32 @@ def test_a_second_writer_is_fenced_off(tmp_path: Path) -> None:
     truth.check(Reader(run).view)
 
 
+def test_a_foreign_commit_in_the_middle_of_ones_own_is_noticed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    truth = Truth()
+    run = tmp_path / "run"
+    first = RunWriter.create(run, truth.meta)
+    second = RunWriter(Database(run, new_context(cache_bytes=0)), truth.meta)
+    second._head, second._head_bytes = first._head, first._head_bytes
+    batch = truth.batch(1, [0])
+    begin = second._begin
+
+    def interrupted() -> Commit:
+        commit = begin()
+        first.commit([batch])
+        return commit
+
+    monkeypatch.setattr(second, "_begin", interrupted)
+    with pytest.raises(TransientStoreError, match="ABORTED"):
+        second.close()
+    monkeypatch.undo()
+    with pytest.raises(StoreError, match="another writer"):
+        second.close()
+    truth.keep([batch])
+    truth.check(Reader(run).view)
+
+
 def test_a_failed_commit_leaves_no_trace_and_can_be_repeated(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -88,7 +115,7 @@ def test_a_failed_commit_leaves_no_trace_and_can_be_repeated(
         raise ValueError("RESOURCE_EXHAUSTED: No space left on device")
 
     for size in (3, 200, 1):  # the first one creates the arrays, the second fills a block
-        values = {size % 3: np.full((2, size), size)}
+        values = {size % 3: np.full((2, 7), size), 4: np.full((2, size), size)}
         batch = truth.batch(size, range(size % 5 + 1), values=values, kpis=[f"kpi {size}"])
         monkeypatch.setattr(writer, "_finish", full)
         for _ in range(2):

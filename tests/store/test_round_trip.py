@@ -42,7 +42,9 @@ def test_records_of_one_commit_are_read_back(tmp_path: Path) -> None:
     truth.check(Reader(tmp_path / "run").view)
 
 
-@pytest.mark.parametrize("sizes", [[127, 1, 1], [128], [129], [5, 300, 2, 128, 77], [1] * 130])
+@pytest.mark.parametrize(
+    "sizes", [[127, 1, 1, 127, 1], [128], [129], [5, 300, 2, 128, 77], [1] * 130]
+)
 def test_blocks_and_rows_agree_whatever_the_sizes_of_the_commits(
     tmp_path: Path, sizes: list[int]
 ) -> None:
