@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import sys
 from collections.abc import Sequence
@@ -15,6 +16,9 @@ from comgra_decl.errors import ComgraError, RunNotFoundError, did_you_mean
 
 _USAGE_ERROR = 2
 """Exit code when what was asked for cannot be done."""
+
+_CANNOT_LISTEN = (errno.EADDRINUSE, errno.EADDRNOTAVAIL, errno.EACCES)
+"""The port is taken, the address is not this machine's, or the port needs privileges."""
 
 app = typer.Typer(
     add_completion=False,
@@ -107,7 +111,15 @@ def view_command(
     """Look at runs in the browser, also while they are being recorded."""
     from comgra_decl.viewer.serve import serve
 
-    serve(root, port=port, address=address, show=show)
+    try:
+        serve(root, port=port, address=address, show=show)
+    except OSError as error:
+        if isinstance(error, ComgraError) or error.errno not in _CANNOT_LISTEN:
+            raise
+        raise ComgraError(
+            f"the viewer cannot listen on {address}:{port} ({error.strerror}); "
+            "choose another port with --port, or a free one with --port 0"
+        ) from None
 
 
 @app.command("run", add_help_option=False)

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import errno
 import json
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -131,3 +133,16 @@ def test_view_serves_the_folder_on_this_machine_alone(monkeypatch: pytest.Monkey
     )
     assert done("view", "some/where", "--port", "0", "--no-show") == 0
     assert calls == [(Path("some/where"), {"port": 0, "address": "127.0.0.1", "show": False})]
+
+
+def test_a_port_that_is_taken_is_said(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def serve(root: Path, **options: Any) -> None:
+        raise OSError(errno.EADDRINUSE, "Address already in use")
+
+    monkeypatch.setattr("comgra_decl.viewer.serve.serve", serve)
+    assert done("view", "runs", "--port", "4000", "--no-show") == 2
+    err = capsys.readouterr().err
+    assert "cannot listen on 127.0.0.1:4000 (Address already in use)" in err
+    assert "--port 0" in err
