@@ -2,20 +2,17 @@
 
 const EDGES_DRAWN = 300; // up to so many edges are drawn all at once without being asked
 const EDGES_MOST = 2000; // and with more than this not at all
-const HOPS_MOST = 4;
 
 class Graph {
   constructor(model) {
     this.model = model;
     this.outbox = new Outbox(model);
-    this.selected = "";
-    this.hovered = null;
-    this.hops = 1;
     this.allEdges = null; // null: by their number; else what the user wants
     this.anchor = null; // the box that stays in place when the scene changes
     this.#build();
     this.camera = new Camera(() => this.#place());
     this.boxes = new Boxes(this.layers.nodes);
+    this.highlight = new Highlight(this.root, this.layers, this.boxes);
     this.bands = new Bands(this.bandLayer, (id) => this.#fold(id));
     this.minimap = new Minimap(this.minimapFrame, this.camera);
     this.#listen();
@@ -93,11 +90,10 @@ class Graph {
     this.empty.hidden = this.index.boxes.size > 0;
     this.boxes.draw(this.index);
     this.camera.inset.top = 14 + this.bands.draw(this.index.bands);
-    this.selected = this.index.boxes.has(this.model.selected) ? this.model.selected : "";
-    this.hovered = null;
     this.#recolour();
     this.#drawAllEdges();
-    this.#highlight();
+    this.highlight.reset(this.index, this.model.selected);
+    this.#tellInfo();
     this.#settle(old);
   }
 
@@ -185,59 +181,8 @@ class Graph {
     }
   }
 
-  #drawEdges(layer, edges, direction) {
-    for (const [u, v, gradient] of edges) {
-      svgElement(layer, "path", { d: this.index.route(u, v), "marker-end": `url(#arrow-${direction})`,
-        class: `edge ${direction}${gradient ? "" : " cut"}`, "data-from": u, "data-to": v });
-    }
-  }
-
-  // Marks the selected node, what it depends on and what depends on it, as many hops as wanted.
-  #highlight() {
-    for (const group of this.marked ?? []) group.classList.remove("selected", "before", "after");
-    this.marked = [];
-    this.layers.near.replaceChildren();
-    this.root.classList.toggle("has-selection", this.selected !== "");
-    this.layers.nodes.querySelector('[tabindex="0"]')?.setAttribute("tabindex", -1);
-    const focus = this.boxes.get(this.selected || this.index.boxes.keys().next().value);
-    focus?.setAttribute("tabindex", 0);
-    if (!this.selected) return this.#tellInfo();
-    this.#spread(this.index.before, 0, "before", "in");
-    this.#spread(this.index.after, 1, "after", "out");
-    this.#mark(this.selected, "selected");
-    this.#tellInfo();
-  }
-
-  #spread(edgesOf, end, className, direction) {
-    let front = [this.selected];
-    const seen = new Set(front);
-    for (let hop = 0; hop < this.hops && front.length; hop += 1) {
-      const edges = front.flatMap((id) => edgesOf.get(id) || []);
-      this.#drawEdges(this.layers.near, edges, direction);
-      front = [...new Set(edges.map((edge) => edge[end]))].filter((id) => !seen.has(id));
-      front.forEach((id) => { seen.add(id); this.#mark(id, className); });
-    }
-  }
-
-  #mark(id, className) {
-    const group = this.boxes.get(id);
-    group.classList.add(className);
-    this.marked.push(group);
-  }
-
-  #hover(id) {
-    if (!this.index || id === this.hovered) return;
-    this.hovered = id;
-    this.layers.hover.replaceChildren();
-    if (id && id !== this.selected) {
-      this.#drawEdges(this.layers.hover, this.index.before.get(id) || [], "in");
-      this.#drawEdges(this.layers.hover, this.index.after.get(id) || [], "out");
-    }
-    this.#tellInfo();
-  }
-
   #tellInfo() {
-    const box = this.index?.boxes.get(this.hovered || this.selected);
+    const box = this.index?.boxes.get(this.highlight.hovered || this.selected);
     this.info.replaceChildren();
     if (!box) return;
     const given = box.id === this.selected && this.model.info;
@@ -259,14 +204,17 @@ class Graph {
 
   // ---- what the user does
 
-  #select(id, { tell = true, hops = 1 } = {}) {
+  get selected() { return this.highlight.selected; }
+
+  #select(id, { tell = true, further = false } = {}) {
     const changed = id !== this.selected;
-    if (!changed && hops === this.hops) return;
-    this.selected = this.index.boxes.has(id) ? id : "";
-    this.hops = hops;
-    this.layers.hover.replaceChildren();
-    this.#highlight();
+    this.highlight.select(id, further);
+    this.#tellInfo();
     if (tell && changed && this.selected) this.outbox.post({ select: this.selected });
+  }
+
+  #hover(id) {
+    if (this.index && this.highlight.hover(id)) this.#tellInfo();
   }
 
   #open(id) {
@@ -282,9 +230,10 @@ class Graph {
   }
 
   #names() {
-    return [...(this.index?.boxes.values() ?? [])].flatMap((box) => box.members.map((name) => ({
-      name, box: box.id, kind: box.kind, inside: box.folded && name !== box.members[0] ? box.id : "",
-    })));
+    return [...(this.index?.boxes.values() ?? [])].flatMap((box) => box.members.map((name, i) => {
+      const hidden = box.folded && i > 0;
+      return { name, box: box.id, kind: hidden ? "hidden" : box.kind, inside: hidden ? box.id : "" };
+    }));
   }
 
   #choose({ name, box, inside }) {
@@ -320,8 +269,7 @@ class Graph {
     svg.addEventListener("click", (event) => {
       const id = idAt(event);
       if (!id || this.dragged) return;
-      const again = event.shiftKey && id === this.selected;
-      this.#select(id, { hops: again ? 1 + (this.hops % HOPS_MOST) : 1 });
+      this.#select(id, { further: event.shiftKey });
     });
     svg.addEventListener("dblclick", (event) => this.#open(idAt(event)));
     svg.addEventListener("pointerover", (event) => this.#hover(idAt(event) ?? null));

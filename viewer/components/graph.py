@@ -39,6 +39,7 @@ class GraphView(Component):
         "graph_camera.js",
         "graph_scene.js",
         "graph_boxes.js",
+        "graph_highlight.js",
         "graph_find.js",
         "graph_frame.js",
         "graph_export.js",

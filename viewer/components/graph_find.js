@@ -1,6 +1,6 @@
 // The find box: suggests nodes as the user types, also those hidden inside folds.
 
-const SUGGESTIONS = 12;
+const SUGGESTIONS = 8;
 
 class FindBox {
   constructor(parent, { names, choose, search }) {

@@ -1,7 +1,7 @@
 // What stands around the drawing: legend, scope bands, minimap.
 
 const KINDS = ["input", "parameter", "buffer", "computed", "target", "loss"];
-const BAND_ROWS = 4; // deeper scopes are closed by keyboard
+const BAND_ROWS = 3; // deeper scopes are closed by keyboard
 const BAND_HEIGHT = 20;
 
 // Fills the legend: the kinds on screen, or the scale of the heat.

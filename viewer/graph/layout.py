@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 
+from comgra_decl.viewer.graph.bands import bands
 from comgra_decl.viewer.graph.folding import (
     Scope,
     Visible,
@@ -65,7 +66,7 @@ def build_scene(
     named = tuple((boxes[u].id, boxes[v].id, grad) for (u, v), grad in links.items())
     width = max((box.x + box.w for box in boxes), default=0.0) + MARGIN
     height = max((box.y + box.h for box in boxes), default=0.0) + MARGIN
-    return Scene(boxes, named, width, height, _bands(root, expanded, boxes))
+    return Scene(boxes, named, width, height, bands(opened_scopes(root, expanded), boxes))
 
 
 def _placed(visible: Sequence[Visible], links: _Links) -> tuple[Box, ...]:
@@ -168,34 +169,3 @@ def _title(box: Visible) -> str:
     """Returns the own node's title."""
     own = box.scopes[0].own
     return own.title if own is not None else ""
-
-
-def _bands(root: Scope, expanded: frozenset[str], boxes: Sequence[Box]) -> tuple[Band, ...]:
-    """Returns the brackets of the opened scopes, each in the first free row below its parent."""
-    ends = _extents(boxes)
-    bands: list[Band] = []
-    rows: list[list[tuple[float, float]]] = []  # what is taken in each row
-    levels: dict[str, int] = {}
-    for scope in opened_scopes(root, expanded):
-        left = min(ends[inner.id][0] for inner in scope.scopes)
-        right = max(ends[inner.id][1] for inner in scope.scopes)
-        level = levels.get(scope.parent, -1) + 1
-        while level < len(rows) and any(a < right and left < b for a, b in rows[level]):
-            level += 1
-        rows.extend([] for _ in range(level + 1 - len(rows)))
-        rows[level].append((left, right))
-        levels[scope.id] = level
-        bands.append(Band(scope.id, scope.label, level, left, right - left))
-    return tuple(bands)
-
-
-def _extents(boxes: Sequence[Box]) -> dict[str, tuple[float, float]]:
-    """Returns the left and right end of every name and of every scope on screen."""
-    ends: dict[str, tuple[float, float]] = {}
-    for box in boxes:
-        for name in {box.id, *box.members} if box.repeat > 1 else {box.id}:
-            while name:
-                left, right = ends.get(name, (box.x, box.x + box.w))
-                ends[name] = (min(left, box.x), max(right, box.x + box.w))
-                name = name.rpartition(".")[0]
-    return ends

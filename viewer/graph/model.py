@@ -79,6 +79,8 @@ class Box:
 class Band:
     """The extent of an opened scope, drawn as a bracket above the columns it covers.
 
+    It spans what the scope computes and, where there is room, its parameters beside that.
+
     Attributes:
         id: Name of the scope; closing it folds everything below.
         label: The part of the name that its parent's band does not already say.

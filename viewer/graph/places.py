@@ -6,11 +6,11 @@ from collections.abc import Sequence
 
 from comgra_decl.viewer.graph.model import SOURCE_KINDS
 
-MARGIN = 24.0
+MARGIN = 36.0  # edges that go around boxes need it above and below
 COLUMN_GAP = 40.0
-ROW_GAP = 12.0
+ROW_GAP = 11.0
 BOX_HEIGHT = 36.0
-SOURCE_HEIGHT = 28.0  # what feeds a node is drawn smaller than what it computes
+SOURCE_HEIGHT = 26.0  # what feeds a node is drawn smaller than what it computes
 MIN_WIDTH, MAX_WIDTH = 62.0, 196.0
 CHARACTER, PADDING = 6.7, 24.0  # of a 12 px sans-serif label; the browser shortens what is wider
 

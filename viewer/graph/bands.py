@@ -1,0 +1,58 @@
+"""Brackets above the columns that say which opened scope a box belongs to."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+
+from comgra_decl.viewer.graph.folding import Opened
+from comgra_decl.viewer.graph.model import CONSTANT_KINDS, Band, Box
+
+Span = tuple[float, float]
+
+
+def bands(scopes: Iterable[Opened], boxes: Sequence[Box]) -> tuple[Band, ...]:
+    """Returns the bracket of each scope, in the first row below its parent's that is free.
+
+    A bracket spans what its scope computes. It also reaches over the scope's parameters, which
+    stand one column before their consumer, as far as that column is not its neighbour's.
+    """
+    full, core = _spans(boxes), _spans([b for b in boxes if b.kind not in CONSTANT_KINDS])
+    rows: list[list[Span]] = []  # what is taken in each row
+    levels: dict[str, int] = {}
+    found: list[Band] = []
+    for scope in scopes:
+        whole = _union(full[inner.id] for inner in scope.scopes)
+        heart = _union(core.get(inner.id, full[inner.id]) for inner in scope.scopes)
+        level = _free_row(rows, heart, levels.get(scope.parent, -1) + 1)
+        left = max([whole[0], *(b for _, b in rows[level] if b <= heart[0])])
+        right = min([whole[1], *(a for a, _ in rows[level] if a >= heart[1])])
+        rows[level].append((left, right))
+        levels[scope.id] = level
+        found.append(Band(scope.id, scope.label, level, left, right - left))
+    return tuple(found)
+
+
+def _free_row(rows: list[list[Span]], span: Span, level: int) -> int:
+    """Returns the first row from `level` on where nothing overlaps `span`, adding one if needed."""
+    while level < len(rows) and any(a < span[1] and span[0] < b for a, b in rows[level]):
+        level += 1
+    rows.extend([] for _ in range(level + 1 - len(rows)))
+    return level
+
+
+def _spans(boxes: Iterable[Box]) -> dict[str, Span]:
+    """Returns the left and right end of each name in a box and of each scope around one."""
+    spans: dict[str, Span] = {}
+    for box in boxes:
+        ends = box.x, box.x + box.w
+        for name in {box.id, *box.members} if box.repeat > 1 else {box.id}:
+            while name:
+                spans[name] = _union((spans.get(name, ends), ends))
+                name = name.rpartition(".")[0]
+    return spans
+
+
+def _union(spans: Iterable[Span]) -> Span:
+    """Returns the smallest span around all."""
+    lefts, rights = zip(*spans, strict=True)
+    return min(lefts), max(rights)
