@@ -138,7 +138,7 @@ def test_view_serves_the_folder_on_this_machine_alone(monkeypatch: pytest.Monkey
 def test_a_port_that_is_taken_is_said(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    def serve(root: Path, **options: Any) -> None:
+    def serve(_root: Path, **_options: Any) -> None:
         raise OSError(errno.EADDRINUSE, "Address already in use")
 
     monkeypatch.setattr("comgra_decl.viewer.serve.serve", serve)
