@@ -40,7 +40,7 @@ class Training:
         self.taken += 1
         self.optimizer.zero_grad()
         loss = self.criterion(self.model(x), y)
-        loss.backward()  # type: ignore[no-untyped-call]
+        loss.backward()
         self.optimizer.step()
         return loss
 
@@ -188,6 +188,6 @@ def build_transformer() -> Training:
 SCENARIOS = (
     Scenario("tutorial", "recurrent sum task, 5 iterations, batch 64", build_tutorial, 1.0, 1024),
     Scenario("mlp", "7-layer MLP, 10.5k parameters, batch 32", build_mlp, 1.0, 1024),
-    Scenario("transformer", "12 layers, d=256, batch 4 x 64 tokens", build_transformer, 2.5, 256),
+    Scenario("transformer", "12 layers, d=256, batch 4 x 64 tokens", build_transformer, 2.5, 128),
 )
 """Every scenario, in the order in which it is run and reported."""

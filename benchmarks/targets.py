@@ -12,7 +12,10 @@ Results = Mapping[str, ScenarioResult]
 
 @dataclass(frozen=True)
 class Verdict:
-    """One target: what was asked, what was measured (None: not run), whether met (None: cannot be told)."""
+    """One target: what was asked, what was measured, and whether that is enough.
+
+    `measured` is None where it was not run, `met` None where it cannot be told.
+    """
 
     target: str
     measured: str | None
