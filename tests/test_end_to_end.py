@@ -259,6 +259,7 @@ def test_two_traces_in_one_process_are_two_runs(tmp_path: Path) -> None:
             for _ in range(3):
                 model(torch.ones(2, 2)).sum().backward()
                 optimizer.step()
+        assert session.path is not None
         paths.append(session.path)
     assert len(set(paths)) == 2
     assert all(len(comgra.open_run(path).steps) == 3 for path in paths)

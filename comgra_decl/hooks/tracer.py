@@ -207,7 +207,7 @@ class ModuleTracer:
             if wanted.output_grad and tensor.requires_grad:
                 dim = capture.batch_dim(tensor, wanted.batch_dim)
                 hook = partial(self._on_gradient, capture, capture.epoch, slot, dim, wanted.values)
-                tensor.register_hook(hook)  # type: ignore[no-untyped-call]
+                tensor.register_hook(hook)
 
     def _on_gradient(
         self,

@@ -36,7 +36,7 @@ class Residual(nn.Module):
 
 
 def test_every_output_is_recorded_as_the_module_returned_it() -> None:
-    seen = {}
+    seen: dict[str, torch.Tensor] = {}
     model = Residual()
     for name, module in model.named_modules():
         module.register_forward_hook(

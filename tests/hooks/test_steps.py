@@ -56,7 +56,7 @@ def test_an_optimizer_closure_is_one_step() -> None:
 
     with recording() as run:
         for _ in range(2):
-            optimizer.step(closure)  # type: ignore[arg-type]
+            optimizer.step(closure)
     assert [s.info.step for s in run.steps] == [0, 1]
     assert run.has("0", "weight", pass_="grad")
 
@@ -246,7 +246,7 @@ def test_a_compiled_model_is_recorded_without_recompiling() -> None:
 
     with recording(EVERYTHING, schedule={"first": 1, "every": 3}) as run:
         model = net()
-        compiled = torch.compile(model, backend=backend)
+        compiled: Any = torch.compile(model, backend=backend)
         optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
         for _ in range(8):
             step(compiled, optimizer)
