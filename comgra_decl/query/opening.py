@@ -8,6 +8,7 @@ from pathlib import Path
 
 from comgra_decl.errors import ComgraError, RunNotFoundError, did_you_mean
 from comgra_decl.store.database import database_exists
+from comgra_decl.store.layout import DATABASE
 
 from .run import Run
 
@@ -26,6 +27,8 @@ def open_run(path: str | os.PathLike[str]) -> Run:
         FormatError: the run was written in a newer format.
     """
     folder = Path(path)
+    if folder.name == DATABASE:
+        folder = folder.absolute().parent
     if database_exists(folder):
         return Run(folder)
     newest: Run | None = None

@@ -100,6 +100,7 @@ def test_a_folder_of_runs_opens_its_newest(root: Path) -> None:
     assert open_run(root).name == "job 0"
     assert open_run(root / "a").name == "second"
     assert open_run(str(root / "a" / "first")).name == "first"
+    assert open_run(root / "a" / "first" / "trace.ocdbt").name == "first"
 
 
 def test_the_newest_readable_run_is_opened(root: Path) -> None:
