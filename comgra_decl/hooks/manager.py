@@ -16,7 +16,10 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import nn
 from torch.nn.modules.module import register_module_module_registration_hook
-from torch.optim.optimizer import register_optimizer_step_post_hook
+from torch.optim.optimizer import (
+    register_optimizer_step_post_hook,
+    register_optimizer_step_pre_hook,
+)
 
 from comgra_decl.hooks.capture import StepCapture
 from comgra_decl.hooks.compiled import EagerStance
@@ -84,6 +87,7 @@ class HookManager:
         self._losses = LossWatch(self._on_loss)
         self._eval_patch = watch_eval(self._on_eval)
         self._handles: list[RemovableHandle] = []
+        self._before_step: RemovableHandle | None = None  # only while a graph is followed
 
     # -- lifecycle -----------------------------------------------------------------------------
 
@@ -136,6 +140,8 @@ class HookManager:
         self._armed = True
         self._install()
         self._tracer.provenance = self._structures.start()
+        if self._tracer.provenance is not None and self._before_step is None:
+            self._before_step = register_optimizer_step_pre_hook(self._before_optimizer)
 
     def _install(self) -> None:
         self._stance.force()
@@ -154,8 +160,15 @@ class HookManager:
     def _stop_graph(self) -> None:
         self._structures.stop()
         self._tracer.provenance = None
+        if self._before_step is not None:
+            self._before_step.remove()
+            self._before_step = None
 
     # -- events --------------------------------------------------------------------------------
+
+    def _before_optimizer(self, _optimizer: Any, _args: Any, _kwargs: Any) -> None:
+        """The optimizer's own arithmetic is no part of the graph (a closure's model calls are)."""
+        self._structures.pause()
 
     def _after_optimizer(self, optimizer: Any, _args: Any, _kwargs: Any) -> None:
         if torch.compiler.is_compiling():

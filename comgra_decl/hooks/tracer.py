@@ -56,6 +56,7 @@ class ModuleTracer:
         on_fault: Callable[[BaseException], None],
     ) -> None:
         self._spec = spec
+        self._keeps_values = any(entry.values for entry in spec.nodes.values())
         self._owners = owners
         self._choose = choose
         self._left = left
@@ -260,7 +261,7 @@ class ModuleTracer:
             if slot is None:
                 slot = Slot(lambda: "input", role, iteration=iteration, kind="input")
                 self._inputs[role, iteration] = slot
-            capture.add(slot, tensor, batch_dim="auto", values=True)
+            capture.add(slot, tensor, batch_dim="auto", values=self._keeps_values)
             if self._graph is not None:
                 self._graph.trace(slot, tensor)
 

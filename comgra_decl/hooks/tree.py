@@ -67,8 +67,13 @@ class Owners:
 
 def instances_of(cls: type[T]) -> Iterator[T]:
     """Yields the living instances of a class; `type(o)` because `isinstance` wakes lazy proxies."""
+    wanted: dict[type, bool] = {}  # some 300,000 objects are of a few thousand types
     for candidate in gc.get_objects():
-        if issubclass(type(candidate), cls):
+        kind = type(candidate)
+        known = wanted.get(kind)
+        if known is None:
+            known = wanted[kind] = issubclass(kind, cls)
+        if known:
             yield candidate
 
 
