@@ -20,7 +20,7 @@ from comgra_decl.stats.batch import Batch, strided_sample
 from comgra_decl.stats.device import ASYNCHRONOUS, DeviceStep, Fetch
 from comgra_decl.stats.quiet import HIDDEN_KEYS, without_functions, without_keys
 from comgra_decl.stats.ring import MOST_BYTES, STEP_BYTES, Ring
-from comgra_decl.stats.sums import LargeSums, Rows, exact_large
+from comgra_decl.stats.sums import LargeSums, Rows
 from comgra_decl.stats.support import (
     CannotReduceError,
     as_rows,
@@ -28,6 +28,7 @@ from comgra_decl.stats.support import (
     plain,
     real,
     to_numpy,
+    with_memory,
     work_dtype,
 )
 from comgra_decl.stats.trie import Form, Node
@@ -140,6 +141,8 @@ class Reducer:
             except RuntimeError as error:
                 raise CannotReduceError("cannot reduce a nested tensor: no one shape") from error
             node = self._node.children.get(key) or self._grow(key, tensor)
+            if not tensor.data_ptr():
+                tensor = with_memory(tensor)
             if values:
                 self._values[node.index] = self._first_samples(node, tensor)
             if node.direct:
@@ -209,8 +212,7 @@ class Reducer:
             away.reduce(node, as_rows(real(tensor), node.shape.batch_dim))
 
     def _reduce_large(self, node: Node, rows: Tensor) -> None:
-        wide = work_dtype(rows.dtype) is torch.float64
-        sums = exact_large(rows).numpy().T if wide else self._large(rows)
+        sums = self._large(rows)
         if node.count:
             self._picks[node.index] = strided_sample(rows, node.stride, node.count)
         self._rows.append(sums)

@@ -1,8 +1,9 @@
-"""From numbers to raw sums: three recipes, one result.
+"""From numbers to raw sums: four recipes, one result.
 
-All return `[..., 8]` float64 with the columns of `records.Raw`, one row per sample. What is
-subtracted before squaring (the pivot) differs, which is why it is part of the row:
+All give float64 with the columns of `records.Raw`, one row per sample. What is subtracted before
+squaring (the pivot) differs, which is why it is part of the row:
 
+`compiled` one pass of a kernel compiled for this CPU (`kernel`), where there is one.
 `exact`   float64 throughout, any device, never waits for the device. The reference, and the
           recipe for float64, wide integers and accelerators.
 `small`   many short float32 rows at once; the pivot is the row's mean.
@@ -28,7 +29,9 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from comgra_decl.records import RAW_STATISTICS, Raw
+from comgra_decl.stats.kernel import kernel_for
 from comgra_decl.stats.quiet import buffer
+from comgra_decl.stats.support import work_dtype
 
 Rows = NDArray[np.float64]
 
@@ -126,6 +129,28 @@ def _represented(table: Rows) -> NDArray[np.bool_]:
     return good
 
 
+def compiled(x: Tensor, out: Rows) -> bool:
+    """Writes the raw sums of rows of the host by the compiled kernel; False if there is none.
+
+    Args:
+        x: [k, rows, n], n > 0, each of the k parts contiguous.
+        out: [k, rows, 8], likewise.
+    """
+    kernel = kernel_for(x.dtype)
+    if kernel is None:
+        return False
+    parts, rows, n = x.shape
+    source, target = x.data_ptr(), out.__array_interface__["data"][0]
+    step, out_step = x.stride(0) * x.element_size(), out.strides[0]
+    marked = 0
+    for i in range(parts):
+        marked += kernel(source + i * step, rows, n, target + i * out_step)
+    if marked:
+        bad = np.nonzero(out[..., Raw.NONFINITE] < 0)
+        out[bad] = exact_large(x[tuple(torch.from_numpy(i) for i in bad)]).numpy()
+    return True
+
+
 class LargeSums:
     """The recipe for few long rows on the CPU; owns the scratch memory it needs (one block)."""
 
@@ -134,10 +159,17 @@ class LargeSums:
         self._desks: dict[tuple[int, int], _Desk] = {}
 
     def __call__(self, x: Tensor) -> Rows:
-        """Returns the raw sums [8, r] (columns first) of contiguous rows [r, n], r and n > 0.
+        """Returns the raw sums [8, r] (columns first) of contiguous rows [r, n], r and n > 0."""
+        work = work_dtype(x.dtype)
+        if x.numel() <= _MOST_BLOCK and kernel_for(x.dtype) is None:
+            x = x.to(work)
+        out = np.empty((x.shape[0], RAW_STATISTICS))
+        if compiled(x.unsqueeze(0), out[None]):
+            return out.T
+        return exact_large(x).numpy().T if work is torch.float64 else self._passes(x)
 
-        x: float32, or narrower (converted block by block); anything else is left to `exact`.
-        """
+    def _passes(self, x: Tensor) -> Rows:
+        """Returns the same by torch's operations, for float32 or narrower numbers."""
         rows, n = x.shape
         block = min(BLOCK * torch.get_num_threads(), _MOST_BLOCK)
         if rows * n <= block:

@@ -113,15 +113,28 @@ def check(tensor: Tensor, batch_dim: int | None) -> None:
             f"cannot reduce shape {tuple(tensor.shape)} along batch dim {batch_dim}: "
             f"it has {tensor.dim()} dimensions"
         )
-    if tensor.numel() and tensor.untyped_storage().nbytes() == 0:
+
+
+def with_memory(tensor: Tensor) -> Tensor:
+    """Returns a tensor that has no address with its numbers in memory.
+
+    Raises:
+        CannotReduceError: if its storage was freed; reading it would end the program.
+    """
+    if tensor._is_zerotensor():  # autograd's zeros that were never written
+        return tensor.clone()
+    if tensor.numel():
         raise CannotReduceError("cannot reduce a tensor whose storage was freed")
+    return tensor
 
 
 def real(tensor: Tensor) -> Tensor:
-    """Returns the magnitude of a complex tensor (that is what its statistics are of)."""
+    """Returns numbers as they lie in memory, and the magnitude of complex ones."""
+    if not tensor.is_complex():
+        return tensor.resolve_neg()
     if tensor.dtype == torch.complex32:  # has few operators
         tensor = tensor.to(torch.complex64)
-    return tensor.abs() if tensor.is_complex() else tensor
+    return tensor.abs()
 
 
 def to_numpy(tensor: Tensor) -> NDArray[Any]:

@@ -84,6 +84,24 @@ def test_a_batch_dim_that_is_not_there(shape: tuple[int, ...], batch_dim: int) -
         reducer().add(torch.ones(shape), batch_dim=batch_dim)
 
 
+@pytest.mark.parametrize("elements", [10, 100_000])
+def test_memory_that_was_freed_after_the_first_step_is_not_read(elements: int) -> None:
+    by = reducer()
+    x = torch.randn(elements)
+    by.add(x, batch_dim=None)
+    by.finish()
+    x.untyped_storage().resize_(0)
+    with pytest.raises(CannotReduceError, match="freed"):
+        by.add(x, batch_dim=None)
+
+
+def test_zeros_without_memory_are_zeros() -> None:
+    by = reducer()
+    for elements in (10, 100_000):
+        by.add(torch._efficientzerotensor((elements,)), batch_dim=None)
+    check([(torch.zeros(10), None), (torch.zeros(100_000), None)], ready(by.finish()))
+
+
 def test_subclasses_that_are_ordinary_tensors_are_reduced() -> None:
     x = torch.randn(4, 5)
     parameter = torch.nn.Parameter(x.clone())

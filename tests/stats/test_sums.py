@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import warnings
+from collections.abc import Iterator
 
 import numpy as np
 import pytest
@@ -12,7 +13,7 @@ from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
 from comgra_decl.records import Raw
-from comgra_decl.stats import Reducer
+from comgra_decl.stats import Reducer, sums
 from comgra_decl.stats.reducer import ARENA_ELEMENTS
 from comgra_decl.stats.sums import BLOCK, LargeSums, exact, exact_large
 
@@ -20,6 +21,15 @@ from .recording import Tolerance, batch_of, check, reduce, reducer
 
 FLOATS = [torch.float64, torch.float32, torch.bfloat16, torch.float16]
 SMALL, LARGE = (6, 5, 7), (3, 11, 1700)
+
+
+@pytest.fixture(params=["compiled", "torch"], scope="module", autouse=True)
+def recipe(request: pytest.FixtureRequest) -> Iterator[None]:
+    """Everything here holds with the compiled kernel, and where there is none."""
+    with pytest.MonkeyPatch.context() as patch:
+        if request.param == "torch":
+            patch.setattr(sums, "kernel_for", lambda _dtype: None)
+        yield
 
 
 def normal(*shape: int, seed: int = 0) -> torch.Tensor:
@@ -178,6 +188,7 @@ def test_memory_layouts(scale: int) -> None:
             (normal(5, 1, 7).expand(5, 30 * scale, 7), 0),
             (torch.tensor(0.25).expand(6, 50 * scale), 0),
             (torch.complex(base, -base).conj().imag, 0),
+            (torch._neg_view(base), 0),
         ]
     )
 
