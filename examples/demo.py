@@ -19,7 +19,7 @@ from pathlib import Path
 from types import FrameType
 
 ROOT = Path(__file__).resolve().parents[1]
-VARIANTS = ("true", "false")  # activation_on_last_layer: the bug first, then without it
+VARIANTS = {"with-bug": "true", "without-bug": "false"}  # run name: activation_on_last_layer
 USUAL_PORT = 5006
 
 Process = subprocess.Popen[bytes]
@@ -72,8 +72,8 @@ class Demo:
     def run(self) -> int:
         """Runs until the viewer ends, or until somebody interrupts."""
         self._view()
-        for variant in VARIANTS:
-            self._train(variant)
+        for name, activation in VARIANTS.items():
+            self._train(name, activation)
             status = self._wait()
             if status is not None:
                 return status
@@ -87,14 +87,15 @@ class Demo:
         command = "from comgra_decl.launch.cli import main; main()"
         self.viewer = start("-c", command, "view", str(self.runs), f"--port={self.port}", show)
 
-    def _train(self, variant: str) -> None:
-        print(f"\nTraining the tutorial with activation_on_last_layer={variant}", flush=True)
+    def _train(self, name: str, activation: str) -> None:
+        print(f"\nTraining the tutorial {name.replace('-', ' ')}", flush=True)
         self.training = start(
             "examples/tutorial/train.py",
             "+comgra=debug",
             f"hydra.callbacks.comgra.run.root={self.runs}",
             "hydra.callbacks.comgra.run.group=tutorial",
-            f"model.activation_on_last_layer={variant}",
+            f"hydra.callbacks.comgra.run.name={name}",
+            f"model.activation_on_last_layer={activation}",
             *self.overrides,
         )
 

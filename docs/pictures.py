@@ -1,0 +1,140 @@
+"""Takes the pictures of the documentation anew: trains, records, and photographs the viewer.
+
+    .venv/bin/python docs/pictures.py                    # all of them, into docs/images
+    .venv/bin/python docs/pictures.py viewer             # one
+    .venv/bin/python docs/pictures.py --runs runs/docs   # keeps the runs and uses them again
+
+Needs a Chromium (`$CHROMIUM`, or one on the path).
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import shutil
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from urllib.parse import urlencode
+
+from playwright.sync_api import Page, sync_playwright
+
+ROOT = Path(__file__).resolve().parents[1]
+IMAGES = Path(__file__).with_name("images")
+SIZE = {"width": 1600, "height": 960}
+PATIENCE = 60_000  # milliseconds
+
+RUNS = {  # name: script and its arguments
+    "tutorial/with-bug": ("tutorial",),
+    "tutorial/without-bug": ("tutorial", "model.activation_on_last_layer=false"),
+    "characters/gpt": ("characters", "steps=600", "+comgra.values.max_elements=16384"),
+}
+
+PICTURES: dict[str, dict[str, str | int]] = {  # name: what the viewer's address says
+    "viewer": {
+        "run": "characters/gpt",
+        "node": "blocks.1.attention.weights",
+        "stat": "std",
+    },
+    "tutorial-overview": {
+        "run": "tutorial/with-bug",
+        "node": "input",
+        "role": "input",
+        "stat": "std",
+    },
+    "tutorial-answer": {
+        "run": "tutorial/with-bug",
+        "node": "answer",
+        "iteration": 4,
+        "stat": "mean",
+    },
+    "tutorial-out": {
+        "run": "tutorial/with-bug",
+        "node": "out",
+        "iteration": 4,
+        "stat": "min",
+    },
+    "tutorial-out-last": {
+        "run": "tutorial/with-bug",
+        "node": "out.last",
+        "iteration": 4,
+        "stat": "min",
+    },
+    "tutorial-fixed": {
+        "run": "tutorial/without-bug",
+        "node": "answer",
+        "iteration": 4,
+        "stat": "mean",
+    },
+}
+
+
+def record(name: str, runs: Path) -> None:
+    """Trains what a picture shows, unless its run is there already."""
+    if (runs / name).exists():
+        return
+    example, *arguments = RUNS[name]
+    group, run = name.split("/")
+    with tempfile.TemporaryDirectory() as folder:
+        command = [sys.executable, str(ROOT / "examples" / example / "train.py"), "+comgra=debug"]
+        where = [f"hydra.callbacks.comgra.run.{key}" for key in ("root", "group", "name")]
+        values = [str(runs), group, run]
+        pairs = [f"{key}={value}" for key, value in zip(where, values, strict=True)]
+        subprocess.run([*command, *pairs, *arguments], cwd=folder, check=True)
+
+
+@contextmanager
+def viewer(runs: Path) -> Iterator[str]:
+    """Serves the runs and yields the viewer's address."""
+    code = "from comgra_decl.launch.cli import main; main()"
+    command = [sys.executable, "-c", code, "view", str(runs), "--port", "0", "--no-show"]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as server:
+        assert server.stdout is not None
+        try:
+            yield server.stdout.readline().split()[-1]
+        finally:
+            server.terminate()
+
+
+@contextmanager
+def browser_page() -> Iterator[Page]:
+    """Yields a page of a headless Chromium."""
+    program = os.environ.get("CHROMIUM") or shutil.which("chromium")
+    flags = ["--no-sandbox", "--disable-gpu", "--disable-background-networking"]
+    with sync_playwright() as driver:
+        browser = driver.chromium.launch(executable_path=program, args=flags)
+        yield browser.new_page(viewport=SIZE)  # type: ignore[arg-type]
+        browser.close()
+
+
+def photograph(page: Page, address: str, name: str) -> None:
+    """Opens the viewer as a picture needs it and saves what it shows."""
+    page.goto(f"{address}?{urlencode(PICTURES[name])}")
+    page.get_by_text("per sample").first.wait_for(timeout=PATIENCE)
+    page.wait_for_timeout(4000)  # the graph glides to the node; charts draw on a canvas
+    page.screenshot(path=IMAGES / f"{name}.png")
+    sys.stdout.write(f"{name}.png\n")
+
+
+def main() -> None:
+    """Takes the pictures named on the command line."""
+    parser = argparse.ArgumentParser(description="Takes the documentation's pictures anew.")
+    parser.add_argument("names", nargs="*", choices=[*PICTURES, []], help="all if none")
+    parser.add_argument("--runs", type=Path, help="keep the runs here, and use those there are")
+    options = parser.parse_args()
+    names = options.names or list(PICTURES)
+    IMAGES.mkdir(exist_ok=True)
+    with tempfile.TemporaryDirectory() as folder:
+        runs = (options.runs or Path(folder)).resolve()
+        for run in dict.fromkeys(str(PICTURES[name]["run"]) for name in names):
+            record(run, runs)
+        with viewer(runs) as address, browser_page() as page:
+            for name in names:
+                photograph(page, address, name)
+
+
+if __name__ == "__main__":
+    main()
