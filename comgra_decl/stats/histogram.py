@@ -9,7 +9,8 @@ from numpy.typing import NDArray
 
 Samples = NDArray[np.float32]
 _NARROW, _WIDE = 1e-30, 1e37  # ranges in between can be scaled in float32
-_ELEMENTS = 1 << 19  # per pass, so that the intermediate arrays stay in the cache
+_ELEMENTS = 1 << 19  # of several steps that are looked at together
+_PIECE = 1 << 17  # binned at a time, so that intermediate arrays stay in the cache
 
 
 class Counter:
@@ -49,21 +50,26 @@ class Counter:
             counts[span, self._filled], ranges[span, self._filled] = self._count(part)
         return counts, ranges
 
-    def _count(self, part: Samples) -> tuple[NDArray[np.intp], Samples]:
+    def _count(self, part: Samples) -> tuple[NDArray[np.uint32], Samples]:
         edges, wild = self._edges(part)
-        stride = self._bins + 1  # one more bin per tensor takes what is not finite
-        shape = edges.shape[:2]
-        buckets = np.arange(0, np.prod(shape) * stride, stride, dtype=np.int32).reshape(shape)
-        numbers = np.empty(part.shape, np.int32)
+        counts = np.empty((*edges.shape[:2], self._bins), np.uint32)
         for first, last, size in self._runs:
-            start = self._first[first]
-            span = slice(start, start + (last - first) * size)
-            x = part[:, span].reshape(len(part), last - first, size)
-            binned = self._bin(x, edges[:, first:last], wild)
-            binned += buckets[:, first:last, None]
-            numbers[:, span] = binned.reshape(len(part), -1)
-        counted = np.bincount(numbers.ravel(), minlength=buckets.size * stride)
-        return counted.reshape(*buckets.shape, stride)[..., : self._bins], edges
+            tensors = max(1, _PIECE // (len(part) * size))
+            for a in range(first, last, tensors):
+                b = min(a + tensors, last)
+                x = part[:, self._first[a] : self._first[a] + (b - a) * size]
+                x = x.reshape(len(part), b - a, size)
+                counts[:, a:b] = self._bincount(self._bin(x, edges[:, a:b], wild))
+        return counts, edges
+
+    def _bincount(self, binned: NDArray[np.int32]) -> NDArray[np.intp]:
+        """Returns the counts [k, tensors, bins] of bin numbers [k, tensors, size]."""
+        steps, tensors, _ = binned.shape
+        stride = self._bins + 1  # one more bin per tensor takes what is not finite
+        buckets = np.arange(0, steps * tensors * stride, stride, dtype=np.int32)
+        binned += buckets.reshape(steps, tensors, 1)
+        counted = np.bincount(binned.ravel(), minlength=steps * tensors * stride)
+        return counted.reshape(steps, tensors, stride)[..., : self._bins]
 
     def _edges(self, part: Samples) -> tuple[Samples, bool]:
         """Returns lowest and highest finite elements [k, filled, 2]; whether any is not finite."""

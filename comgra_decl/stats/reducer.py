@@ -18,10 +18,16 @@ from torch import Tensor
 from comgra_decl.records import RAW_STATISTICS, Raw
 from comgra_decl.stats.batch import Batch, strided_sample
 from comgra_decl.stats.device import ASYNCHRONOUS, DeviceStep, Fetch
-from comgra_decl.stats.quiet import HIDDEN_KEYS, without_functions, without_keys
+from comgra_decl.stats.quiet import (
+    HIDDEN_KEYS,
+    is_functorch_wrapped,
+    without_functions,
+    without_keys,
+)
 from comgra_decl.stats.ring import MOST_BYTES, STEP_BYTES, Ring
 from comgra_decl.stats.sums import LargeSums, Rows
 from comgra_decl.stats.support import (
+    PLAIN,
     CannotReduceError,
     as_rows,
     check,
@@ -108,6 +114,8 @@ class Reducer:
         self._histogram = histogram_elements
         self._sample_count = sample_count
         self._lock = Lock()
+        # entered under the lock only; making new ones takes as long as entering them
+        self._no_functions, self._no_keys = without_functions(), without_keys(HIDDEN_KEYS)
         self._signatures = count()
         self._large = LargeSums()
         self._ring = Ring(self._host)
@@ -132,8 +140,9 @@ class Reducer:
         Raises:
             CannotReduceError: if it has no numbers to reduce; the step goes on without it.
         """
-        tensor = plain(tensor)
-        with self._lock, without_functions(), without_keys(HIDDEN_KEYS):
+        if type(tensor) not in PLAIN or is_functorch_wrapped(tensor):
+            tensor = plain(tensor)
+        with self._lock, self._no_functions, self._no_keys:
             if self._last is not None and self._last.shows(tensor, batch_dim, values):
                 return self._node.index
             try:
@@ -156,7 +165,7 @@ class Reducer:
 
     def finish(self) -> Reduced:
         """Ends the step and returns what was captured; the next `add` begins another."""
-        with self._lock, without_functions(), without_keys(HIDDEN_KEYS):
+        with self._lock, self._no_functions, self._no_keys:
             form = self._node.form or self._new_form()
             batch = self._ring.batch_for(form)
             reduced = self._collect(form, batch)

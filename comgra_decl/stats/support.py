@@ -43,7 +43,8 @@ _NUMBERS = frozenset(
     if hasattr(torch, name)
 ) | frozenset(_VIA_INTEGER)
 
-_PLAIN = (Tensor, torch.nn.Parameter)
+PLAIN = (Tensor, torch.nn.Parameter)
+"""Types that need no `plain`, unless they are wrapped by functorch."""
 
 
 class CannotReduceError(ComgraError, TypeError):
@@ -80,7 +81,7 @@ def plain(tensor: Tensor) -> Tensor:
     if is_functorch_wrapped(tensor):
         raise CannotReduceError("cannot reduce a tensor inside a functorch transform (vmap, grad)")
     kind = type(tensor)
-    if kind in _PLAIN:
+    if kind in PLAIN:
         return tensor
     if hasattr(tensor, "to_local"):
         with torch.no_grad():
