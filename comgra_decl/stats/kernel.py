@@ -21,7 +21,6 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cache
 from string import Template
-from typing import Any
 
 import torch
 
@@ -309,9 +308,6 @@ def _assembly(kind: _Type) -> str:
     )
 
 
-_engines: list[Any] = []  # own the compiled code
-
-
 @cache
 def kernel_for(dtype: torch.dtype) -> Kernel | None:
     """Returns the kernel for numbers of `dtype`, compiled at the first call, or None."""
@@ -339,8 +335,9 @@ def _compile(kind: _Type) -> Kernel:
     module.verify()
     engine = llvm.create_mcjit_compiler(module, machine)
     engine.finalize_object()
-    _engines.append(engine)
+    address = engine.get_function_address(kind.name)
+    engine.detach()  # the code stays until the process ends, whoever still runs it then
     signature = ctypes.CFUNCTYPE(
         ctypes.c_int64, ctypes.c_void_p, ctypes.c_int64, ctypes.c_int64, ctypes.c_void_p
     )
-    return signature(engine.get_function_address(kind.name))
+    return signature(address)

@@ -18,6 +18,7 @@ from torch import Tensor
 from comgra_decl.records import RAW_STATISTICS, Raw
 from comgra_decl.stats.batch import Batch, strided_sample
 from comgra_decl.stats.device import ASYNCHRONOUS, DeviceStep, Fetch
+from comgra_decl.stats.kernel import kernel_for
 from comgra_decl.stats.quiet import (
     HIDDEN_KEYS,
     is_functorch_wrapped,
@@ -25,7 +26,7 @@ from comgra_decl.stats.quiet import (
     without_keys,
 )
 from comgra_decl.stats.ring import MOST_BYTES, STEP_BYTES, Ring
-from comgra_decl.stats.sums import LargeSums, Rows
+from comgra_decl.stats.sums import LargeSums, Rows, compiled_at
 from comgra_decl.stats.support import (
     PLAIN,
     CannotReduceError,
@@ -201,6 +202,8 @@ class Reducer:
         if 0 < tensor.numel() <= ARENA_ELEMENTS and node.bytes < STEP_BYTES:
             self._ring.place(node, work_dtype(tensor.dtype))
             node.direct = tensor.device.type == "cpu" and not (away or tensor.is_complex())
+        elif tensor.numel() and tensor.device.type == "cpu" and not (away or node.shape.batch_dim):
+            node.kernel = kernel_for(tensor.dtype)
         self._node.children[key] = node
         self._nodes += 1
         return node
@@ -216,24 +219,31 @@ class Reducer:
         elif tensor.numel() == 0:
             self._empty(node, away)
         elif away is None:
-            self._reduce_large(node, as_rows(real(tensor), node.shape.batch_dim))
+            self._reduce_large(node, tensor)
         else:
             away.reduce(node, as_rows(real(tensor), node.shape.batch_dim))
 
-    def _reduce_large(self, node: Node, rows: Tensor) -> None:
-        sums = self._large(rows)
+    def _reduce_large(self, node: Node, tensor: Tensor) -> None:
+        shape, sums = node.shape, None
+        rows = tensor.detach()
+        if node.kernel is not None and tensor.is_contiguous() and not tensor.is_neg():
+            sums = compiled_at(node.kernel, tensor, shape.samples, shape.elements)
+        else:
+            rows = as_rows(real(tensor), shape.batch_dim)
+        if sums is None:
+            sums = self._large(rows.view(shape.samples, shape.elements))
         if node.count:
             self._picks[node.index] = strided_sample(rows, node.stride, node.count)
         self._rows.append(sums)
 
     def _empty(self, node: Node, away: DeviceStep | None) -> None:
         """Records samples without elements: all sums 0, the least of nothing is infinite."""
-        sums = np.zeros((RAW_STATISTICS, node.shape.samples))
-        sums[Raw.MIN], sums[Raw.MAX] = np.inf, -np.inf
+        sums = np.zeros((node.shape.samples, RAW_STATISTICS))
+        sums[:, Raw.MIN], sums[:, Raw.MAX] = np.inf, -np.inf
         if away is None:
             self._rows.append(sums)
         else:
-            away.add_rows(torch.from_numpy(sums.T).to(node.device))
+            away.add_rows(torch.from_numpy(sums).to(node.device))
 
     def _device(self, device: torch.device) -> DeviceStep:
         step = self._devices.get(device)
@@ -263,7 +273,7 @@ class Reducer:
         raw, histogram = batch.raw[number], batch.histogram[number]
         part = form.parts[self._host]
         if self._rows:
-            np.concatenate(self._rows, axis=1, out=raw[part.start : part.stop].T)
+            np.concatenate(self._rows, out=raw[part.start : part.stop])
         for index, sample in self._picks.items():
             start = form.histogram_starts[index]
             histogram[start : start + len(sample)] = sample

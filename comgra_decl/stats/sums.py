@@ -29,7 +29,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from comgra_decl.records import RAW_STATISTICS, Raw
-from comgra_decl.stats.kernel import kernel_for
+from comgra_decl.stats.kernel import Kernel, kernel_for
 from comgra_decl.stats.quiet import buffer
 from comgra_decl.stats.support import work_dtype
 
@@ -151,6 +151,16 @@ def compiled(x: Tensor, out: Rows) -> bool:
     return True
 
 
+def compiled_at(kernel: Kernel, x: Tensor, rows: int, n: int) -> Rows | None:
+    """Returns the raw sums [rows, 8] of contiguous memory, None if the kernel marks any row.
+
+    What `compiled` does, for one large tensor and without the calls that cost as much again.
+    """
+    out = np.empty((rows, RAW_STATISTICS))
+    marked = kernel(x.data_ptr(), rows, n, out.__array_interface__["data"][0])
+    return None if marked else out
+
+
 class LargeSums:
     """The recipe for few long rows on the CPU; owns the scratch memory it needs (one block)."""
 
@@ -159,17 +169,17 @@ class LargeSums:
         self._desks: dict[tuple[int, int], _Desk] = {}
 
     def __call__(self, x: Tensor) -> Rows:
-        """Returns the raw sums [8, r] (columns first) of contiguous rows [r, n], r and n > 0."""
+        """Returns the raw sums [r, 8] of contiguous rows [r, n], r and n > 0."""
         work = work_dtype(x.dtype)
         if x.numel() <= _MOST_BLOCK and kernel_for(x.dtype) is None:
             x = x.to(work)
         out = np.empty((x.shape[0], RAW_STATISTICS))
         if compiled(x.unsqueeze(0), out[None]):
-            return out.T
-        return exact_large(x).numpy().T if work is torch.float64 else self._passes(x)
+            return out
+        return exact_large(x).numpy() if work is torch.float64 else self.passes(x).T
 
-    def _passes(self, x: Tensor) -> Rows:
-        """Returns the same by torch's operations, for float32 or narrower numbers."""
+    def passes(self, x: Tensor) -> Rows:
+        """Returns the raw sums [8, r] (columns first) by torch's operations, at most float32."""
         rows, n = x.shape
         block = min(BLOCK * torch.get_num_threads(), _MOST_BLOCK)
         if rows * n <= block:

@@ -18,6 +18,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from comgra_decl.stats.kernel import Kernel
 from comgra_decl.stats.quiet import buffer
 from comgra_decl.stats.sampling import sample_stride
 
@@ -90,6 +91,7 @@ class Node:
         "form",
         "group",
         "index",
+        "kernel",
         "parent",
         "row",
         "shape",
@@ -106,6 +108,7 @@ class Node:
         self.bytes: int = 0 if parent is None else parent.bytes
         self.group: Group | None = None
         self.direct = False  # a mere copy into the group of the host does it
+        self.kernel: Kernel | None = None  # reads the tensor where it lies, if that is contiguous
         self.row = self.stride = self.count = 0
         self._views: list[Tensor] = []
         self._version = -1
