@@ -149,9 +149,9 @@ class ModuleTracer:
         if capture is None:
             return
         capture.batch_size = first_batch_size(args, kwargs) or capture.batch_size
-        if plan.top.parametric:
-            if capture.count(plan) == 0:
-                self._read_parameters(plan, capture)
+        if plan.top.parametric and capture.count(plan) == 0:
+            self._read_parameters(plan, capture)
+        if any(True for _ in module.parameters()):  # not a loss or a metric: those end the model
             self._read_inputs(capture, args, kwargs)
 
     def _adopt(self, root: nn.Module) -> TopPlan:
@@ -256,13 +256,15 @@ class ModuleTracer:
     ) -> None:
         iteration = capture.count("input")
         for path, tensor in (*tensors_in(args), *tensors_in(kwargs)):
+            if tensor.grad_fn is not None:  # computed by another part of the model
+                continue
             role = "input" if path == "[0]" else f"input{path}"
             slot = self._inputs.get((role, iteration))
             if slot is None:
                 slot = Slot(lambda: "input", role, iteration=iteration, kind="input")
                 self._inputs[role, iteration] = slot
             capture.add(slot, tensor, batch_dim="auto", values=self._keeps_values)
-            if self._graph is not None:
+            if self._graph is not None and not self._graph.of(tensor).all:
                 self._graph.trace(slot, tensor)
 
     def read_loss(self, capture: StepCapture, loss: torch.Tensor, backwarded: torch.Tensor) -> None:

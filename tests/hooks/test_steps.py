@@ -120,6 +120,27 @@ def test_one_model_and_a_loss_module_need_no_prefix() -> None:
     assert run.nodes() == {"0", "1", "Sequential", "MSELoss", "input", "loss"}
 
 
+def test_what_a_loss_or_a_second_model_is_given_is_no_input() -> None:
+    class Parts(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.encoder, self.decoder, self.criterion = (
+                nn.Linear(3, 3),
+                nn.Linear(3, 2),
+                nn.MSELoss(),
+            )
+
+    model, x = Parts(), torch.randn(4, 3)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    with recording() as run:
+        out = model.decoder(model.encoder(x))
+        model.criterion(out, torch.zeros(4, 2)).backward()
+        optimizer.step()
+    assert [key for key in run.slots if key.node == "input"] == [("input", "input", 0, "forward")]
+    assert {("input", "encoder"), ("encoder", "decoder"), ("decoder", "criterion")} <= run.edges()
+    assert ("criterion", "loss") in run.edges()
+
+
 def test_a_transform_of_the_data_is_no_part_of_the_model() -> None:
     model, transform = net(), nn.Flatten(0)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
