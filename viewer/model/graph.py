@@ -21,10 +21,20 @@ Edges = tuple[tuple[str, str, bool], ...]
 
 @dataclass(frozen=True, slots=True)
 class Graph:
-    """Nodes and edges between nodes (source, sink, whether the edge carries a gradient)."""
+    """Nodes and edges between nodes (source, sink, whether the edge carries a gradient).
+
+    A parameter is drawn as a node of its own below its module ("encoder.weight"), though it is a
+    role of the module's node everywhere else: `parameters` gives that (node, role).
+    """
 
     nodes: tuple[GraphNode, ...]
     edges: Edges
+    parameters: dict[str, tuple[str, str]]
+
+    def name_of(self, at: Selection) -> str:
+        """Returns the drawn node that shows the selected tensor."""
+        parameter = f"{at.node}.{at.role}"
+        return parameter if parameter in self.parameters else at.node
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,33 +64,50 @@ class Scale:
 
 def graph_of(view: RunView, at: Selection) -> Graph:
     """Returns the graph valid at the selected step, with all nodes of the run."""
-    nodes = tuple(
-        GraphNode(name, view.kind(name), order, _title(view, name))
-        for order, name in enumerate(view.nodes)
-    )
     structure = None if at.step is None else view.structure(at.step, at.type)
-    if structure is None:
-        return Graph(nodes, ())
+    keys = [] if structure is None else structure.keys
+    parameters = {
+        f"{slot.node}.{slot.role}": (slot.node, slot.role)
+        for slot in view.slots.values()
+        if slot.kind == "parameter"
+    }
+    names = [f"{k.node}.{k.role}" if f"{k.node}.{k.role}" in parameters else k.node for k in keys]
+    computing = [node for node in view.nodes if view.kind(node) != "parameter"]
+    # Following a step meets its tensors in the order of execution; slots begin with parameters.
+    order = dict.fromkeys([*names, *computing, *parameters])
+    nodes = tuple(_node(view, name, i, parameters) for i, name in enumerate(order))
     links: dict[tuple[str, str], bool] = {}
-    for source, sink, gradient in structure.edges:
-        pair = (structure.keys[source].node, structure.keys[sink].node)
+    for source, sink, gradient in structure.edges if structure is not None else ():
+        pair = names[source], names[sink]
         if pair[0] != pair[1]:
             links[pair] = links.get(pair, False) or gradient
-    return Graph(nodes, tuple((a, b, grad) for (a, b), grad in links.items()))
+    return Graph(nodes, tuple((a, b, grad) for (a, b), grad in links.items()), parameters)
 
 
-def info_of(view: RunView, at: Selection, edges: Edges) -> str:
-    """Returns one line about the selected node."""
+def _node(
+    view: RunView, name: str, order: int, parameters: dict[str, tuple[str, str]]
+) -> GraphNode:
+    if name in parameters:
+        slot = view.first_slot(*parameters[name])
+        return GraphNode(name, "parameter", order, f"{shape(slot.shape)} \u00b7 {slot.dtype}")
+    kind = view.kind(name) if name in view.nodes else "computed"
+    return GraphNode(name, kind, order, _title(view, name) if name in view.nodes else "")
+
+
+def info_of(at: Selection, graph: Graph) -> str:
+    """Returns one line about the selected tensor."""
     if not at.node:
         return ""
-    into = sum(sink == at.node for _, sink, _ in edges)
-    out = sum(source == at.node for source, _, _ in edges)
-    parts = [at.node, view.kind(at.node), _title(view, at.node), f"{into} in, {out} out"]
-    return " \u00b7 ".join(part for part in parts if part)
+    name = graph.name_of(at)
+    into = sum(sink == name for _, sink, _ in graph.edges)
+    out = sum(source == name for source, _, _ in graph.edges)
+    shown = next((node for node in graph.nodes if node.name == name), None)
+    parts = [name, shown.kind, shown.title] if shown is not None else [name]
+    return " \u00b7 ".join(part for part in [*parts, f"{into} in, {out} out"] if part)
 
 
 def heat_of(
-    view: RunView, at: Selection, scene: Scene, pass_: str
+    view: RunView, at: Selection, graph: Graph, *, scene: Scene, pass_: str
 ) -> tuple[dict[str, dict[str, Any]], dict[str, Any]]:
     """Returns the paint of every box, and the legend: the selected statistic of one pass.
 
@@ -88,7 +115,7 @@ def heat_of(
     soon as anything inside is NaN or infinite.
     """
     scale = _scale(view, at, pass_)
-    values = _node_values(view, at, pass_)
+    values = _node_values(view, at, graph, pass_)
     paint = {box.id: _paint(box.members, values, scale) for box in scene.boxes}
     return {box: p for box, p in paint.items() if p is not None}, _legend(at, pass_, scale)
 
@@ -99,29 +126,36 @@ def _title(view: RunView, name: str) -> str:
     return " \u00b7 ".join(part for part in parts if part)
 
 
-def _node_values(view: RunView, at: Selection, pass_: str) -> dict[str, tuple[float, bool]]:
+def _node_values(
+    view: RunView, at: Selection, graph: Graph, pass_: str
+) -> dict[str, tuple[float, bool]]:
     """Returns for each recorded node its value and whether it holds NaN or infinities."""
     if at.step is None:
         return {}
     row = view.row(at.step, at.type, at.over)
     counts, numbers = row["nonfinite"].to_dict(), row[at.statistic].to_dict()
     values: dict[str, tuple[float, bool]] = {}
-    for name in view.nodes:
-        slot = _painted_slot(view, at, name, pass_)
+    for node in graph.nodes:
+        slot = _painted_slot(view, at, graph, node=node.name, pass_=pass_)
         count = counts.get(slot, math.nan) if slot is not None else math.nan
         if slot is not None and not math.isnan(count):
             value = float(numbers[slot])
-            values[name] = value, count > 0 or not math.isfinite(value)
+            values[node.name] = value, count > 0 or not math.isfinite(value)
     return values
 
 
-def _painted_slot(view: RunView, at: Selection, node: str, pass_: str) -> int | None:
+def _painted_slot(
+    view: RunView, at: Selection, graph: Graph, *, node: str, pass_: str
+) -> int | None:
     """Returns the slot that paints a node: the selected tensor itself, else its first role."""
-    roles = [at.role] if node == at.node else view.roles(node)
-    for role in roles:
-        iterations = view.iterations(node, role)
+    owner, role = graph.parameters.get(node, (node, ""))
+    selected = [at.role] if node == graph.name_of(at) else view.roles(node)
+    for candidate in [role] if role else selected:
+        iterations = view.iterations(owner, candidate)
+        if not iterations:
+            continue
         wanted = at.iteration if at.iteration in iterations else iterations[-1]
-        slot = view.passes(node, role, wanted).get(pass_)
+        slot = view.passes(owner, candidate, wanted).get(pass_)
         if slot is not None:
             return slot.id
     return None

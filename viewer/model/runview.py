@@ -105,6 +105,10 @@ class RunView:
         """The slot that describes a node best: its first role, first iteration, forward."""
         return _any_slot(self._tree[node][self.roles(node)[0]])
 
+    def first_slot(self, node: str, role: str) -> Slot:
+        """The slot that describes one role of a node: its first iteration, forward."""
+        return _any_slot(self._tree[node][role])
+
     # --- records -----------------------------------------------------------------------------
 
     def types(self) -> list[str]:

@@ -33,6 +33,7 @@ class GraphPane(Pane):
         self._expanded: frozenset[str] | None = None
         self._opened: frozenset[str] = frozenset()
         self._scene: Scene | None = None
+        self._shown: Shown | None = None
         self.view = GraphView(sizing_mode="stretch_both", margin=0)
         self.view.on_message(self._on_message)
         return self.view
@@ -53,12 +54,13 @@ class GraphPane(Pane):
             assert self._scene is not None
             changes["scene"] = self._scene.as_json()
         assert self._scene is not None
-        changes["selected"] = box_of(self._scene, shown.at.node) or ""
-        changes["info"] = info_of(shown.view, shown.at, graph.edges)
+        self._shown = shown
+        changes["selected"] = box_of(self._scene, graph.name_of(shown.at)) or ""
+        changes["info"] = info_of(shown.at, graph)
         changes["heat"], changes["legend"] = None, None
         if shown.colour != "kind":
             changes["heat"], changes["legend"] = heat_of(
-                shown.view, shown.at, self._scene, shown.colour
+                shown.view, shown.at, graph, scene=self._scene, pass_=shown.colour
             )
         now = {name: value for name, value in changes.items() if getattr(self.view, name) != value}
         self.view.param.update(**now)
@@ -75,7 +77,7 @@ class GraphPane(Pane):
         if action == "select":
             node = node_of(self._scene, value)
             if node is not None:
-                self.act(node=node)
+                self._select(node)
         elif action == "expand":
             self.act(expanded=self._opened | {value})
         elif action == "collapse":
@@ -88,7 +90,18 @@ class GraphPane(Pane):
         names = [node.name for node in self._graph.nodes]
         found = best_match(names, text)
         if found is not None:
-            self.act(node=found, expanded=expansion_for(found, self._opened))
+            self._select(found, expanded=expansion_for(found, self._opened))
+
+    def _select(self, name: str, **changes: Any) -> None:
+        """Selects the tensor that a drawn node stands for: a parameter is a role of its module."""
+        assert self._graph is not None
+        node, role = self._graph.parameters.get(name, (name, ""))
+        if not role and self._shown is not None:
+            owned = {r for n, r in self._graph.parameters.values() if n == node}
+            computed = [r for r in self._shown.view.roles(node) if r not in owned]
+            now = self._shown.at.role
+            role = now if now in computed else next(iter(computed), "")
+        self.act(node=node, role=role, **changes)
 
 
 def best_match(names: list[str], text: str) -> str | None:
