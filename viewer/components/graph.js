@@ -2,6 +2,7 @@
 
 const EDGES_DRAWN = 300; // up to so many edges are drawn all at once without being asked
 const EDGES_MOST = 2000; // and with more than this not at all
+const LABELS_QUICK = 200; // with more boxes than this, labels are hidden while the zoom changes
 
 class Graph {
   constructor(model) {
@@ -46,6 +47,7 @@ class Graph {
     for (const name of ["all", "hover", "near", "nodes"]) {
       this.layers[name] = svgElement(this.world, "g", { class: `layer ${name}` });
     }
+    this.shield = htmlElement(this.stage, "div", "shield");
     this.bandLayer = htmlElement(this.stage, "div", "bands");
     this.info = htmlElement(this.stage, "div", "info");
     this.empty = htmlElement(this.stage, "div", "empty", "No graph has been recorded yet.");
@@ -154,11 +156,21 @@ class Graph {
 
   #place() {
     const { k, x, y } = this.camera;
+    const zoomed = k !== this.zoomed;
+    this.zoomed = k;
+    if (zoomed && this.index.boxes.size > LABELS_QUICK) this.#hideLabels();
     this.world.setAttribute("transform", `translate(${x} ${y}) scale(${k})`);
     this.svg.classList.toggle("far", k < FAR);
     this.percent.textContent = `${Math.round(100 * k)}%`;
     this.bands.place(this.camera);
     this.minimap.place();
+  }
+
+  // Every zoom lays out all labels again, three quarters of its cost; many wait until it is over.
+  #hideLabels() {
+    this.svg.classList.add("zooming");
+    clearTimeout(this.labels);
+    this.labels = setTimeout(() => this.svg.classList.remove("zooming"), 160);
   }
 
   get edgesShown() {
@@ -268,7 +280,7 @@ class Graph {
     const idAt = (event) => event.target.closest?.(".node")?.dataset.id;
     svg.addEventListener("click", (event) => {
       const id = idAt(event);
-      if (!id || this.dragged) return;
+      if (!id) return;
       this.#select(id, { further: event.shiftKey });
     });
     svg.addEventListener("dblclick", (event) => this.#open(idAt(event)));
@@ -293,20 +305,22 @@ class Graph {
       from = { x: event.clientX, y: event.clientY };
       this.dragged = false;
     });
-    this.svg.addEventListener("pointermove", (event) => {
+    this.stage.addEventListener("pointermove", (event) => {
       if (!from || !event.buttons) return;
       const [dx, dy] = [event.clientX - from.x, event.clientY - from.y];
       if (!this.dragged && Math.hypot(dx, dy) < 4) return;
-      if (!this.dragged) this.svg.setPointerCapture(event.pointerId);
-      this.dragged = true;
-      this.svg.classList.add("dragging");
+      if (!this.dragged) {
+        this.dragged = true;
+        this.shield.style.display = "block";
+        this.shield.setPointerCapture(event.pointerId);
+      }
       from = { x: event.clientX, y: event.clientY };
       this.camera.pan(dx, dy);
     });
     for (const name of ["pointerup", "pointercancel"]) {
-      this.svg.addEventListener(name, () => {
+      this.stage.addEventListener(name, () => {
         from = null;
-        this.svg.classList.remove("dragging");
+        this.shield.style.display = "none";
       });
     }
   }
@@ -314,7 +328,7 @@ class Graph {
   #wheel(event) {
     event.preventDefault();
     if (Math.abs(event.deltaX) > Math.abs(event.deltaY)) return this.camera.pan(-event.deltaX, 0);
-    const at = this.svg.getBoundingClientRect();
+    const at = this.stage.getBoundingClientRect();
     const lines = event.deltaMode === 1 ? 18 : 1;
     const factor = Math.exp(-event.deltaY * lines * 0.0016);
     this.camera.zoom(factor, { x: event.clientX - at.left, y: event.clientY - at.top });

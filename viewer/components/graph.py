@@ -24,7 +24,8 @@ class GraphView(Component):
             before it sends the message.
         heat: Paint per box id, `{"fill": "#rrggbb", "text": second line, "hatched": bool}`;
             boxes that are not named are drawn as missing. None: colours by kind.
-        legend: `{"title": str, "low": str, "high": str, "colors": ["#rrggbb", ...]}` for the heat.
+        legend: `{"title": str, "low": str, "high": str, "colors": ["#rrggbb", ...]}` for the heat;
+            optionally `"log": bool` (said on screen) and `"help": str` (a tooltip).
         info: One line about the selected node, shown below the graph.
     """
 

@@ -36,7 +36,7 @@ class Boxes {
       const group = this.#group(box, ins, outs);
       if (item) item.group.replaceWith(group);
       else this.layer.append(group);
-      item = { group, key, text: group.querySelector(".value"), paint: null };
+      item = { group, key, paint: null, ...parts(group) };
       this.drawn.set(box.id, item);
     }
     item.box = box;
@@ -57,7 +57,6 @@ class Boxes {
       }
     }
     svgElement(group, "rect", { class: "shape", width: w, height: h, rx: round });
-    svgElement(group, "rect", { class: "hatch", width: w, height: h, rx: round });
     if (box.no_in) this.#open(group, 0, h, round);
     if (box.no_out) this.#open(group, w, h, round);
     const badge = box.repeat > 1 ? `\u00d7${box.repeat}` : box.folded ? `${box.count}` : "";
@@ -65,7 +64,6 @@ class Boxes {
     const middle = badge ? 9 + room / 2 : w / 2;
     svgElement(group, "text", { class: "label", x: middle, y: h / 2 })
       .textContent = this.#shortened(box.label, room);
-    svgElement(group, "text", { class: "value", x: middle, y: h / 2 });
     if (badge) {
       svgElement(group, "text", { class: box.repeat > 1 ? "badge times" : "badge", x: w - 9,
         y: h / 2 }).textContent = badge;
@@ -96,24 +94,52 @@ class Boxes {
     return cut();
   }
 
-  // Paints by a statistic, or by kind if `heat` is null.
+  // Paints by a statistic, or by kind if `heat` is null. Colours go straight to the elements that
+  // wear them: whatever a group hands down makes the browser style everything below it again.
   paint(heat) {
     for (const [id, item] of this.drawn) {
-      const paint = heat ? heat[id] || "missing" : null;
-      const now = JSON.stringify(paint);
-      if (item.paint === now) continue;
-      item.paint = now;
-      const fill = paint ? safeColour(paint.fill) : "none";
-      item.group.classList.toggle("heated", fill !== "none");
-      item.group.classList.toggle("missing", paint !== null && fill === "none");
-      item.group.classList.toggle("hatched", !!paint?.hatched);
-      item.group.style.setProperty("--heat", fill);
-      item.group.style.setProperty("--ink", fill === "none" ? "inherit" : inkOn(fill));
-      const text = paint && paint !== "missing" ? `${paint.text ?? ""}` : "";
-      item.text.textContent = text;
-      item.group.classList.toggle("valued", text !== "");
+      const paint = heat ? heat[id] || { missing: true } : null;
+      const key = JSON.stringify(paint);
+      if (item.paint === key) continue;
+      item.paint = key;
+      const fill = paint ? safeColour(paint.fill, "") : "";
+      const { classList } = item.group;
+      classList.toggle("heated", fill !== "");
+      classList.toggle("missing", paint !== null && fill === "");
+      item.shape.style.fill = fill;
+      this.#hatch(item, paint?.hatched && fill !== "");
+      this.#value(item, fill === "" ? "" : `${paint.text ?? ""}`);
+      const ink = fill === "" ? "" : inkOn(fill);
+      for (const text of [item.label, item.badge, item.value]) if (text) text.style.fill = ink;
     }
   }
+
+  #hatch(item, wanted) {
+    item.group.classList.toggle("hatched", !!wanted);
+    if (!wanted) item.hatch?.remove();
+    else if (!item.hatch?.isConnected) {
+      item.hatch = item.shape.cloneNode();
+      item.hatch.setAttribute("class", "hatch");
+      item.hatch.removeAttribute("style");
+      item.shape.after(item.hatch);
+    }
+  }
+
+  #value(item, text) {
+    item.group.classList.toggle("valued", text !== "");
+    if (!item.value) {
+      if (!text) return;
+      item.value = svgElement(null, "text", { class: "value", x: item.label.getAttribute("x"),
+        y: item.label.getAttribute("y") });
+      item.label.after(item.value);
+    }
+    item.value.textContent = text;
+  }
+}
+
+function parts(group) {
+  return { shape: group.querySelector(".shape"), label: group.querySelector(".label"),
+    badge: group.querySelector(".badge"), value: null, hatch: null };
 }
 
 function spoken(box, ins, outs) {

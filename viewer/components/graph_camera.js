@@ -8,7 +8,8 @@ const START = 0.9; // zoom of a first view that cannot show everything readably
 
 class Camera {
   constructor(changed) {
-    this.changed = changed; // called after every move
+    this.changed = changed; // called once in a frame in which it moved
+    this.due = null;
     this.k = 1;
     this.x = 0;
     this.y = 0;
@@ -57,7 +58,10 @@ class Camera {
 
   set(k, x, y) {
     Object.assign(this, { k, x, y });
-    this.changed();
+    this.due ??= requestAnimationFrame(() => {
+      this.due = null;
+      this.changed();
+    });
   }
 
   fit(smooth = false) {

@@ -7,6 +7,7 @@ const BAND_HEIGHT = 20;
 // Fills the legend: the kinds on screen, or the scale of the heat.
 function drawLegend(element, index, heat, legend) {
   element.replaceChildren();
+  element.title = heat ? legend?.help || "" : "";
   if (heat) return drawScale(element, index, heat, legend);
   const present = new Set([...index.boxes.values()].map((box) => box.kind));
   for (const kind of KINDS.filter((name) => present.has(name))) {
@@ -20,6 +21,7 @@ function drawScale(element, index, heat, legend) {
   const paints = [...index.boxes.keys()].map((id) => heat[id]);
   if (legend) {
     htmlElement(element, "span", "title", legend.title);
+    if (legend.log) htmlElement(element, "span", "end", "log scale");
     htmlElement(element, "span", "end", legend.low);
     const colours = (legend.colors || []).map((colour) => safeColour(colour, "#888888"));
     const ramp = htmlElement(element, "span", "ramp");

@@ -35,14 +35,16 @@ def test_heat_paints_boxes_and_says_what_is_missing_or_not_finite(show: Show, pa
     assert node(page, "embed").locator(".label").evaluate(look)[0] == "rgb(255, 255, 255)"
     assert node(page, "blocks.0").locator(".label").evaluate(look)[0] == "rgb(16, 16, 20)"
     expect(node(page, "embed").locator(".value")).to_have_text("0.25")
-    assert node(page, "blocks.0").locator(".hatch").evaluate(look)[1] != "none"
-    assert node(page, "embed").locator(".hatch").evaluate(look)[1] == "none"
+    expect(node(page, "blocks.0").locator(".hatch")).to_have_count(1)
+    expect(page.locator(".hatch")).to_have_count(1)
     has(page, "blocks.2", "missing")
     has(page, "blocks.1", "missing")  # what is no plain colour is not painted
     for text in ("grad std", "0.1", "9", "non-finite", "not recorded"):
         expect(page.locator(".legend")).to_contain_text(text)
     shown.set(heat=None, legend=None)
     expect(node(page, "embed").locator(".value")).to_have_text("")
+    expect(page.locator(".hatch, .heated, .missing")).to_have_count(0)
+    assert node(page, "embed").locator(".shape").evaluate(look)[0] != "rgb(68, 1, 84)"
     expect(page.locator(".legend")).to_contain_text("computed")
 
 
