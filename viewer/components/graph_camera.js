@@ -77,11 +77,14 @@ class Camera {
     if (this.fitZoom >= READABLE || !box) return this.fit();
     const { x, y, width, height } = this.inner;
     const k = Math.min(START, Math.max(READABLE, height / this.scene.height));
-    const tall = this.scene.height * k > height;
-    const middle = tall ? box.y + box.h / 2 : this.scene.height / 2;
-    const wanted = x + width / 2 - (box.x + box.w / 2) * k;
-    const left = Math.min(x, Math.max(x + width - this.scene.width * k, wanted));
-    this.moveTo({ k, x: left, y: y + height / 2 - middle * k });
+    const along = (from, extent, length, middle) => length <= extent
+      ? from + (extent - length) / 2
+      : Math.min(from, Math.max(from + extent - length, from + extent / 2 - middle));
+    this.moveTo({
+      k,
+      x: along(x, width, this.scene.width * k, (box.x + box.w / 2) * k),
+      y: along(y, height, this.scene.height * k, (box.y + box.h / 2) * k),
+    });
     this.auto = true;
   }
 

@@ -181,9 +181,14 @@ def _rows(scope: Scope, expanded: frozenset[str]) -> Iterator[list[Scope]]:
 
 
 def _same(one: Scope, other: Scope, expanded: frozenset[str]) -> bool:
-    """Whether two neighbours may share a box."""
+    """Whether two neighbours may share a box: numbered blocks that look the same inside.
+
+    A query and a key projection look the same, too, but are not one thing repeated.
+    """
+    stem = one.name.rstrip("0123456789")
+    numbered = one.name != stem and other.name.rstrip("0123456789") == stem != other.name
     closed = not {_innermost(one).id, _innermost(other).id} & expanded
-    return closed and bool(one.children) and one.shape == other.shape
+    return numbered and closed and bool(one.children) and one.shape == other.shape
 
 
 def row_id(row: Sequence[Scope]) -> str:

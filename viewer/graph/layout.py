@@ -56,8 +56,8 @@ def build_scene(
         nodes: The nodes of the graph, in any order.
         edges: `(source name, sink name, carries gradient)`, in any order.
         expanded: Opened scopes: names of boxes with `folded`, as sent by `{"expand": id}`.
-        limit: With more boxes than this, neighbouring blocks that look the same inside (at least
-            three) share one box, unless that box itself is in `expanded`.
+        limit: With more boxes than this, at least three numbered neighbours that look the same
+            inside share one box (the longest rows first), unless that box is in `expanded`.
     """
     root = scope_tree(nodes)
     visible = sorted(visible_boxes(root, expanded, limit), key=lambda box: (box.order, box.id))

@@ -127,6 +127,14 @@ def test_blocks_that_differ_never_share_a_box(odd: GraphNode) -> None:
     assert all(b.repeat == 1 for b in scene.boxes)
 
 
+def test_only_numbered_blocks_share_a_box() -> None:
+    names = [f"{scope}.{x}" for scope in ("q", "k", "v", "0", "1", "2", "3") for x in "ab"]
+    names += [f"layer{i}.{x}" for i in range(9, 13) for x in "ab"]
+    nodes = [GraphNode(name, "computed", i) for i, name in enumerate(names)]
+    scene = build_scene(nodes, [], expanded=frozenset(), limit=1)
+    assert ids(scene) == ["q", "k", "v", "0..3", "layer9..layer12"]
+
+
 def test_a_title_may_name_its_node_without_making_blocks_differ() -> None:
     scene = scene_of(transformer(4), "blocks", limit=1)
     assert box(scene, "blocks.0..3").repeat == 4
