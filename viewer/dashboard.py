@@ -58,7 +58,8 @@ class Dashboard:
         self._waiting = False
         self._ready = False
         self._build()
-        self._restored = query
+        self._first_query: str | None = query
+        self._restoring = False
         self.state.param.watch(self._on_state, [*SELECTION, *_OTHERS])
         with self._guarded():
             catalogue.poll()
@@ -156,10 +157,9 @@ class Dashboard:
             "colour": colour if colour in ("forward", *view.gradient_passes()) else "kind",
             **{name: wanted.get(name, getattr(state, name)) for name in _KEPT},
         }
-        fresh = not self._workspace.visible
         state.put(at, **others)
-        if fresh:  # nothing may have changed since the notice took its place
-            self._refresh(frozenset(state.param))
+        if not self._workspace.visible:  # nothing changed since a notice took its place
+            self._refresh(frozenset())
 
     def _on_state(self, *events: Any) -> None:
         if self._view is not None:
@@ -171,6 +171,8 @@ class Dashboard:
         """Redraws what reads the changed names, and the address; all in one message."""
         assert self._view is not None
         shown = self._shown(self._view)
+        if not self._workspace.visible:
+            names = frozenset(self.state.param)
         with pn.io.hold():
             self._show_workspace()
             if "section" in names or not self._tabs.html:
@@ -222,9 +224,11 @@ class Dashboard:
             self._write_url(frozenset({"run"}))
 
     def _write_url(self, names: frozenset[str]) -> None:
+        """Tells the browser the address; going back or forward never makes a new entry."""
         query = url.format_query(self.state)
-        if query != self.url.query:
-            self.url.param.update(query=query, push=self._ready and bool(names & url.PUSHED))
+        if self._ready and query != self.url.query:
+            push = not self._restoring and bool(names & url.PUSHED)
+            self.url.param.update(query=query, push=push)
 
     # --- what comes from outside -------------------------------------------------------------
 
@@ -259,11 +263,15 @@ class Dashboard:
 
     def _on_url(self, message: Message) -> None:
         query = message["query"]
-        if query != self._restored:
-            self._restored = query
-            with self._guarded():
-                self._restore(query)
-        self._restored = ""
+        with self._guarded():
+            if query != self._first_query:  # that one is told once more when the page is ready
+                self._restoring = True
+                try:
+                    self._restore(query)
+                finally:
+                    self._restoring = False
+            self._first_query = None
+            self._write_url(frozenset())
 
     def _restore(self, query: str, *, first: bool = False) -> None:
         """Shows what an address says; what it leaves out takes its default."""

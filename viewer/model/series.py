@@ -11,7 +11,6 @@ from numpy.typing import NDArray
 
 from comgra_decl.viewer.model.runview import RunView, Slot, Steps
 from comgra_decl.viewer.model.selection import Selection
-from comgra_decl.viewer.model.words import order_of_operations
 
 POINTS = 2000
 """More points than this are thinned, keeping the extremes of each stretch."""
@@ -41,7 +40,6 @@ class Curve:
     context: Floats = field(default_factory=_none)
     broken: Steps = field(default_factory=lambda: np.empty(0, np.int64))
     bounds: tuple[float, float] = (0.0, 1.0)
-    help: str = ""
     missing: str = ""
 
     def logarithmic(self) -> Curve:
@@ -75,7 +73,6 @@ def curve(view: RunView, slot: Slot | None, at: Selection, *, points: int = POIN
         context,
         broken=_broken(view, slot, at, steps, values),
         bounds=shown,
-        help=order_of_operations(at.statistic, batch),
     )
 
 

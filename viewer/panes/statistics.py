@@ -16,7 +16,7 @@ from comgra_decl.viewer.model.statistics import (
     sample_table,
     statistics_table,
 )
-from comgra_decl.viewer.model.words import order_of_operations
+from comgra_decl.viewer.model.words import STATISTIC_HELP, order_of_operations
 from comgra_decl.viewer.palette import BLUE, ORANGE
 from comgra_decl.viewer.panes.base import TENSOR, Pane, Shown, html_view
 
@@ -78,8 +78,16 @@ def _statistics(table: StatisticsTable, shown: Shown) -> str:
     lines = "".join(_statistic_line(name, cells, shown) for name, cells in table.rows)
     return (
         f'<table class="stats"><thead><tr><th>statistic</th>{heads}</tr></thead>'
-        f"<tbody>{lines}</tbody></table>"
+        f'<tbody>{lines}</tbody></table><p class="note">{_order(shown)}</p>'
     )
+
+
+def _order(shown: Shown) -> str:
+    """Says in which order the selected number was computed."""
+    at = shown.at
+    batched = any(s is not None and s.batch_dim is not None for s in slots_of(shown.view, at))
+    how = order_of_operations(at.statistic, at.batch) if batched else STATISTIC_HELP[at.statistic]
+    return f"{_e(at.statistic)}: {_e(how)}"
 
 
 def _statistic_line(name: str, cells: tuple[Cell, ...], shown: Shown) -> str:

@@ -30,7 +30,7 @@ def view(fake: FakeRun) -> RunView:
     return RunView(open_run(fake.path))
 
 
-@pytest.fixture
+@pytest.fixture(scope="session")
 def root(fake: FakeRun) -> Path:
     """The folder that holds the group that holds the run."""
     return fake.path.parents[1]
