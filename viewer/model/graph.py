@@ -16,6 +16,8 @@ from comgra_decl.viewer.model.selection import Selection
 from comgra_decl.viewer.model.words import order_of_operations, pass_label
 from comgra_decl.viewer.palette import GREY, SCALE, colour_at, signed_colour
 
+_DEPTH = 1e-8  # a logarithmic scale goes no deeper below its upper end
+
 Edges = tuple[tuple[str, str, bool], ...]
 
 
@@ -133,7 +135,7 @@ def _node_values(
     if at.step is None:
         return {}
     row = view.row(at.step, at.type, at.over)
-    counts, numbers = row["nonfinite"].to_dict(), row[at.statistic].to_dict()
+    counts, numbers = row.column("nonfinite"), row.column(at.statistic)
     values: dict[str, tuple[float, bool]] = {}
     for node in graph.nodes:
         slot = _painted_slot(view, at, graph, node=node.name, pass_=pass_)
@@ -203,7 +205,7 @@ def scale_of(values: NDArray[np.float64]) -> Scale:
         return Scale(-limit, limit, diverging=True)
     positive = values[values > 0]
     if len(positive) and high > 0:
-        floor = float(np.quantile(positive, 0.01))
+        floor = max(float(np.quantile(positive, 0.05)), high * _DEPTH)
         if high / floor > 100:
             return Scale(floor, high, logarithmic=True)
     return Scale(low, high)

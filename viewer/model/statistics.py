@@ -5,9 +5,7 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
-import pandas as pd
-
-from comgra_decl.viewer.model.runview import RunView, Slot
+from comgra_decl.viewer.model.runview import Rows, RunView, Slot
 from comgra_decl.viewer.model.selection import Selection, previous, slots_of
 from comgra_decl.viewer.model.words import pass_label
 
@@ -45,10 +43,14 @@ class StatisticsTable:
 
 @dataclass(frozen=True, slots=True)
 class SampleTable:
-    """One statistic of each recorded sample: rows `(sample, cells)`, one cell per pass."""
+    """One statistic of each recorded sample: rows `(sample, cells)`, one cell per pass.
+
+    `batch_index` tells the place of each sample in the batch.
+    """
 
     columns: tuple[str, ...]
     rows: tuple[tuple[int, tuple[Cell, ...]], ...]
+    batch_index: tuple[int, ...] = ()
     missing: str = ""
 
 
@@ -75,11 +77,14 @@ def sample_table(view: RunView, at: Selection) -> SampleTable:
     batched = [slot for slot in pair if slot is not None and slot.batch_dim is not None]
     if not batched or at.step is None:
         reason = "This tensor has no batch dimension." if any(pair) else ""
-        return SampleTable(columns, (), reason)
-    frames = [_samples(view, slot, at.step, at) for slot in pair]
-    numbers = sorted({int(i) for frame in frames for i in frame.index})
-    rows = tuple((i, tuple(_sample_cell(f, i, at.statistic) for f in frames)) for i in numbers)
-    return SampleTable(columns, rows, "" if rows else "No samples were recorded at this step.")
+        return SampleTable(columns, (), missing=reason)
+    step = at.step
+    tables = [view.sample_row(s, step, at.type) if s in batched else None for s in pair]
+    known = [table for table in tables if table is not None]
+    numbers = sorted({i for table in known for i in table.lines()})
+    rows = tuple((i, tuple(_sample_cell(t, i, at.statistic) for t in tables)) for i in numbers)
+    missing = "" if rows else "No samples were recorded at this step."
+    return SampleTable(columns, rows, tuple(known[0].batch_index), missing)
 
 
 def _numbers(view: RunView, slot: Slot | None, step: int | None, at: Selection) -> Numbers:
@@ -90,7 +95,7 @@ def _numbers(view: RunView, slot: Slot | None, step: int | None, at: Selection) 
         frame, key = view.sample_row(slot, step, at.type), at.sample
     else:
         frame, key = view.row(step, at.type, at.over), slot.id
-    return _line_of(frame, key)
+    return frame.line(key)
 
 
 def _cell(name: str, new: Numbers, past: Numbers) -> Cell:
@@ -98,20 +103,7 @@ def _cell(name: str, new: Numbers, past: Numbers) -> Cell:
     return Cell(float(new.get(name, _NAN)), float(past.get(name, _NAN)), recorded)
 
 
-def _samples(view: RunView, slot: Slot | None, step: int, at: Selection) -> pd.DataFrame:
-    if slot is None or slot.batch_dim is None:
-        return pd.DataFrame()
-    return view.sample_row(slot, step, at.type)
-
-
-def _sample_cell(frame: pd.DataFrame, sample: int, statistic: str) -> Cell:
-    line = _line_of(frame, sample)
+def _sample_cell(rows: Rows | None, sample: int, statistic: str) -> Cell:
+    line = rows.line(sample) if rows is not None else {}
     recorded = not math.isnan(line.get("nonfinite", _NAN))
     return Cell(float(line.get(statistic, _NAN)), recorded=recorded)
-
-
-def _line_of(frame: pd.DataFrame, key: int) -> Numbers:
-    if key not in frame.index:
-        return {}
-    values = frame.loc[[key]].to_numpy(float)[0]
-    return dict(zip(frame.columns, values.tolist(), strict=True))

@@ -20,12 +20,8 @@ _EMPTY = (
 )
 
 _GRID = """
-:host {
-  display: grid !important;
-  gap: 10px 20px;
-  grid-auto-rows: minmax(240px, 1fr);
-  grid-template-columns: repeat(auto-fit, minmax(min(480px, 100%), 1fr));
-}
+:host { display: flex !important; flex-flow: row wrap !important; gap: 10px 20px; }
+.bk-Figure { flex: 1 1 480px !important; min-height: 250px; }
 """
 
 
@@ -91,7 +87,7 @@ class _KpiFigure:
         self._lines: dict[str, ColumnDataSource] = {}
         self._legend: Any = Legend(
             items=[], orientation="horizontal", border_line_color=None, background_fill_alpha=0,
-            label_text_font_size="11px", location="top_right",
+            label_text_font_size="11px", location="top_right", visible=False,
         )  # fmt: skip
         self.frame.figure.add_layout(self._legend)
         self.frame.figure.hover.renderers = []
@@ -116,5 +112,6 @@ class _KpiFigure:
         dots = fig.scatter("x", "y", source=source, size=4, color=colour)
         fig.hover.renderers = [*fig.hover.renderers, dots]
         self._legend.items = [*self._legend.items, LegendItem(label=label, renderers=[line, dots])]
+        self._legend.visible = len(self._legend.items) > 1
         self._lines[label] = source
         return source

@@ -116,14 +116,15 @@ def _samples(table: SampleTable, shown: Shown) -> str:
         max((abs(c[i].value) for _, c in table.rows if math.isfinite(c[i].value)), default=0.0)
         for i in range(len(table.columns))
     ]
-    lines = "".join(_sample_line(sample, cells, largest, shown) for sample, cells in table.rows)
+    lines = "".join(_sample_line(table, i, largest, shown) for i in range(len(table.rows)))
     return (
         f'{title}<table class="samples"><thead><tr><th>sample</th>{heads}</tr></thead>'
         f"<tbody>{lines}</tbody></table>"
     )
 
 
-def _sample_line(sample: int, cells: tuple[Cell, ...], largest: list[float], shown: Shown) -> str:
+def _sample_line(table: SampleTable, i: int, largest: list[float], shown: Shown) -> str:
+    sample, cells = table.rows[i]
     chosen = sample == shown.at.sample
     mark = ' class="chosen" aria-selected="true"' if chosen else ""
     columns = "".join(
@@ -132,6 +133,8 @@ def _sample_line(sample: int, cells: tuple[Cell, ...], largest: list[float], sho
     )
     token = "batch:mean" if chosen else f"batch:{sample}"
     hint = "back to the batch mean" if chosen else f"look at sample {sample} alone"
+    if i < len(table.batch_index):
+        hint += f" (number {table.batch_index[i]} of the batch)"
     return (
         f'<tr{mark} data-send="{token}" tabindex="0" title="{hint}"><td>{sample}</td>{columns}</tr>'
     )
