@@ -33,11 +33,12 @@ RUNS = {  # name: script and its arguments
     "characters/gpt": ("characters", "steps=600", "+comgra.values.max_elements=16384"),
 }
 
-PICTURES: dict[str, dict[str, str | int]] = {  # name: what the viewer's address says
+PICTURES: dict[str, dict[str, str | int | list[str]]] = {  # name: what the viewer's address says
     "viewer": {
         "run": "characters/gpt",
         "node": "blocks.1.attention.weights",
         "stat": "std",
+        "open": ["blocks", "blocks.1", "blocks.1.attention"],
     },
     "tutorial-overview": {
         "run": "tutorial/with-bug",
@@ -112,7 +113,7 @@ def browser_page() -> Iterator[Page]:
 
 def photograph(page: Page, address: str, name: str) -> None:
     """Opens the viewer as a picture needs it and saves what it shows."""
-    page.goto(f"{address}?{urlencode(PICTURES[name])}")
+    page.goto(f"{address}?{urlencode(PICTURES[name], doseq=True)}")
     page.get_by_text("per sample").first.wait_for(timeout=PATIENCE)
     page.wait_for_timeout(4000)  # the graph glides to the node; charts draw on a canvas
     page.screenshot(path=IMAGES / f"{name}.png")
