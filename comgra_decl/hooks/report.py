@@ -10,7 +10,7 @@ from comgra_decl.hooks.tree import named_modules
 
 if TYPE_CHECKING:
     from comgra_decl.hooks.capture import StepCapture
-    from comgra_decl.hooks.plans import TopPlan
+    from comgra_decl.hooks.plans import ModulePlan, ParameterPlan, TopPlan
     from comgra_decl.records import StepInfo
     from comgra_decl.spec import Spec
 
@@ -21,7 +21,9 @@ class Reporter:
     """Builds the documents `modules` and `report`, anew whenever they would say something else."""
 
     def __init__(self, spec: Spec) -> None:
-        self._entries = list(spec.nodes)
+        self._entries: dict[str, set[str]] = {
+            name: set(entry.capture) for name, entry in spec.nodes.items()
+        }
         self._warnings: dict[str, None] = {}
         self._states: dict[str, object] = {}
         self._told = False
@@ -59,14 +61,19 @@ class Reporter:
         }
 
     def _entry(self, name: str, tops: Collection[TopPlan]) -> dict[str, Any]:
+        wanted = self._entries[name]
         plans = [p for t in tops for p in t.modules if name in p.capture.entries]
-        called = [plan for plan in plans if plan.fired]
-        outputs = [p for p in plans if p.can_fire]
+        slots = {p.node(): _output_slots(p, wanted) for p in plans}
+        for top in tops:
+            for parameter in top.parameters:
+                if name in parameter.capture.entries:
+                    slots[parameter.slot.node()] += _parameter_slots(parameter, wanted)
+        outputs = wanted & {"output", "output_grad"}
         return {
             "matched": len(plans),
-            "fired": len(called),
-            "written": sum(len(plan.slots) for plan in called),
-            "never_called": [plan.node() for plan in outputs if not plan.fired],
+            "fired": sum(count > 0 for count in slots.values()),
+            "written": sum(slots.values()),
+            "never_called": [p.node() for p in plans if outputs and p.can_fire and not p.fired],
         }
 
     def _tell(self, report: dict[str, Any]) -> None:
@@ -82,6 +89,18 @@ class Reporter:
             )
         for name, reason in report["refused"].items():
             self.warn(f"{name} is not recorded: {reason}")
+
+
+def _output_slots(plan: ModulePlan, wanted: set[str]) -> int:
+    slots = plan.slots.values()
+    outputs = sum(slot.id >= 0 for slot in slots) if "output" in wanted else 0
+    gradients = sum(len(slot.gradients) for slot in slots) if "output_grad" in wanted else 0
+    return outputs + gradients
+
+
+def _parameter_slots(plan: ParameterPlan, wanted: set[str]) -> int:
+    value = plan.slot.id >= 0 and "parameter" in wanted
+    return value + (len(plan.slot.gradients) if "parameter_grad" in wanted else 0)
 
 
 def _unmatched(tops: Collection[TopPlan]) -> list[str]:

@@ -307,6 +307,20 @@ def test_what_was_declared_and_did_not_happen_is_said(caplog: pytest.LogCaptureF
     assert caplog.text.count("selected but never called in this step: unused") == 1
 
 
+def test_the_report_counts_what_each_entry_wrote() -> None:
+    nodes = {
+        "outputs": {"select": "**", "capture": ["output", "output_grad"]},
+        "weights": {"select": "**", "capture": ["parameter", "parameter_grad"]},
+    }
+    model = net()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    with recording(nodes=nodes) as run:
+        step(model, optimizer)
+    outputs, weights = run.report["entries"]["outputs"], run.report["entries"]["weights"]
+    assert (outputs["matched"], outputs["fired"], outputs["written"]) == (3, 3, 6)
+    assert (weights["matched"], weights["fired"], weights["written"]) == (3, 2, 8)
+
+
 def test_a_tensor_that_cannot_be_reduced_is_reported_and_the_rest_recorded() -> None:
     class Sparse(nn.Module):
         def __init__(self) -> None:
