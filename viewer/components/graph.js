@@ -18,7 +18,11 @@ class Graph {
     this.minimap = new Minimap(this.minimapFrame, this.camera);
     this.#listen();
     new ResizeObserver(() => this.#resize()).observe(this.stage);
-    new MutationObserver(() => this.#recolour()).observe(document.documentElement,
+    this.theme = new MutationObserver(() => {
+      if (this.root.isConnected) this.#recolour();
+      else this.theme.disconnect();
+    });
+    this.theme.observe(document.documentElement,
       { attributes: true, attributeFilter: ["class", "style", "data-theme"] });
   }
 

@@ -80,9 +80,10 @@ def _placed(visible: Sequence[Visible], links: _Links) -> tuple[Box, ...]:
         box_size(label, kind, _badge(box))
         for label, kind, box in zip(labels, kinds, visible, strict=True)
     ]
-    rank = [2 * constant + given for constant, given in zip(constants, inputs, strict=True)]
-    rects = place(grid, sizes, rank, graph.after)
     fed, feeding = {sink for _, sink in links}, {source for source, _ in links}
+    linked = fed | feeding
+    rank = [inputs[i] + 2 * constants[i] + 4 * (i not in linked) for i in range(len(visible))]
+    rects = place(grid, sizes, rank, graph.after)
     return tuple(
         Box(
             box.id,

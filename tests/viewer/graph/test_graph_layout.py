@@ -179,6 +179,14 @@ def test_a_chain_of_layers_is_drawn_straight_with_parameters_beside_it() -> None
     assert sorted(box.y + box.h / 2 < middle for box in beside) == [False, True]
 
 
+def test_a_node_without_any_edge_keeps_out_of_the_way() -> None:
+    nodes = [GraphNode("alone", "computed", 0), GraphNode("x", "input", 1)]
+    nodes += [GraphNode("layer", "computed", 2)]
+    scene = build_scene(nodes, [("x", "layer", True)], expanded=frozenset())
+    middles = {box.id: box.y + box.h / 2 for box in scene.boxes}
+    assert middles["x"] == middles["layer"] != middles["alone"]
+
+
 def test_a_recurrent_net_keeps_its_order_and_its_back_edge() -> None:
     nodes = [GraphNode(name, "computed", i) for i, name in enumerate(["cell", "gate", "out"])]
     edges = [("cell", "gate", True), ("gate", "cell", True), ("gate", "out", True)]
