@@ -31,8 +31,8 @@ class StepCapture:
         self._reducer = reducer
         self._max_value_elements = max_value_elements
         self._sample_count = sample_count
-        self._slots: list[Slot] = []
-        self._tensors: list[int] = []
+        # One list of pairs: autograd may call from several threads, and one append is atomic.
+        self._entries: list[tuple[Slot, int]] = []
         self._layouts: dict[Hashable, Layout] = {}
         self.batch_size: int | None = None
         self.open = False
@@ -46,8 +46,7 @@ class StepCapture:
     def begin(self) -> None:
         """Starts an empty step."""
         self._reducer.clear()
-        self._slots.clear()
-        self._tensors.clear()
+        self._entries.clear()
         self.calls.clear()
         self.root_calls = 0
         self.epoch += 1
@@ -68,7 +67,7 @@ class StepCapture:
         return number
 
     def __len__(self) -> int:
-        return len(self._slots)
+        return len(self._entries)
 
     def add(
         self, slot: Slot, tensor: torch.Tensor, *, batch_dim: int | str | None, values: bool
@@ -84,8 +83,7 @@ class StepCapture:
             return None
         if slot.id < 0 and not slot.dtype:
             slot.describe(tensor, dim)
-        self._slots.append(slot)
-        self._tensors.append(index)
+        self._entries.append((slot, index))
         self.cost += time.perf_counter() - started
         return index
 
@@ -104,12 +102,12 @@ class StepCapture:
 
     def signature(self) -> int:
         """Hash of the sequence of forward slots: equal for steps that ran the same way."""
-        return hash(tuple(slot.id for slot in self._slots if slot.pass_ == "forward"))
+        return hash(tuple(slot.id for slot, _ in self._entries if slot.pass_ == "forward"))
 
     def close(self, info: StepInfo, table: SlotTable) -> RawStep:
         """Ends the step: settles new slots, reduces what is left, and hands the record over."""
         started = time.perf_counter()
-        new_slots = table.settle(self._slots)
+        new_slots = table.settle(slot for slot, _ in self._entries)
         reduced = self._reducer.finish()
         info.batch_size = self.batch_size
         info.samples = list(range(min(self._sample_count, self.batch_size or 1)))
@@ -129,15 +127,16 @@ class StepCapture:
         return step
 
     def _layout(self, reduced: Reduced) -> Layout:
-        ids = tuple(slot.id for slot in self._slots)
-        key = (ids, tuple(self._tensors), reduced.signature)
+        ids = tuple([slot.id for slot, _ in self._entries])
+        tensors = tuple([index for _, index in self._entries])
+        key = (ids, tensors, reduced.signature)
         layout = self._layouts.get(key)
         if layout is None:
             if len(self._layouts) >= _MAX_LAYOUTS:
                 self._layouts.clear()
             layout = self._layouts[key] = Layout(
                 slots=np.asarray(ids, np.int32),
-                tensors=np.asarray(self._tensors, np.int64),
+                tensors=np.asarray(tensors, np.int64),
                 starts=reduced.starts,
                 samples=reduced.samples,
                 elements=reduced.elements,
@@ -148,5 +147,4 @@ class StepCapture:
     def _values(self, reduced: Reduced) -> dict[int, NDArray[np.generic]]:
         if not reduced.values:
             return {}
-        pairs = zip(self._slots, self._tensors, strict=True)
-        return {s.id: reduced.values[i] for s, i in pairs if i in reduced.values}
+        return {s.id: reduced.values[i] for s, i in self._entries if i in reduced.values}

@@ -240,7 +240,10 @@ class HookManager:
 
     def _finish_train(self) -> None:
         if len(self._train) == 0:
-            self._reporter.warn(f"step {self._step}: no selected module was called")
+            self._reporter.warn(
+                "in some recorded steps no module was called, so there is no record"
+            )
+            self._tracer.recover()
             return
         self._emit(self._train, StepInfo(self._step, time.time(), "train", "train"))
 

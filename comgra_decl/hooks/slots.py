@@ -10,7 +10,7 @@ from comgra_decl.records import SlotInfo, SlotKey
 from comgra_decl.stats import dtype_name
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Iterable
 
 
 class Slot:
@@ -98,7 +98,7 @@ class SlotTable:
         self._next = 0
         self._keys: set[SlotKey] = set()
 
-    def settle(self, slots: list[Slot]) -> list[SlotInfo]:
+    def settle(self, slots: Iterable[Slot]) -> list[SlotInfo]:
         """Gives ids to the slots that have none yet and returns their table lines."""
         return [self._settle(slot) for slot in slots if slot.id < 0]
 

@@ -29,9 +29,16 @@ if TYPE_CHECKING:
 _graph_task: Callable[[], int] = torch._C._current_graph_task_id
 
 
-def in_backward() -> bool:
-    """Whether autograd is running: a module called now is a recomputation (checkpointing)."""
-    return _graph_task() != -1
+_tracing_state: Callable[[], Any] = torch._C._get_tracing_state
+
+
+def is_no_step() -> bool:
+    """Whether a module called now is not part of the training's forward pass.
+
+    While autograd is running it is a recomputation (checkpointing); under `torch.jit.trace` what
+    we compute would become part of the traced program.
+    """
+    return _graph_task() != -1 or _tracing_state() is not None
 
 
 class ModuleTracer:
@@ -87,6 +94,10 @@ class ModuleTracer:
             for plan in self._plans.values():
                 self._hook_late(plan)
 
+    def recover(self) -> None:
+        """Forgets calls that never returned: Ctrl-C in a notebook runs no hook."""
+        self._depth = 0
+
     def remove(self) -> None:
         """Takes every hook off."""
         for handle in self._handles:
@@ -105,7 +116,7 @@ class ModuleTracer:
     # -- following calls -----------------------------------------------------------------------
 
     def _before(self, module: nn.Module, args: tuple[Any, ...]) -> None:
-        if in_backward():
+        if is_no_step():
             return
         self._depth += 1
         if self._depth == 1:
@@ -122,7 +133,7 @@ class ModuleTracer:
             self._finish(module, args, output)
 
     def _finish(self, module: nn.Module, args: tuple[Any, ...], output: Any) -> None:
-        if in_backward():
+        if is_no_step():
             return
         try:
             capture, plan = self._capture, self._plans.get(id(module))
@@ -202,7 +213,9 @@ class ModuleTracer:
         for path, tensor in tensors_in(output):
             slot = plan.slot("output" + path, iteration)
             if wanted.output:
-                capture.add(slot, tensor, batch_dim=wanted.batch_dim, values=wanted.values)
+                index = capture.add(slot, tensor, batch_dim=wanted.batch_dim, values=wanted.values)
+                if index is None:  # what cannot be reduced has no gradient we could reduce either
+                    continue
             if self._graph is not None:
                 self._graph.trace(slot, tensor, (t for _, t in tensors_in(args)))
             if wanted.output_grad and tensor.requires_grad:

@@ -144,6 +144,35 @@ def test_an_exception_of_the_program_passes_through_and_tracing_goes_on() -> Non
     assert traced.has("head", step=1)
 
 
+def test_an_interrupted_forward_pass_costs_at_most_one_record() -> None:
+    model = Small()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+
+    def interrupt(*_: Any) -> None:
+        raise KeyboardInterrupt
+
+    with recording() as traced:
+        for step in range(5):
+            handle = model.head.register_forward_hook(interrupt) if step == 1 else None
+            try:
+                model(torch.randn(8, 6)).sum().backward()
+            except KeyboardInterrupt:
+                assert handle is not None
+                handle.remove()
+            optimizer.step()
+    assert traced.faults == []
+    assert {0, 3, 4} <= {s.info.step for s in traced.steps}
+
+
+@pytest.mark.filterwarnings("ignore:`torch.jit.trace` is deprecated")
+def test_a_program_traced_by_jit_holds_nothing_of_ours() -> None:
+    model = nn.Sequential(nn.Linear(3, 3), nn.ReLU())
+    plain = str(torch.jit.trace(model, torch.ones(2, 3)).inlined_graph)
+    with recording():
+        traced = str(torch.jit.trace(model, torch.ones(2, 3)).inlined_graph)
+    assert traced.count("aten::") == plain.count("aten::")
+
+
 def test_a_fault_of_ours_stops_tracing_and_never_reaches_the_training(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
