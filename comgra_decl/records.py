@@ -113,10 +113,10 @@ class RawStep:
     `raw` float64 [rows, RAW_STATISTICS]. `histogram_values`: float32, the strided elements of all
     reduced tensors, tensor i of the layout owning `histogram_starts[i]:histogram_starts[i + 1]`.
     `values`: per slot id, an array [samples, *value dims] in the tensor's own dtype (bfloat16 as
-    ml_dtypes.bfloat16). `kpi_tensors`: for each KPI the index of the one-element reduced tensor that
-    holds it; read into `kpis` on the writer thread, where waiting costs nothing. `documents`: JSON-able documents stored under their name, newest wins
-    ("modules", "report"). On CUDA the arrays live in pinned memory and are valid only after
-    `wait()`; it is called once, on the writer thread.
+    ml_dtypes.bfloat16). `kpi_tensors`: for each KPI the index of the one-element reduced tensor
+    that holds it; read into `kpis` on the writer thread, where waiting costs nothing. `documents`:
+    JSON-able documents stored under their name, newest wins ("modules", "report"). The arrays are
+    valid only after `wait()`, which is called on the writer thread.
     """
 
     info: StepInfo

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from datetime import datetime, timezone
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -315,7 +315,7 @@ class Run:
 
     def _repr_html_(self) -> str:
         steps = self.steps
-        began = datetime.fromtimestamp(self.started, timezone.utc).astimezone()
+        began = datetime.fromtimestamp(self.started, UTC).astimezone()
         rows = [
             ("state", self.state if self.error is None else f"{self.state}: {self.error}"),
             ("records", f"{self._snapshot.view.n} ({', '.join(self.types) or 'none yet'})"),

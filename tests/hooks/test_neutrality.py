@@ -164,7 +164,7 @@ def test_an_interrupted_forward_pass_costs_at_most_one_record() -> None:
     assert {0, 3, 4} <= {s.info.step for s in traced.steps}
 
 
-@pytest.mark.filterwarnings("ignore:`torch.jit.trace` is deprecated")
+@pytest.mark.filterwarnings("ignore:.torch.jit.trace:DeprecationWarning")
 def test_a_program_traced_by_jit_holds_nothing_of_ours() -> None:
     model = nn.Sequential(nn.Linear(3, 3), nn.ReLU())
     plain = str(torch.jit.trace(model, torch.ones(2, 3)).inlined_graph)
