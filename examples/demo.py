@@ -13,6 +13,7 @@ import signal
 import socket
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -25,9 +26,10 @@ USUAL_PORT = 5006
 Process = subprocess.Popen[bytes]
 
 
-def start(*arguments: str) -> Process:
+def start(*arguments: str, stderr: int | None = None) -> Process:
     """Starts a Python program in a session of its own, where our Ctrl-C does not reach it."""
-    return subprocess.Popen([sys.executable, *arguments], cwd=ROOT, start_new_session=True)
+    command = [sys.executable, *arguments]
+    return subprocess.Popen(command, cwd=ROOT, start_new_session=True, stderr=stderr)
 
 
 def end(process: Process, *, by: signal.Signals, patience: float) -> None:
@@ -68,6 +70,7 @@ class Demo:
         self.address = f"http://127.0.0.1:{self.port}/viewer"
         self.viewer: Process | None = None
         self.training: Process | None = None
+        self.stopping = False
 
     def run(self) -> int:
         """Runs until the viewer ends, or until somebody interrupts."""
@@ -97,7 +100,17 @@ class Demo:
             f"hydra.callbacks.comgra.run.name={name}",
             f"model.activation_on_last_layer={activation}",
             *self.overrides,
+            stderr=subprocess.PIPE,
         )
+        threading.Thread(target=self._relay, args=(self.training,), daemon=True).start()
+
+    def _relay(self, training: Process) -> None:
+        """Passes on what the training complains about, but not about being interrupted by us."""
+        assert training.stderr is not None
+        with training.stderr as lines:
+            for line in lines:
+                if not self.stopping:
+                    sys.stderr.write(line.decode(errors="replace"))
 
     def _wait(self) -> int | None:
         """Waits for the training; returns an exit status if the demo must end here."""
@@ -111,6 +124,7 @@ class Demo:
 
     def stop(self) -> None:
         """Ends whatever still runs: the training so that it keeps its records, then the viewer."""
+        self.stopping = True
         if self.training is not None:
             end(self.training, by=signal.SIGINT, patience=10)
         if self.viewer is not None:

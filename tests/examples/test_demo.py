@@ -57,11 +57,18 @@ class RunningDemo:
             try:
                 self.printed.append(self._lines.get(timeout=0.2))
             except Empty:
-                assert self.process.poll() is None, self.output
+                assert self._reader.is_alive(), self.output
                 continue
             if found := re.search(pattern, self.printed[-1]):
                 return found
         raise AssertionError(f"{pattern!r} was never printed:\n{self.output}")
+
+    def read_to_the_end(self) -> str:
+        """Returns all that was printed, when the demo has ended."""
+        self._reader.join()
+        while not self._lines.empty():
+            self.printed.append(self._lines.get())
+        return self.output
 
     @property
     def output(self) -> str:
@@ -127,6 +134,9 @@ def test_the_viewer_answers_while_the_training_runs_and_ctrl_c_ends_both(
     demo.process.send_signal(signal.SIGINT)
     assert demo.process.wait(timeout=30) == 0
     assert not [pid for pid in started if alive(pid)]
+    said = demo.read_to_the_end()
+    assert "recorded runs stay in" in said
+    assert "Traceback" not in said
 
     run = comgra.open_run(demo.runs)
     assert run.state == "finished"
