@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from collections.abc import Set as AbstractSet
 
 from comgra_decl.viewer.graph.folding import Opened
 from comgra_decl.viewer.graph.model import CONSTANT_KINDS, Band, Box
@@ -16,7 +17,10 @@ def bands(scopes: Iterable[Opened], boxes: Sequence[Box]) -> tuple[Band, ...]:
     A bracket spans what its scope computes. It also reaches over the scope's parameters, which
     stand one column before their consumer, as far as that column is not its neighbour's.
     """
-    full, core = _spans(boxes), _spans([b for b in boxes if b.kind not in CONSTANT_KINDS])
+    scopes = list(scopes)
+    wanted = {inner.id for scope in scopes for inner in scope.scopes}
+    full = _spans(wanted, boxes)
+    core = _spans(wanted, [box for box in boxes if box.kind not in CONSTANT_KINDS])
     rows: list[list[Span]] = []  # what is taken in each row
     levels: dict[str, int] = {}
     found: list[Band] = []
@@ -40,14 +44,16 @@ def _free_row(rows: list[list[Span]], span: Span, level: int) -> int:
     return level
 
 
-def _spans(boxes: Iterable[Box]) -> dict[str, Span]:
-    """Returns the left and right end of each name in a box and of each scope around one."""
+def _spans(scopes: AbstractSet[str], boxes: Iterable[Box]) -> dict[str, Span]:
+    """Returns the left and right end of what is drawn of each scope."""
     spans: dict[str, Span] = {}
-    for box in boxes:
-        ends = box.x, box.x + box.w
-        for name in {box.id, *box.members} if box.repeat > 1 else {box.id}:
+    for box in boxes if scopes else ():
+        left, right = box.x, box.x + box.w
+        for name in (box.id, *box.members) if box.repeat > 1 else (box.id,):
             while name:
-                spans[name] = _union((spans.get(name, ends), ends))
+                if name in scopes:
+                    known = spans.get(name, (left, right))
+                    spans[name] = min(known[0], left), max(known[1], right)
                 name = name.rpartition(".")[0]
     return spans
 

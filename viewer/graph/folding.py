@@ -185,10 +185,11 @@ def _same(one: Scope, other: Scope, expanded: frozenset[str]) -> bool:
 
     A query and a key projection look the same, too, but are not one thing repeated.
     """
+    if not one.children or one.shape != other.shape:
+        return False
     stem = one.name.rstrip("0123456789")
     numbered = one.name != stem and other.name.rstrip("0123456789") == stem != other.name
-    closed = not {_innermost(one).id, _innermost(other).id} & expanded
-    return numbered and closed and bool(one.children) and one.shape == other.shape
+    return numbered and not {_innermost(one).id, _innermost(other).id} & expanded
 
 
 def row_id(row: Sequence[Scope]) -> str:
