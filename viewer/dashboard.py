@@ -62,7 +62,7 @@ class Dashboard:
         self._restoring = False
         self.state.param.watch(self._on_state, [*SELECTION, *_OTHERS])
         with self._guarded():
-            catalogue.poll()
+            catalogue.poll(wait=True)
             self._restore(query, first=True)
 
     # --- building ----------------------------------------------------------------------------

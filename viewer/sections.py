@@ -29,6 +29,7 @@ _GRID = """
   padding: 8px 14px;
 }
 .pane { min-height: 0; min-width: 0; }
+.scroll-button { display: none !important; } /* Panel's own; it would take a cell */
 .statistics-cell { contain: size; grid-row: 1 / span 2; overflow: auto; }
 @media (max-width: 1450px) {
   :host {

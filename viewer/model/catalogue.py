@@ -59,23 +59,19 @@ class Catalogue:
         self._began = 0.0
         self._due: float | None = None  # None: never listed
 
-    def poll(self) -> None:
-        """Lists the runs anew when that is due; the first time at once, then in the background."""
-        if self._due is None:
+    def poll(self, *, wait: bool = False) -> None:
+        """Lists the runs anew when that is due, in the background unless told to wait for it."""
+        if self._due is None or (wait and time.monotonic() >= self._due):
             self.refresh()
         elif self._listing is not None:
             if self._listing.done():
                 self._take(self._listing)
         elif time.monotonic() >= self._due:
-            self._began = time.monotonic()
-            self._listing = self._lister.submit(list_runs, self.root)
+            self._begin()
 
     def refresh(self) -> None:
         """Lists the runs anew and waits for it."""
-        if self._listing is None:
-            self._began = time.monotonic()
-            self._listing = self._lister.submit(list_runs, self.root)
-        self._take(self._listing)
+        self._take(self._begin())
 
     def entry(self, name: str) -> RunEntry | None:
         """Returns the listed run of that name, or None."""
@@ -120,6 +116,11 @@ class Catalogue:
                 raise RunNotFoundError(f"The folder of this run is gone: {self._paths[name]}")
             view.refresh()
         return view
+
+    def _begin(self) -> Future[list[RunSummary]]:
+        self._began = time.monotonic()
+        self._listing = self._lister.submit(list_runs, self.root)
+        return self._listing
 
     def _take(self, listing: Future[list[RunSummary]]) -> None:
         """Takes over a finished listing, newest run first."""

@@ -21,6 +21,7 @@ _EMPTY = (
 
 _GRID = """
 :host { display: flex !important; flex-flow: row wrap !important; gap: 10px 20px; }
+.scroll-button { display: none !important; }
 .bk-Figure { flex: 1 1 480px !important; min-height: 250px; }
 """
 

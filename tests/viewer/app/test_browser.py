@@ -130,7 +130,8 @@ def find(page: Any, text: str) -> None:
 def test_the_page_opens_with_everything_in_view(viewer: Callable[..., Any]) -> None:
     page = viewer()
     shows(page, step=11)
-    assert page.locator(".node").count() == 9
+    for node in ("input", "embed", "head", "head.weight", "loss"):
+        assert page.locator(f'.node[data-id="{node}"]').count() == 1
     assert page.locator("canvas").count() >= 6  # six figures
     assert page.locator("table.stats tbody tr").count() == 9
     assert page.locator("table.samples tbody tr").count() == 4
@@ -258,8 +259,10 @@ def test_two_tabs_are_independent(server: Server, open_page: Callable[..., Any])
     for page in (one, other):
         page.goto(server.url)
         shows(page, step=11)
+    one.bring_to_front()
     one.keyboard.press(",")
     shows(one, step=10)
+    other.bring_to_front()
     shows(other, step=11)
 
 
