@@ -9,6 +9,7 @@ from typing import Any
 
 import panel as pn
 import panel_material_ui as pmui
+from panel.util import edit_readonly
 
 from comgra_decl.viewer.dashboard import Dashboard
 from comgra_decl.viewer.model.catalogue import Catalogue
@@ -71,7 +72,7 @@ def _page(catalogue: Catalogue) -> Any:
     dashboard = Dashboard(catalogue, query=(location.search or "") if location else "")
     pn.state.onload(dashboard.start)
     pn.state.add_periodic_callback(dashboard.poll, period=POLL)
-    return pmui.Page(  # type: ignore[attr-defined]
+    page = pmui.Page(  # type: ignore[attr-defined]
         title="",
         header=[dashboard.head],
         sidebar=[dashboard.side],
@@ -82,3 +83,15 @@ def _page(catalogue: Catalogue) -> Any:
         theme_config={"light": _LIGHT, "dark": _DARK},
         sx=_SX,
     )
+    _ignore_busy(page)
+    return page
+
+
+def _ignore_busy(page: Any) -> None:
+    """Stops the page from following Panel's state of being busy.
+
+    It is shared by all sessions and changes twice with every event of any of them, and every
+    change makes the page walk through all its models: about 20 ms, for an indicator we do not show.
+    """
+    with edit_readonly(page):
+        page.busy = False
