@@ -49,8 +49,22 @@ def has(page: Any, id_: str, name: str) -> None:
     expect(node(page, id_)).to_have_class(re.compile(rf"\b{name}\b"))
 
 
+def settled(page: Any, locator: Any) -> dict[str, float]:
+    """Where something is on screen once it has stopped moving."""
+    last, same = None, 0
+    for _ in range(100):
+        box = locator.bounding_box()
+        same = same + 1 if box == last else 0
+        if same == 3:
+            break
+        last = box
+        page.wait_for_timeout(40)
+    return dict(locator.bounding_box())
+
+
 def in_view(page: Any, locator: Any) -> bool:
-    stage, box = page.locator(".stage").bounding_box(), locator.bounding_box()
+    """Whether all of something is inside the drawing area."""
+    stage, box = page.locator(".stage").bounding_box(), settled(page, locator)
     return bool(
         box["x"] >= stage["x"] - 1
         and box["y"] >= stage["y"] - 1
