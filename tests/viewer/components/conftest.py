@@ -25,13 +25,17 @@ class Shown:
 
     def heard(self, *expected: Message) -> None:
         """Waits until these are all messages since the last call, in this order."""
-        for _ in range(200):
-            if len(self.messages) >= len(expected):
-                break
-            self.page.wait_for_timeout(20)
+        self.until(lambda: len(self.messages) >= len(expected))
         self.page.wait_for_timeout(60)  # anything that should not come
         assert self.messages == list(expected)
         self.messages.clear()
+
+    def until(self, holds: Callable[[], bool]) -> None:
+        """Waits until something holds, for some seconds at most."""
+        for _ in range(250):
+            if holds():
+                break
+            self.page.wait_for_timeout(20)
 
     def set(self, **values: Any) -> None:
         """Sets parameters as the server would."""
