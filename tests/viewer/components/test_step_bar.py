@@ -116,7 +116,7 @@ def test_a_drag_moves_along_and_the_last_place_counts(show: Show, page: Any) -> 
     page.mouse.move(*point(page, 700), steps=25)
     page.mouse.up()
     shows(page, STEPS.index(700))
-    shown.until(lambda: shown.component.index == STEPS.index(700))
+    shown.until(lambda: shown.messages[-1:] == [{"index": STEPS.index(700)}])
     assert shown.messages[-1] == {"index": STEPS.index(700)}
     assert shown.component.index == STEPS.index(700)
 
