@@ -103,7 +103,9 @@ class Frame:
     def mark_step(self, step: int | None) -> None:
         """Moves the vertical line to the current step; hides it for None."""
         if self._span is None:
-            self._span = Span(location=0, dimension="height", line_color=RED, line_width=1.5)
+            self._span = Span(  # as an overlay it moves without the data being painted again
+                location=0, dimension="height", line_color=RED, line_width=1.5, level="overlay"
+            )
             self.figure.add_layout(self._span)
         if step is not None and self._span.location != step:
             self._span.location = step
