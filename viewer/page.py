@@ -9,7 +9,7 @@ from typing import Any
 
 import panel as pn
 import panel_material_ui as pmui
-from panel.util import edit_readonly
+from panel.util.parameters import edit_readonly
 
 from comgra_decl.viewer.dashboard import Dashboard
 from comgra_decl.viewer.model.catalogue import Catalogue

@@ -20,8 +20,9 @@ Floats = NDArray[np.float64]
 
 @dataclass(frozen=True, slots=True)
 class Distribution:
-    """A picture [rows, columns] of densities, each column scaled to its own largest value.
+    """A picture [rows, columns] of how dense values lie, each column from 0 to its largest, 1.
 
+    It is the square root of the density, so that tails can be seen beside a peak.
     It spans steps `x0` to `x1` and values `y0` to `y1`; row 0 is the lowest value. NaN where
     there is no record. A column shows the newest record at or before it.
     """
@@ -94,7 +95,7 @@ def robust_range(shares: Floats, ranges: Floats) -> tuple[float, float]:
 
 
 def _density(edges: Floats, shares: Floats, span: Floats) -> Floats:
-    """Returns the share of one record that falls between each two `edges`, largest = 1."""
+    """Returns the root of the share of a record between each two `edges`, largest = 1."""
     low, high = float(span[0]), float(span[1])
     if not high > low:  # every value is the same
         width = edges[1] - edges[0]
@@ -102,4 +103,5 @@ def _density(edges: Floats, shares: Floats, span: Floats) -> Floats:
     own = np.linspace(low, high, len(shares) + 1)
     part = np.diff(np.interp(edges, own, np.concatenate([[0.0], shares])))
     largest = part.max()
-    return np.asarray(part / largest if largest > 0 else part)
+    density: Floats = np.sqrt(part / largest) if largest > 0 else part
+    return density

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from math import prod
+from math import prod, sqrt
 from typing import Any
 
 import numpy as np
@@ -24,16 +24,20 @@ Floats = NDArray[np.float64]
 class ValuesPicture:
     """Values [rows, columns], drawn with row 0 on top; `limit` is where the colours saturate.
 
-    `broken` counts NaN and infinities; `facts` says what the picture shows.
+    `marks` [rows, columns] are the cells that hold NaN or infinities, `broken` their number; cells
+    between tiles are NaN and not marked. `facts` says what the picture shows.
     """
 
     image: Floats = field(default_factory=lambda: np.zeros((1, 1)))
+    marks: NDArray[np.bool_] = field(default_factory=lambda: np.zeros((1, 1), bool))
     limit: float = 1.0
-    y_label: str = ""
-    x_label: str = ""
-    broken: int = 0
     facts: str = ""
     missing: str = ""
+
+    @property
+    def broken(self) -> int:
+        """Number of values on the picture that are NaN or infinite."""
+        return int(self.marks.sum())
 
 
 def values_picture(view: RunView, slot: Slot | None, at: Selection) -> ValuesPicture:
@@ -47,12 +51,13 @@ def values_picture(view: RunView, slot: Slot | None, at: Selection) -> ValuesPic
     if values.size == 0:
         return ValuesPicture(missing="The tensor is empty at this step.")
     if slot.batch_dim is None:
-        return _drawn(_numbers(values[0]), "row", "column")  # counts as one sample
+        return _one(_numbers(values[0]))  # counts as one sample
     if at.sample is None:
-        return _drawn(_numbers(values).reshape(len(values), -1), "sample", "element")
+        rows = _numbers(values).reshape(len(values), -1)
+        return _drawn(rows, f"sample \u00d7 element \u00b7 {shape(rows.shape)}")
     if at.sample >= len(values):
         return ValuesPicture(missing=f"Sample {at.sample} was not recorded at this step.")
-    return _drawn(_numbers(values[at.sample]), "row", "column")
+    return _one(_numbers(values[at.sample]))
 
 
 def _why_missing(view: RunView, slot: Slot) -> str:
@@ -71,15 +76,37 @@ def _numbers(values: NDArray[Any]) -> Floats:
     return np.abs(values) if np.iscomplexobj(values) else values.astype(np.float64)
 
 
-def _drawn(values: Floats, y_label: str, x_label: str) -> ValuesPicture:
-    facts = shape(values.shape)
+def _one(values: Floats) -> ValuesPicture:
+    """Returns the picture of one tensor without a batch: maps side by side from three dims on."""
+    if values.ndim >= 3 and min(values.shape[-2:]) > 1:
+        maps = values.reshape(-1, *values.shape[-2:])
+        facts = f"{len(maps)} maps of {shape(maps.shape[1:])}"
+        return _drawn(tiled(maps), facts, gaps=tiled(np.zeros(maps.shape)))
     flat = values.reshape(-1, values.shape[-1]) if values.ndim else values.reshape(1, 1)
-    broken = int((~np.isfinite(flat)).sum())
-    stride = -(-flat.size // PIXELS)
+    return _drawn(flat, f"row \u00d7 column \u00b7 {shape(values.shape)}")
+
+
+def tiled(maps: Floats) -> Floats:
+    """Returns maps [n, h, w] in reading order on a nearly square sheet, NaN between them."""
+    n, h, w = maps.shape
+    across = min(n, max(1, round(sqrt(n * (h + 1) / (w + 1)))))
+    down = -(-n // across)
+    sheet = np.full((down, across, h + 1, w + 1), np.nan)
+    sheet.reshape(down * across, h + 1, w + 1)[:n, :h, :w] = maps
+    joined = sheet.transpose(0, 2, 1, 3).reshape(down * (h + 1), across * (w + 1))
+    return joined[:-1, :-1]
+
+
+def _drawn(values: Floats, facts: str, *, gaps: Floats | None = None) -> ValuesPicture:
+    marks = ~np.isfinite(values)
+    if gaps is not None:
+        marks &= ~np.isnan(gaps)
+    stride = -(-values.size // PIXELS)
     if stride > 1:
-        flat = flat[:, ::stride]
-        facts += f", every {count(stride)}th {x_label}"
-    return ValuesPicture(flat, _limit(flat), y_label, x_label, broken, facts)
+        part = (slice(None), slice(None, None, stride))[:: 1 if values.shape[1] > stride else -1]
+        values, marks = values[part], marks[part]
+        facts += f", every {count(stride)}th"
+    return ValuesPicture(values, marks, _limit(values), facts)
 
 
 def _limit(values: Floats) -> float:

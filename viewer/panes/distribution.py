@@ -28,7 +28,7 @@ class DistributionPane(Pane):
 
     def build(self) -> Any:
         """Makes the figure with one image."""
-        tooltips = [("step", "$x{0}"), ("value", "$y{0.000e}"), ("density", "@image{0.00}")]
+        tooltips = [("step", "$x{0}"), ("value", "$y{0.000e}")]
         self.frame = Frame(x_range=self._x_range, tooltips=tooltips)
         self._image = ColumnDataSource({name: [] for name in IMAGE})
         mapper = LinearColorMapper(

@@ -68,11 +68,10 @@ class ValuesPane(Pane):
             place = {"x": [-0.5], "y": [-0.5], "dw": [columns], "dh": [rows]}
             self._mapper.update(low=-picture.limit, high=picture.limit)
             self._image.data = {"image": [picture.image], **place}
-            marks = np.where(np.isfinite(picture.image), np.nan, 1.0)
+            marks = np.where(picture.marks, 1.0, np.nan)
             self._broken.data = {"image": [marks], **place} if picture.broken else dict(_EMPTY)
             self.frame.show(x=(-0.5, columns - 0.5), y=(rows - 0.5, -0.5))
-            facts = f"{picture.y_label} \u00d7 {picture.x_label} \u00b7 {picture.facts}"
-            self.frame.label(f"{facts} \u00b7 \u00b1{number(picture.limit, digits=3)}")
+            self.frame.label(f"{picture.facts} \u00b7 \u00b1{number(picture.limit, digits=3)}")
         self.frame.say(picture.missing)
 
 

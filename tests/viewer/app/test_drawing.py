@@ -14,6 +14,7 @@ from comgra_decl.viewer import palette
 from comgra_decl.viewer.model.distribution import COLUMNS, columns, picture
 from comgra_decl.viewer.model.graph import scale_of
 from comgra_decl.viewer.model.series import Curve, bounds, thin
+from comgra_decl.viewer.model.values import tiled
 
 values = arrays(np.float64, st.integers(1, 400), elements=st.floats(-1e6, 1e6) | st.just(math.nan))
 
@@ -46,6 +47,18 @@ def test_a_logarithmic_curve_drops_what_is_not_positive() -> None:
     assert Curve(steps=np.arange(1), values=np.array([-1.0])).logarithmic().missing
 
 
+@given(st.integers(1, 30), st.integers(2, 6), st.integers(2, 6))
+def test_tiles_hold_every_value_once(n: int, h: int, w: int) -> None:
+    maps = np.arange(n * h * w, dtype=float).reshape(n, h, w)
+    sheet = tiled(maps)
+    known = sheet[~np.isnan(sheet)]
+    np.testing.assert_array_equal(np.sort(known), maps.ravel())
+    np.testing.assert_array_equal(sheet[:h, :w], maps[0])
+    gaps = np.isnan(sheet)
+    assert gaps[h :: h + 1].all()
+    assert gaps[:, w :: w + 1].all()
+
+
 def histograms(*centres: float, bins: int = 32) -> tuple[np.ndarray, np.ndarray]:
     """Normal distributions around `centres` as counts and ranges."""
     rng = np.random.default_rng(0)
@@ -63,7 +76,8 @@ def test_a_distribution_shows_where_the_values_are() -> None:
     counts, ranges = histograms(*centres)
     drawn = picture(np.arange(21), counts, ranges)
     heights = np.linspace(drawn.y0, drawn.y1, len(drawn.image), endpoint=False)
-    means = (drawn.image * heights[:, None]).sum(0) / drawn.image.sum(0)
+    density = drawn.image**2
+    means = (density * heights[:, None]).sum(0) / density.sum(0)
     np.testing.assert_allclose(means[3:-3], centres[3:-3], atol=0.25)
     assert drawn.image.max() == 1
     assert (drawn.x0, drawn.x1) == (-0.5, 20.5)

@@ -134,7 +134,7 @@ def test_values_are_the_recorded_samples(fake: FakeRun, view: RunView) -> None:
     picture = values_picture(view, slots_of(view, selection)[0], selection)
     expected = tensor(fake, "embed", 4)[[0, 4, 8, 12]].reshape(4, -1)
     np.testing.assert_array_equal(picture.image, expected)
-    assert (picture.y_label, picture.x_label) == ("sample", "element")
+    assert picture.facts == "sample \u00d7 element \u00b7 4\u00d748"
 
 
 def test_one_sample_keeps_its_shape(fake: FakeRun, view: RunView) -> None:
