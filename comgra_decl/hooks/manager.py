@@ -8,7 +8,6 @@ recorded one: it also discovers the model.
 
 from __future__ import annotations
 
-import logging
 import time
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
@@ -39,8 +38,6 @@ if TYPE_CHECKING:
     from torch.utils.hooks import RemovableHandle
 
     from comgra_decl.spec import Spec
-
-_log = logging.getLogger("comgra_decl")
 
 _MAX_ROOT_CALLS = 2000
 """Model calls kept without an optimizer step before a record is given up (memory stays bounded)."""

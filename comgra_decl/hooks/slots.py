@@ -23,8 +23,6 @@ class Slot:
     __slots__ = (
         "batch_dim",
         "dtype",
-        "grad_capture",
-        "grad_count",
         "gradients",
         "id",
         "iteration",
@@ -60,8 +58,6 @@ class Slot:
         self.dtype = ""
         self.batch_dim: int | None = None
         self.gradients: dict[int, Slot] = {}
-        self.grad_capture: object = None
-        self.grad_count = 0
 
     @property
     def key(self) -> SlotKey:

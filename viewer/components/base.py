@@ -11,7 +11,6 @@ of `ack` before the next; of several clicks made meanwhile only the newest is se
 from __future__ import annotations
 
 import logging
-import re
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -24,7 +23,6 @@ Callback = Callable[[Message], object]
 
 _FOLDER = Path(__file__).parent
 _LOG = logging.getLogger(__name__)
-_COLOUR = re.compile(r"#([0-9a-fA-F]{3}|[0-9a-fA-F]{6})")
 
 
 def source(*names: str) -> str:
@@ -34,11 +32,6 @@ def source(*names: str) -> str:
     template, and not at all in a notebook.
     """
     return "\n".join((_FOLDER / name).read_text(encoding="utf-8") for name in names)
-
-
-def is_colour(value: object) -> bool:
-    """Whether `value` is `#rgb` or `#rrggbb`, the only colours handed to the browser."""
-    return isinstance(value, str) and _COLOUR.fullmatch(value) is not None
 
 
 class Component(JSComponent):
