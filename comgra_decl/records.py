@@ -161,6 +161,13 @@ class StepBatch:
     new_structures: list[Structure]
     documents: dict[str, Any] = field(default_factory=dict)
 
+    @property
+    def nbytes(self) -> int:
+        """Bytes held until they are stored."""
+        arrays = (self.aggregates, self.samples, self.counts, self.ranges)
+        values = sum(v.nbytes for by_slot in self.values for v in by_slot.values())
+        return sum(a.nbytes for a in arrays if a is not None) + values + 512 * len(self.steps)
+
 
 AGGREGATES = ("mean", "std", "abs_max")
 """How per-sample statistics are aggregated over the batch, in stored order."""

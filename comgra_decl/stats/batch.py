@@ -16,6 +16,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from comgra_decl.records import RAW_STATISTICS
+from comgra_decl.stats.memory import Memory
 from comgra_decl.stats.quiet import quiet
 from comgra_decl.stats.sums import BLOCK, Rows, compiled, exact, small
 from comgra_decl.stats.trie import Form, Pick
@@ -23,19 +24,26 @@ from comgra_decl.stats.trie import Form, Pick
 SERIAL_ELEMENTS = 1 << 15
 """Below this torch does not split an operation over threads. The writer thread stays below, since
 its first parallel operation would start a second pool of threads beside the user's."""
+RESULT_BYTES = 16 << 20
+"""Most memory for the results of one batch, where more than one step fits."""
 
 
 class Batch:
     """The results of up to `capacity` steps, in slots `first`, `first + 1`, ... of the groups.
 
-    `raw` and `histogram` are fresh memory: steps hand out views of it, nothing ever writes there
-    again after `settle`, and it is freed when the last step has been stored.
+    `raw` and `histogram` are memory of its own: steps hand out views of it, nothing writes there
+    again after `settle`, until the last step has been stored and `memory` takes it back.
     """
 
-    def __init__(self, form: Form, host: torch.device, first: int, capacity: int) -> None:
+    def __init__(
+        self, form: Form, host: torch.device, first: int, *, most: int, memory: Memory
+    ) -> None:
         self.form = form
-        self.raw = np.empty((capacity, form.rows, RAW_STATISTICS))
-        self.histogram = np.empty((capacity, int(form.histogram_starts[-1])), np.float32)
+        picked = int(form.histogram_starts[-1])
+        step_bytes = max(1, 8 * RAW_STATISTICS * form.rows + 4 * picked)
+        capacity = self.capacity = min(most, max(1, RESULT_BYTES // step_bytes))
+        self.raw = memory.take((capacity, form.rows, RAW_STATISTICS), np.float64)
+        self.histogram = memory.take((capacity, picked), np.float32)
         self.finished = 0
         self.settled = 0
         self._first = first

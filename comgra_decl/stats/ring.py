@@ -12,6 +12,7 @@ from time import monotonic
 import torch
 
 from comgra_decl.stats.batch import Batch
+from comgra_decl.stats.memory import Memory
 from comgra_decl.stats.trie import Form, Group, Node
 
 STEP_BYTES = 16 << 20
@@ -35,6 +36,7 @@ class Ring:
         self.slot = 0
         self.nbytes = 0
         """Bytes held by all groups."""
+        self._memory = Memory()
         self._batch: Batch | None = None
         self._opened = 0.0
 
@@ -60,7 +62,8 @@ class Ring:
         """Returns the batch whose next step is the one in the current slot."""
         if self._batch is None or self._batch.form is not form:
             self.close()
-            self._batch = Batch(form, self._host, self.slot, self._slots - self.slot)
+            most = self._slots - self.slot
+            self._batch = Batch(form, self._host, self.slot, most=most, memory=self._memory)
             self._opened = monotonic()
         return self._batch
 
@@ -74,6 +77,8 @@ class Ring:
         if self.slot == self._slots:
             self.close()
             self.slot = 0
+        elif batch.finished == batch.capacity:
+            self.close()
         elif monotonic() - self._opened > SETTLE_SECONDS:
             batch.settle()
         form.repeats += 1

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import math
 import os
 import threading
 import time
@@ -17,16 +18,18 @@ from .writer import RunWriter
 
 _log = logging.getLogger("comgra_decl")
 _FIRST_PAUSE, _LONGEST_PAUSE = 0.25, 5.0  # seconds between attempts while the disk is full
+_BLOCK_PATIENCE = 2.0  # most seconds that records wait for the rest of their block
 
 
 class WriterThread:
     """Commits records in the background, at most one commit in flight.
 
     The first record is committed at once, later ones at least `commit_interval` seconds apart,
-    earlier when half of `queue_bytes` is waiting. While the queue is full, `put` blocks: nothing
-    is lost silently. A commit that fails because the disk is full is repeated for `patience`
-    seconds; any other error is reported once, and from then on everything is dropped, so that the
-    training goes on.
+    earlier when half of `queue_bytes` is taken, up to two seconds later when at the present pace
+    a block of records will be whole by then: it need not be stored as rows as well. While the queue
+    is full, `put` blocks: nothing is lost silently. A commit that fails because the disk is full is
+    repeated for `patience` seconds; any other error is reported once, and from then on everything
+    is dropped, so that the training goes on.
     """
 
     def __init__(
@@ -56,11 +59,14 @@ class WriterThread:
         self._on_error = on_error
         self._patience = patience
         self._queue: deque[RawStep] = deque()
-        self._bytes = 0  # waiting and in flight
+        self._batches: list[StepBatch] = []  # reduced, for the next commit
+        self._ready = 0  # steps in them
+        self._bytes = 0  # waiting, reduced and in flight
         lock = threading.Lock()
         self._room = threading.Condition(lock)  # for those who put
         self._work = threading.Condition(lock)  # for the thread: woken rarely, it costs the GIL
         self._due = 0.0
+        self._since = 0.0  # end of the last commit
         self._closing = False
         self._failed = False
         self._pid = os.getpid()
@@ -104,8 +110,8 @@ class WriterThread:
 
     @property
     def _pressed(self) -> bool:
-        """Half of the queue is taken: commit now, so that the training need not wait."""
-        return 2 * self._bytes >= self._limit
+        """Half of the queue is taken: make room now, so that the training need not wait."""
+        return self._bytes > 0 and 2 * self._bytes >= self._limit
 
     # -- on the thread
 
@@ -113,48 +119,82 @@ class WriterThread:
         writer: RunWriter | None = None
         try:
             writer = self._factory()
-            while steps := self._take(writer):
-                self._commit(writer, steps)
+            while self._gather(writer):
+                self._commit(writer)
             if not self._failed:
                 self._patiently(writer.close)
         except BaseException as error:  # noqa: BLE001 - the training must never notice
             self._fail(error)
             _close_after(writer, error)
 
-    def _take(self, writer: RunWriter) -> list[RawStep]:
-        """Waits for the next commit to be due; returns its steps, none at the end."""
-        with self._work:
-            while not self._queue and not self._ended:
-                self._work.wait()
-            while not self._ended and not self._pressed:
-                left = self._due - time.monotonic()
-                if left <= 0:
-                    break
-                self._work.wait(left)
-            if self._failed:
-                return []
-            return [self._queue.popleft() for _ in range(self._share(writer))]
+    def _gather(self, writer: RunWriter) -> bool:
+        """Waits until the next commit is due; False when nothing is left to commit.
+
+        Under pressure the steps are reduced meanwhile, to a fraction of their raw size.
+        """
+        while True:
+            with self._work:
+                while not self._ended and not self._pressed:
+                    left = self._pause(writer, time.monotonic())
+                    if left <= 0:
+                        break
+                    self._work.wait(None if left == math.inf else left)
+                if self._failed:
+                    return False
+                due = self._closing or self._pause(writer, time.monotonic()) <= 0
+                steps = [self._queue.popleft() for _ in range(self._share(writer))]
+            self._reduce(steps)
+            if due or self._pressed:
+                return bool(self._batches)
+
+    def _pause(self, writer: RunWriter, now: float) -> float:
+        """How many seconds the next commit can wait; 0 or less: it is due."""
+        waiting = self._ready + len(self._queue)
+        if not waiting:
+            return math.inf
+        block, waited = writer.block_steps, now - self._since
+        if now < self._due or block is None or waiting >= block:
+            return self._due - now
+        missing = -(writer.records + waiting) % block
+        rest = missing * waited / waiting
+        return rest if waited + rest <= _BLOCK_PATIENCE else 0.0
 
     def _share(self, writer: RunWriter) -> int:
-        """How many of the waiting steps to commit now.
+        """How many of the waiting steps to take now.
 
         A fast run fills whole blocks between two commits. Ending the commit at a block's end
         saves storing the rest twice (as rows now, in a block later); it waits for the next one.
         """
-        waiting, block = len(self._queue), writer.block_steps
+        queued, block = len(self._queue), writer.block_steps
+        waiting = self._ready + queued
         if self._closing or block is None or waiting < block:
-            return waiting
-        return (writer.records + waiting) // block * block - writer.records
+            return queued
+        return max(0, (writer.records + waiting) // block * block - writer.records - self._ready)
 
-    def _commit(self, writer: RunWriter, steps: list[RawStep]) -> None:
-        size = sum(step.nbytes for step in steps)
+    def _reduce(self, steps: list[RawStep]) -> None:
+        """Turns raw steps into batches, which take less room."""
+        if not steps:
+            return
+        raw = sum(step.nbytes for step in steps)
         for step in steps:
             if step.wait is not None:
                 step.wait()
                 step.wait = None
         batches = self._transform(steps)
+        self._batches += batches
+        self._ready += len(steps)
+        self._release(raw - sum(batch.nbytes for batch in batches))
+
+    def _commit(self, writer: RunWriter) -> None:
+        batches = self._batches
         self._patiently(lambda: writer.commit(batches))
-        self._due = time.monotonic() + self._interval
+        self._batches, self._ready = [], 0
+        self._since = time.monotonic()
+        self._due = self._since + self._interval
+        self._release(sum(batch.nbytes for batch in batches))
+
+    def _release(self, size: int) -> None:
+        """Makes room for those who put."""
         with self._room:
             self._bytes = max(0, self._bytes - size)
             self._room.notify_all()

@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 import sys
+import time
 from pathlib import Path
 
 import numpy as np
@@ -66,6 +67,9 @@ def check(view: View, first: int = 0) -> None:
         assert np.array_equal(view.row("agg", record, slice(0, SLOTS)), view.heat("agg")[record])
 
 
+MANY = 2000  # records; those who check all of them must be able to keep up
+
+
 def main(folder: Path) -> None:
     """Commits groups of growing and shrinking size until killed."""
     writer = RunWriter.create(folder, meta_of())
@@ -76,6 +80,8 @@ def main(folder: Path) -> None:
         first, turn = first + count, turn + 1
         sys.stdout.write(f"{first}\n")
         sys.stdout.flush()
+        if first > MANY:
+            time.sleep(0.05)
 
 
 if __name__ == "__main__":

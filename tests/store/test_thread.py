@@ -210,6 +210,42 @@ def test_a_fast_run_ends_its_commits_with_whole_blocks() -> None:
     assert [len(commit) for commit in writer.commits] == [1, 383, 16]
 
 
+def test_records_wait_a_little_for_the_rest_of_their_block() -> None:
+    writer = FakeWriter()
+    writer.block_steps = 128
+    thread, _ = thread_of(writer, commit_interval=0.02)
+    for step in range(257):
+        thread.put(raw(step))
+        time.sleep(0.002)  # a block takes a quarter of a second, much longer than the interval
+    until(lambda: writer.records >= 256)
+    thread.close(PATIENCE)
+    assert len(writer.commits) < 7, "at every interval it would be a dozen or more"
+
+
+def test_records_of_a_slow_run_do_not_wait_for_their_block() -> None:
+    writer = FakeWriter()
+    writer.block_steps = 128
+    thread, _ = thread_of(writer, commit_interval=0.02)
+    for step in range(8):
+        thread.put(raw(step))
+        time.sleep(0.05)
+    assert writer.records >= 6
+    thread.close(PATIENCE)
+
+
+def test_under_pressure_steps_are_reduced_before_their_commit_is_due() -> None:
+    writer = FakeWriter()
+    large = raw(0, size=1000)
+    thread, _ = thread_of(writer, commit_interval=1000, queue_bytes=20 * large.nbytes)
+    thread.put(raw(0))
+    until(lambda: writer.commits == [[0]])
+    for step in range(1, 41):
+        thread.put(raw(step, size=1000))
+    assert writer.commits == [[0]], "reduced they take little room"
+    thread.close(PATIENCE)
+    assert writer.commits == [[0], list(range(1, 41))]
+
+
 def test_steps_are_waited_for_once_before_they_are_read() -> None:
     writer = FakeWriter()
     waited: list[int] = []
