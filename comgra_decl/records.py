@@ -115,8 +115,10 @@ class RawStep:
     `values`: per slot id, an array [samples, *value dims] in the tensor's own dtype (bfloat16 as
     ml_dtypes.bfloat16). `kpi_tensors`: for each KPI the index of the one-element reduced tensor
     that holds it; read into `kpis` on the writer thread, where waiting costs nothing. `documents`:
-    JSON-able documents stored under their name, newest wins ("modules", "report"). The arrays are
-    valid only after `wait()`, which is called on the writer thread.
+    JSON-able documents stored under their name, newest wins ("modules", "report"). `extra`: float64
+    [rows, e], the opt-in statistics of each row, NaN where one does not apply. `scheduled`: False
+    for a step that was captured only so that it can be decided later whether to keep it. The arrays
+    are valid only after `wait()`, which is called on the writer thread.
     """
 
     info: StepInfo
@@ -130,13 +132,17 @@ class RawStep:
     kpis: dict[str, float] = field(default_factory=dict)
     kpi_tensors: dict[str, int] = field(default_factory=dict)
     documents: dict[str, Any] = field(default_factory=dict)
+    extra: NDArray[np.float64] | None = None
+    scheduled: bool = True
     wait: Callable[[], None] | None = None
 
     @property
     def nbytes(self) -> int:
         """Bytes held while queued."""
         histogram = 0 if self.histogram_values is None else self.histogram_values.nbytes
-        return self.raw.nbytes + histogram + sum(v.nbytes for v in self.values.values()) + 512
+        extra = 0 if self.extra is None else self.extra.nbytes
+        values = sum(v.nbytes for v in self.values.values())
+        return self.raw.nbytes + extra + histogram + values + 512
 
 
 @dataclass(slots=True)
