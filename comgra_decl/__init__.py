@@ -5,6 +5,9 @@ from __future__ import annotations
 from importlib import import_module
 from typing import TYPE_CHECKING
 
+# Not lazily: they are small, need nothing, and code under torch.compile may be the first to ask.
+from comgra_decl.annotations import connect, kpi, node, note, step, tag
+
 if TYPE_CHECKING:
     from comgra_decl.errors import ComgraError
     from comgra_decl.launch.trace import trace
@@ -16,10 +19,16 @@ __version__ = "0.1.0"
 __all__ = [
     "ComgraError",
     "Spec",
+    "connect",
+    "kpi",
     "list_runs",
     "load_spec",
+    "node",
+    "note",
     "open_group",
     "open_run",
+    "step",
+    "tag",
     "trace",
 ]
 

@@ -23,6 +23,10 @@ class SpecError(ComgraError, ValueError):
         super().__init__("\n".join(self.problems))
 
 
+class AnnotationError(ComgraError, ValueError):
+    """An annotation in the program is wrong: no name, no such kind, no number."""
+
+
 class RunNotFoundError(ComgraError, FileNotFoundError):
     """There is no run where one was looked for."""
 

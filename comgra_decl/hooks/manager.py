@@ -23,6 +23,7 @@ from torch.optim.optimizer import (
 from comgra_decl.hooks.capture import StepCapture
 from comgra_decl.hooks.compiled import EagerStance
 from comgra_decl.hooks.evaluation import EvaluationPhases
+from comgra_decl.hooks.hearing import Hearing
 from comgra_decl.hooks.optimizers import StepOwner
 from comgra_decl.hooks.patches import LossWatch, watch_eval
 from comgra_decl.hooks.report import Reporter
@@ -83,6 +84,7 @@ class HookManager:
         self._reporter = Reporter(spec)
         self._losses = LossWatch(self._on_loss)
         self._eval_patch = watch_eval(self._on_eval)
+        self._hearing = Hearing(self)
         self._handles: list[RemovableHandle] = []
         self._before_step: RemovableHandle | None = None  # only while a graph is followed
 
@@ -95,6 +97,7 @@ class HookManager:
             register_module_module_registration_hook(self._owners.note),
         ]
         self._eval_patch.apply()
+        self._hearing.start()
         self._arm()
 
     def detach(self) -> None:
@@ -117,6 +120,7 @@ class HookManager:
     def _remove_everything(self) -> None:
         self._stopped = True
         self._disarm()
+        self._hearing.stop()
         self._eval_patch.restore()
         for handle in self._handles:
             handle.remove()
@@ -144,6 +148,7 @@ class HookManager:
         self._stance.force()
         self._tracer.install()
         self._losses.apply()
+        self._hearing.recording(True)
 
     def _disarm(self) -> None:
         self._armed = False
@@ -153,6 +158,7 @@ class HookManager:
             self._tracer.remove()
             self._losses.restore()
             self._stance.restore()
+            self._hearing.recording(False)
 
     def _stop_graph(self) -> None:
         self._structures.stop()
@@ -232,6 +238,26 @@ class HookManager:
                 self._tracer.read_loss(self._train, loss, backwarded)
         except Exception as error:
             self._fault(error)
+
+    # -- what the program says -----------------------------------------------------------------
+
+    def _on_annotated_node(self, value: Any, name: str, role: str | None, kind: str | None) -> None:
+        """A tensor, or a structure of some, was given a name by the program."""
+
+    def _on_connect(self, source: Any, sink: Any) -> None:
+        """The program says that `sink` was computed from `source`."""
+
+    def _on_tag(self, *names: str) -> None:
+        """The program labels the step in progress."""
+
+    def _on_step(self) -> None:
+        """The program says that a step ends here."""
+
+    def _on_note(self, text: str) -> None:
+        """The program writes something down."""
+
+    def _on_kpi(self, name: str, value: Any) -> None:
+        """The program keeps a number of the step in progress."""
 
     # -- closing records -----------------------------------------------------------------------
 
