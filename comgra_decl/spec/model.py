@@ -9,6 +9,7 @@ from pydantic import AfterValidator, BeforeValidator
 
 from comgra_decl.records import STATISTICS
 from comgra_decl.spec.base import Bool, SpecModel
+from comgra_decl.spec.keep import KeepSpec
 from comgra_decl.spec.nodes import Globs, NodeSpec
 from comgra_decl.spec.run import HistogramSpec, RunSpec, SamplesSpec, StoreSpec, ValuesSpec
 from comgra_decl.spec.schedule import ScheduleSpec
@@ -61,6 +62,9 @@ class Spec(SpecModel):
 
     schedule: ScheduleSpec = ScheduleSpec()
     """Which steps are recorded."""
+
+    keep: KeepSpec | None = None
+    """Steps that are kept because of what happened in them; null for none."""
 
     graph: Bool = True
     """Whether the dependency graph of the recorded tensors is followed."""
