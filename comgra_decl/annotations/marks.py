@@ -86,7 +86,7 @@ def _checked(name: Any, kind: str | None) -> str:
 
         near = did_you_mean(str(kind), KINDS) or "."
         _refuse(f"{kind!r} is no kind of a node{near} There are {', '.join(KINDS)}.")
-    return name
+    return str(name)
 
 
 def _marked(mark: Mark, what: Any) -> Any:
