@@ -10,7 +10,7 @@ from pydantic import AfterValidator, BeforeValidator
 from comgra_decl.records import STATISTICS
 from comgra_decl.spec.base import Bool, SpecModel
 from comgra_decl.spec.keep import KeepSpec
-from comgra_decl.spec.nodes import Globs, NodeSpec
+from comgra_decl.spec.nodes import NodeSpec, Selectors
 from comgra_decl.spec.run import HistogramSpec, RunSpec, SamplesSpec, StoreSpec, ValuesSpec
 from comgra_decl.spec.schedule import ScheduleSpec
 
@@ -45,8 +45,8 @@ class Spec(SpecModel):
     nodes: Annotated[dict[str, NodeSpec], BeforeValidator(_without_switched_off)] = {}
     """What to capture, by a name of your choice; later entries refine earlier ones."""
 
-    exclude: Globs = []
-    """Globs over module paths that are left out of every entry."""
+    exclude: Selectors = []
+    """What is left out of every entry: globs over module paths or mappings, as in `select`."""
 
     stats: Annotated[list[StatisticName], AfterValidator(_in_stored_order)] = _ALL_STATISTICS
     """Statistics over the value dims of each sample; `nonfinite` is always among them."""
@@ -65,6 +65,10 @@ class Spec(SpecModel):
 
     keep: KeepSpec | None = None
     """Steps that are kept because of what happened in them; null for none."""
+
+    annotations: Bool = True
+    """Whether what the program names with `comgra.node(...)` is recorded without being selected:
+    its output and gradient. Entries with `select: {annotation: ...}` say it for each name."""
 
     graph: Bool = True
     """Whether the dependency graph of the recorded tensors is followed."""

@@ -6,10 +6,16 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field, replace
 from typing import Literal
 
-from comgra_decl.spec.globs import compile_name, matches
-from comgra_decl.spec.misses import explain_class_miss, explain_path_miss
+from comgra_decl.spec.functions import AttentionSpec, SplitSpec
+from comgra_decl.spec.globs import compile_name, compile_text, matches
+from comgra_decl.spec.misses import (
+    explain_annotation_miss,
+    explain_class_miss,
+    explain_path_miss,
+    explain_regex_miss,
+)
 from comgra_decl.spec.model import Spec
-from comgra_decl.spec.nodes import NodeSpec, Selector
+from comgra_decl.spec.nodes import NodeSpec, Selector, compile_regex
 
 
 @dataclass(frozen=True)
@@ -19,10 +25,12 @@ class ModuleFacts:
     Attributes:
         path: its name within the model, "blocks.0.attn"; "" for the root.
         classes: names of its class and those it derives from, most derived first.
+        annotation: the name that `@comgra.node` gives its `forward`, "" without one.
     """
 
     path: str
     classes: tuple[str, ...]
+    annotation: str = ""
 
 
 @dataclass(frozen=True)
@@ -31,10 +39,18 @@ class Capture:
 
     output: bool = False
     output_grad: bool = False
+    input: bool = False
+    input_grad: bool = False
     parameter: bool = False
     parameter_grad: bool = False
+    parameter_grad_raw: bool = False
+    update: bool = False
+    buffer: bool = False
+    optimizer_state: bool = False
     values: bool = False
     batch_dim: Literal["auto"] | int | None = "auto"
+    split: SplitSpec | None = None
+    attention: AttentionSpec | None = None
     entries: tuple[str, ...] = ()
 
     def refined(self, name: str, entry: NodeSpec) -> Capture:
@@ -44,6 +60,8 @@ class Capture:
             **dict.fromkeys(entry.capture, True),
             values=self.values or entry.values,
             batch_dim=self.batch_dim if entry.batch_dim == "auto" else entry.batch_dim,
+            split=entry.split or self.split,
+            attention=entry.attention or self.attention,
             entries=(*self.entries, name),
         )
 
@@ -56,11 +74,14 @@ class Selection:
         captures: what to capture, by module path, in the order of the modules.
         matched: the module paths that each entry of `nodes` selects.
         unmatched: a sentence for every pattern that selects nothing, with what is near it.
+        unmarked: by pattern, a sentence for every annotation that no module carries; one that a
+            tensor carries is found only while the program runs.
     """
 
     captures: dict[str, Capture] = field(default_factory=dict)
     matched: dict[str, list[str]] = field(default_factory=dict)
     unmatched: list[str] = field(default_factory=list)
+    unmarked: dict[str, str] = field(default_factory=dict)
 
 
 def select(spec: Spec, modules: Iterable[ModuleFacts]) -> Selection:
@@ -84,6 +105,8 @@ def _matched(entry: NodeSpec, exclude: list[str], modules: list[ModuleFacts]) ->
 
 
 def _selects(selector: Selector, module: ModuleFacts) -> bool:
+    if selector.function:
+        return False  # calls, which `hooks.functions` follows
     by_path = not selector.path or _at_any(selector.path, module.path)
     by_class = not selector.class_ or any(_is_class(name, module) for name in selector.class_)
     return by_path and by_class
@@ -99,35 +122,53 @@ def _is_class(pattern: str, module: ModuleFacts) -> bool:
 
 
 def _unmatched(spec: Spec, modules: list[ModuleFacts]) -> Iterator[str]:
-    paths = [m.path for m in modules]
     if not spec.nodes:
         yield "comgra.nodes: is empty, so no module is recorded; try 'all: {select: \"**\"}'"
     for name, entry in spec.nodes.items():
-        for selector in entry.select:
-            for sentence in _selector_misses(selector, modules):
-                yield f"comgra.nodes.{name}.select: {sentence}"
+        yield from _misses(f"comgra.nodes.{name}.select", entry.select, modules)
         yield from _all_excluded(name, entry, spec, modules)
-        yield from _glob_misses(f"comgra.nodes.{name}.exclude", entry.exclude, paths)
-    yield from _glob_misses("comgra.exclude", spec.exclude, paths)
+        yield from _misses(f"comgra.nodes.{name}.exclude", entry.exclude, modules)
+    yield from _misses("comgra.exclude", spec.exclude, modules)
 
 
-def _glob_misses(where: str, globs: list[str], paths: list[str]) -> Iterator[str]:
-    for glob in globs:
-        if not any(_at_any([glob], path) for path in paths):
-            yield f"{where}: {explain_path_miss(glob, paths)}"
+def _misses(where: str, selectors: list[Selector], modules: list[ModuleFacts]) -> Iterator[str]:
+    for selector in selectors:
+        for sentence in _selector_misses(selector, modules):
+            yield f"{where}: {sentence}"
 
 
 def _selector_misses(selector: Selector, modules: list[ModuleFacts]) -> Iterator[str]:
     """Yields a sentence for each pattern of `selector` that nothing fits."""
+    paths = [m.path for m in modules]
     for glob in selector.path:
-        if not any(_at_any([glob], m.path) for m in modules):
-            yield explain_path_miss(glob, [m.path for m in modules])
-    candidates = [m for m in modules if not selector.path or _at_any(selector.path, m.path)]
+        if not _at_path(glob, paths):
+            yield explain_path_miss(glob, paths)
+    for regex in selector.regex:
+        if not any(_fits(regex, path) for path in paths):
+            yield explain_regex_miss(regex, paths)
+    candidates = [m for m in modules if _is_placed(selector, m)]
     if not candidates:
         return
     for name in selector.class_:
         if not any(_is_class(name, m) for m in candidates):
-            yield explain_class_miss(name, selector.path, [m.classes for m in candidates])
+            places = [*selector.path, *selector.regex]
+            yield explain_class_miss(name, places, [m.classes for m in candidates])
+
+
+def _at_path(glob: str, paths: Iterable[str]) -> bool:
+    return any(matches(glob, path) for path in paths)
+
+
+def _unmarked(spec: Spec, modules: list[ModuleFacts]) -> dict[str, str]:
+    """Returns a sentence for each annotation of an entry that no module carries."""
+    marks = [m.annotation for m in modules if m.annotation]
+    return {
+        pattern: f"comgra.nodes.{name}.select: {explain_annotation_miss(pattern, marks)}"
+        for name, entry in spec.nodes.items()
+        for selector in entry.select
+        for pattern in selector.annotation
+        if not any(_is_marked(pattern, m) for m in modules)
+    }
 
 
 def _all_excluded(
