@@ -47,6 +47,18 @@ def compile_name(pattern: str) -> re.Pattern[str]:
     return re.compile(_name(pattern, pattern))
 
 
+@lru_cache(maxsize=256)
+def compile_text(pattern: str) -> re.Pattern[str]:
+    """Returns the regex of a glob over any text, such as the name of an annotation.
+
+    Raises:
+        ValueError: the pattern is empty or holds a broken set of characters.
+    """
+    if not pattern:
+        raise ValueError("an annotation has a name; write '*' for any of them")
+    return re.compile(_name(pattern, pattern), re.DOTALL)
+
+
 def _matches(levels: Sequence[Level], names: Sequence[str]) -> bool:
     """Lets the latest `**` take one more name whenever the levels behind it do not fit.
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Sequence
 
 from comgra_decl.errors import did_you_mean
@@ -24,6 +25,27 @@ def explain_path_miss(pattern: str, paths: Sequence[str]) -> str:
             near = did_you_mean(levels[length], names)
             return f"{pattern!r} matches no module; {place} there is {_listed(names)}{near}"
     return f"{pattern!r} matches no module"
+
+
+def explain_regex_miss(pattern: str, paths: Sequence[str]) -> str:
+    """Returns a sentence for a regular expression that fits none of `paths` as a whole."""
+    names = [path for path in paths if path]
+    regex = re.compile(pattern)
+    found = next((path for path in names if regex.search(path)), None)
+    if found is not None:
+        return (
+            f"the regex {pattern!r} fits a part of {found!r} but no whole module path; "
+            "add '.*' where more may stand"
+        )
+    near = did_you_mean(pattern.replace("\\", ""), names)
+    return f"the regex {pattern!r} fits no module path; there is {_listed(names)}{near}"
+
+
+def explain_annotation_miss(pattern: str, marks: Sequence[str]) -> str:
+    """Returns a sentence for an annotation that nothing carries; `marks` are those of modules."""
+    names = list(dict.fromkeys(marks))
+    there = f"there is {_listed(names)}" if names else "no module has one"
+    return f"nothing is annotated {pattern!r}; {there}{did_you_mean(pattern, names)}"
 
 
 def explain_class_miss(name: str, globs: Sequence[str], classes: Iterable[tuple[str, ...]]) -> str:

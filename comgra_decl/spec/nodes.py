@@ -78,6 +78,8 @@ def _as_selector(value: Any) -> Any:
 
 Glob = Annotated[str, AfterValidator(_checked_glob)]
 ClassName = Annotated[str, AfterValidator(_checked_name)]
+Regex = Annotated[str, AfterValidator(_checked_regex)]
+AnnotationName = Annotated[str, AfterValidator(_checked_annotation)]
 Globs = Annotated[list[Glob], BeforeValidator(_listed)]
 
 
@@ -85,13 +87,19 @@ _CALLS = ("function", "within")
 
 
 class Selector(SpecModel):
-    """Modules that are at one of the paths and are one of the classes."""
+    """Modules to which everything applies that is said here; of each list, one must fit."""
 
     path: Globs = []
     """Globs over module paths: `*` is one level, `**` any number. None means any path."""
 
     class_: Annotated[list[ClassName], BeforeValidator(_listed)] = Field([], alias="class")
     """Names of the module's class or of one it derives from; globs. None means any class."""
+
+    regex: Annotated[list[Regex], BeforeValidator(_listed)] = []
+    """Regular expressions that fit whole module paths, such as `blocks\\.[0-3]\\..*`."""
+
+    annotation: Annotated[list[AnnotationName], BeforeValidator(_listed)] = []
+    """Names given by `@comgra.node` or `comgra.node(tensor, name)`; globs."""
 
     function: Annotated[list[FunctionName], BeforeValidator(_listed)] = []
     """Functions whose calls are recorded, by dotted names: `torch.softmax`, `F.relu`, your own. A
@@ -114,9 +122,16 @@ class Selector(SpecModel):
     def _says_something(self) -> Selector:
         if self.function:
             return self
-        if not self.path and not self.class_:
-            raise ValueError("names neither a path nor a class; write '**' for every module")
+        if not (self.path or self.class_ or self.regex or self.annotation):
+            raise ValueError(
+                "names no path, regex, class or annotation; write '**' for every module"
+            )
         return self
+
+
+Selectors = Annotated[
+    list[Annotated[Selector, BeforeValidator(_as_selector)]], BeforeValidator(_listed)
+]
 
 
 def _checked_batch_dim(value: Any) -> Any:

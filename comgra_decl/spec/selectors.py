@@ -96,20 +96,43 @@ def select(spec: Spec, modules: Iterable[ModuleFacts]) -> Selection:
         captures={m.path: captures[m.path] for m in facts if m.path in captures},
         matched=matched,
         unmatched=[*_unmatched(spec, facts)],
+        unmarked=_unmarked(spec, facts),
     )
 
 
-def _matched(entry: NodeSpec, exclude: list[str], modules: list[ModuleFacts]) -> list[str]:
-    chosen = [m.path for m in modules if any(_selects(s, m) for s in entry.select)]
-    return [p for p in chosen if not _at_any([*exclude, *entry.exclude], p)]
+def _matched(entry: NodeSpec, exclude: list[Selector], modules: list[ModuleFacts]) -> list[str]:
+    without = [*exclude, *entry.exclude]
+    return [
+        m.path
+        for m in modules
+        if any(_selects(s, m) for s in entry.select) and not any(_selects(s, m) for s in without)
+    ]
 
 
 def _selects(selector: Selector, module: ModuleFacts) -> bool:
     if selector.function:
         return False  # calls, which `hooks.functions` follows
+    return (
+        _is_placed(selector, module)
+        and (not selector.class_ or any(_is_class(name, module) for name in selector.class_))
+        and (not selector.annotation or any(_is_marked(a, module) for a in selector.annotation))
+    )
+
+
+def _is_placed(selector: Selector, module: ModuleFacts) -> bool:
+    """Whether the module is where the selector says, whatever it is."""
     by_path = not selector.path or _at_any(selector.path, module.path)
-    by_class = not selector.class_ or any(_is_class(name, module) for name in selector.class_)
-    return by_path and by_class
+    return by_path and (not selector.regex or any(_fits(r, module.path) for r in selector.regex))
+
+
+def _fits(regex: str, path: str) -> bool:
+    return compile_regex(regex).fullmatch(path) is not None
+
+
+def _is_marked(pattern: str, module: ModuleFacts) -> bool:
+    return (
+        bool(module.annotation) and compile_text(pattern).fullmatch(module.annotation) is not None
+    )
 
 
 def _at_any(globs: Iterable[str], path: str) -> bool:

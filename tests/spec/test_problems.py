@@ -29,8 +29,9 @@ def entry(**keys: Any) -> dict[str, Any]:
 
 def test_a_wrong_choice_names_the_right_ones_and_the_nearest() -> None:
     assert only_problem(entry(capture=["grads"])) == (
-        "comgra.nodes.attn.capture[0]: 'grads' is not one of output, output_grad, parameter, "
-        "parameter_grad; did you mean 'output_grad' or 'parameter_grad'?"
+        "comgra.nodes.attn.capture[0]: 'grads' is not one of output, output_grad, input, "
+        "input_grad, parameter, parameter_grad, parameter_grad_raw, update, buffer, "
+        "optimizer_state; did you mean 'output_grad' or 'input_grad' or 'parameter_grad'?"
     )
 
 
@@ -90,8 +91,8 @@ def test_the_key_path_is_the_one_that_was_written(written: Any, place: str) -> N
         (
             entry(select={}),
             (
-                "comgra.nodes.attn.select: names neither a path nor a class; write "
-                "'**' for every module"
+                "comgra.nodes.attn.select: names no path, regex, class or annotation; "
+                "write '**' for every module"
             ),
         ),
     ],

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+from fnmatch import fnmatchcase
 from typing import Any
 
 import pytest
@@ -148,6 +150,21 @@ def test_matched_and_unmatched_tell_the_whole_truth(patterns: list[list[str]]) -
             ),
         ),
         (
+            {"a": {"select": {"regex": r"blocks\.0"}, "exclude": {"regex": "attn"}}},
+            (
+                "comgra.nodes.a.exclude: the regex 'attn' fits a part of 'blocks.0.attn' but no "
+                "whole module path; add '.*' where more may stand"
+            ),
+        ),
+        (
+            {"a": {"select": {"regex": "heed"}}},
+            (
+                "comgra.nodes.a.select: the regex 'heed' fits no module path; there is embed, "
+                "blocks.0, blocks.0.attn, blocks.0.attn.out, blocks.0.dropout, blocks.1, "
+                "blocks.1.attn, blocks.1.attn.out, ... (14 names); did you mean 'head' or 'embed'?"
+            ),
+        ),
+        (
             {"a": {"select": {"path": "blocks.*", "class": "Blok"}}},
             (
                 "comgra.nodes.a.select: no module at 'blocks.*' is a 'Blok'; there is Block; "
@@ -169,6 +186,70 @@ def test_matched_and_unmatched_tell_the_whole_truth(patterns: list[list[str]]) -
 )
 def test_a_pattern_that_means_nothing_is_explained(nodes: dict[str, Any], sentence: str) -> None:
     assert selection(nodes).unmatched == [sentence]
+
+
+MARKED = [
+    ModuleFacts("", ("Model", "Module")),
+    ModuleFacts("enc.attn", ("Attention", "Module"), "self-attn"),
+    ModuleFacts("dec.attn", ("Attention", "Module"), "cross-attn"),
+    ModuleFacts("dec.mlp", ("Linear", "Module"), "mlp"),
+]
+
+
+def test_a_regex_fits_whole_paths() -> None:
+    assert chosen({"regex": r"blocks\.[02]\.attn"}) == ["blocks.0.attn", "blocks.2.attn"]
+    assert chosen({"regex": ["head", r".*\.out"], "class": "Linear"}) == [
+        "blocks.0.attn.out",
+        "blocks.1.attn.out",
+        "blocks.2.attn.out",
+        "head",
+    ]
+    assert chosen({"regex": "lock"}) == []
+
+
+@given(
+    st.lists(
+        st.sampled_from(["blocks", r"\.", "[01]", ".*", "attn", "(out|dropout)", "d?", r"\d", ""]),
+        min_size=1,
+        max_size=5,
+    ).map("".join),
+    st.sampled_from(["**", "blocks.**", "*", "**.attn"]),
+    st.sampled_from([r".*1.*", r"head", r"blocks\.\d"]),
+)
+def test_path_and_regex_and_exclude_are_set_operations(regex: str, glob: str, out: str) -> None:
+    expected = [
+        p
+        for p in PATHS
+        if re.fullmatch(regex, p)
+        and tried(glob.split("."), p.split(".") if p else [])
+        and not re.fullmatch(out, p)
+    ]
+    assert chosen({"path": glob, "regex": regex}, exclude={"regex": out}) == expected
+
+
+@given(st.text("*?acemfl-tnsr.", min_size=1, max_size=8))
+def test_annotations_are_found_by_globs(pattern: str) -> None:
+    picked = select(load_spec({"nodes": {"it": {"select": {"annotation": pattern}}}}), MARKED)
+    marks = {"enc.attn": "self-attn", "dec.attn": "cross-attn", "dec.mlp": "mlp"}
+    expected = [path for path, mark in marks.items() if fnmatchcase(mark, pattern)]
+    assert picked.matched["it"] == expected
+    assert list(picked.unmarked) == ([] if expected else [pattern])
+    assert picked.unmatched == []
+
+
+def test_classes_and_annotations_can_be_excluded() -> None:
+    spec = {"nodes": {"it": {"select": "**", "exclude": {"annotation": "*-attn"}}}}
+    assert select(load_spec(spec), MARKED).matched["it"] == ["", "dec.mlp"]
+    spec = {"nodes": {"it": {"select": "**"}}, "exclude": [{"class": "Attention"}, "dec.mlp"]}
+    assert select(load_spec(spec), MARKED).matched["it"] == [""]
+
+
+def test_an_annotation_that_nothing_carries_names_those_there_are() -> None:
+    picked = select(load_spec({"nodes": {"a": {"select": {"annotation": "mlpp"}}}}), MARKED)
+    assert picked.unmarked == {
+        "mlpp": "comgra.nodes.a.select: nothing is annotated 'mlpp'; there is self-attn, "
+        "cross-attn, mlp; did you mean 'mlp'?"
+    }
 
 
 def test_an_empty_declaration_is_said() -> None:
