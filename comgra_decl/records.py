@@ -117,8 +117,9 @@ class RawStep:
     that holds it; read into `kpis` on the writer thread, where waiting costs nothing. `documents`:
     JSON-able documents stored under their name, newest wins ("modules", "report"). `extra`: float64
     [rows, e], the opt-in statistics of each row, NaN where one does not apply. `scheduled`: False
-    for a step that was captured only so that it can be decided later whether to keep it. The arrays
-    are valid only after `wait()`, which is called on the writer thread.
+    for a step that was captured only so that it can be decided later whether to keep it, and
+    `spare_values` are values that only a step kept for that reason is stored with. The arrays are
+    valid only after `wait()`, which is called on the writer thread.
     """
 
     info: StepInfo
@@ -134,6 +135,7 @@ class RawStep:
     documents: dict[str, Any] = field(default_factory=dict)
     extra: NDArray[np.float64] | None = None
     scheduled: bool = True
+    spare_values: dict[int, NDArray[Any]] = field(default_factory=dict)
     wait: Callable[[], None] | None = None
 
     @property
@@ -141,7 +143,7 @@ class RawStep:
         """Bytes held while queued."""
         histogram = 0 if self.histogram_values is None else self.histogram_values.nbytes
         extra = 0 if self.extra is None else self.extra.nbytes
-        values = sum(v.nbytes for v in self.values.values())
+        values = sum(v.nbytes for v in (*self.values.values(), *self.spare_values.values()))
         return self.raw.nbytes + extra + histogram + values + 512
 
 
@@ -173,6 +175,36 @@ class StepBatch:
         arrays = (self.aggregates, self.samples, self.counts, self.ranges)
         values = sum(v.nbytes for by_slot in self.values for v in by_slot.values())
         return sum(a.nbytes for a in arrays if a is not None) + values + 512 * len(self.steps)
+
+
+class Note(NamedTuple):
+    """A text that the program wrote down; `time` in unix seconds."""
+
+    step: int
+    type: str
+    time: float
+    text: str
+
+
+@dataclass(slots=True)
+class Said:
+    """What was said of steps, recorded or not: `n` numbers in order, and notes.
+
+    `steps` int64 [n], `values` float64 [n], `names` and `types` (of execution) of each. What still
+    lies on a device is NaN in `values` until `settle()` has been called, on the writer thread.
+    """
+
+    steps: NDArray[np.int64]
+    values: NDArray[np.float64]
+    names: list[str]
+    types: list[str]
+    notes: list[Note] = field(default_factory=list)
+    settle: Callable[[], None] | None = None
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes held until they are stored."""
+        return 64 * len(self.names) + sum(100 + len(note.text) for note in self.notes) + 512
 
 
 AGGREGATES = ("mean", "std", "abs_max")

@@ -69,7 +69,7 @@ class MeasureSpec(SpecModel):
         return self
 
 
-_LOSS = MeasureSpec(kpi="loss")
+_LOSS = MeasureSpec.model_validate({"kpi": "loss"})
 
 
 class QuantileTrigger(SpecModel):

@@ -1,0 +1,283 @@
+"""Decides on the writer thread which of the captured steps are stored."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, field, replace
+from itertools import groupby
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from comgra_decl.keep.look import Look, Names
+from comgra_decl.keep.ring import Entry, Ring
+from comgra_decl.keep.triggers import Function, Nonfinite, Quantile, Spike, Trigger
+from comgra_decl.records import RawStep, SlotInfo, StepBatch, Structure
+from comgra_decl.spec.keep import FunctionTrigger, KeepSpec, QuantileTrigger, SpikeTrigger
+
+if TYPE_CHECKING:
+    from comgra_decl.spec.keep import Trigger as TriggerSpec
+
+_log = logging.getLogger("comgra_decl")
+
+DOCUMENT = "keep"
+"""Name of the document that says how often each trigger fired, and what became of it."""
+
+Finalise = Callable[[list[RawStep]], list[StepBatch]]
+
+
+@dataclass(slots=True)
+class _Place:
+    """A step that has been finalised while it waits: number `index` of `batch`."""
+
+    batch: StepBatch
+    index: int
+    spare: dict[int, NDArray[Any]]
+
+
+_Payload = RawStep | _Place
+
+
+@dataclass(slots=True)
+class _Carried:
+    """What must reach the run although the step that brought it may not."""
+
+    slots: list[SlotInfo] = field(default_factory=list)
+    structures: list[Structure] = field(default_factory=list)
+    documents: dict[str, Any] = field(default_factory=dict)
+
+    def take(self, raw: RawStep) -> None:
+        """Moves it over from a step."""
+        self.slots += raw.new_slots
+        if raw.structure is not None:
+            self.structures.append(raw.structure)
+        self.documents.update(raw.documents)
+        raw.new_slots, raw.structure, raw.documents = [], None, {}
+
+
+class Keeper:
+    """Takes every captured step and returns those that are stored, in order.
+
+    Steps wait in finalised form, a fraction of their raw size, and those that are dropped within
+    one call are only looked at: no histograms, no statistics but those that triggers need.
+
+    Args:
+        spec: what makes a step worth keeping.
+        finalise: makes of raw steps what is stored.
+        look: the same with nothing but `statistics`, for triggers to look at.
+        functions: those that `spec` names, by their path.
+        statistics: names of all statistics, in stored order; `needed` are those that `look` gives.
+    """
+
+    def __init__(
+        self,
+        spec: KeepSpec,
+        *,
+        finalise: Finalise,
+        look: Callable[[list[RawStep], tuple[str, ...]], list[StepBatch]],
+        functions: dict[str, Callable[..., Any]],
+        statistics: tuple[str, ...],
+    ) -> None:
+        self._spec = spec
+        self._finalise, self._look = finalise, look
+        self._triggers = [_trigger(trigger, functions) for trigger in spec.when]
+        self._statistics = _needed(self._triggers, statistics)
+        self._names = Names()
+        self._carried = _Carried()
+        self._ring: Ring[_Payload] = Ring(
+            before=spec.ring, after=spec.after, at_most=spec.at_most, patient=spec.values
+        )
+        self._fired = [{"fired": 0, "first": None, "last": None} for _ in self._triggers]
+        self._taken = self._stored = self._kept = self._given_up = 0
+        self._exhausted_at: int | None = None
+
+    def __call__(self, steps: list[RawStep]) -> list[StepBatch]:
+        """Takes the next steps; returns what is stored now."""
+        for raw in steps:
+            self._names.add(raw.new_slots)
+            self._carried.take(raw)
+        stored = self._push(steps, self._reasons(steps))
+        self._compact()
+        more, given_up = self._ring.shrink(self._spec.memory_mb << 20)
+        if given_up:
+            self._say_given_up(given_up)
+        return self._batches([*stored, *more])
+
+    def close(self) -> list[StepBatch]:
+        """Returns what is stored when no more steps come: of those that wait, the scheduled."""
+        for trigger in self._triggers:
+            if trigger.trouble is not None:
+                _log.warning("comgra.keep: %s never fired: %s", trigger.name, trigger.trouble)
+        batches = self._batches(self._ring.flush()) or [_nothing()]
+        self._attach(batches[-1], changed=True)
+        return batches
+
+    @property
+    def exhausted(self) -> bool:
+        """Whether no more steps are kept, so that only scheduled ones need to be captured."""
+        return self._ring.exhausted
+
+    # -- deciding
+
+    def _reasons(self, steps: list[RawStep]) -> list[list[str]]:
+        """Returns why each of the steps is kept, if it is."""
+        reasons: list[list[str]] = [[] for _ in steps]
+        start = 0
+        for batch in self._look(steps, self._statistics) if not self._ring.exhausted else []:
+            look = Look(batch, self._statistics, self._names)
+            for number, trigger in enumerate(self._triggers):
+                for i, reason in sorted(trigger.look(look).items()):
+                    reasons[start + i].append(reason)
+                    self._count(number, batch.steps[i].step)
+            start += len(batch.steps)
+        return reasons
+
+    def _count(self, trigger: int, step: int) -> None:
+        fired = self._fired[trigger]
+        if fired["first"] is None:
+            name = self._triggers[trigger].name
+            _log.info("comgra.keep: %s fired for the first time, at step %d", name, step)
+            fired["first"] = step
+        fired["fired"] = (fired["fired"] or 0) + 1
+        fired["last"] = step
+
+    def _push(self, steps: list[RawStep], reasons: list[list[str]]) -> list[Entry[_Payload]]:
+        stored: list[Entry[_Payload]] = []
+        for raw, why in zip(steps, reasons, strict=True):
+            entry: Entry[_Payload] = Entry(raw.info.step, raw.scheduled, raw)
+            stored += self._ring.push(entry, why)
+        self._taken += len(steps)
+        if self._ring.exhausted and self._exhausted_at is None and steps:
+            self._exhausted_at = steps[-1].info.step
+            _log.warning(
+                "comgra.keep: %s records were stored because of triggers, which is what "
+                "comgra.keep.at_most allows; from now on only the schedule records",
+                self._spec.at_most,
+            )
+        return stored
+
+    def _say_given_up(self, number: int) -> None:
+        if not self._given_up:
+            _log.warning(
+                "comgra.keep: %d steps take more than the %d MiB of comgra.keep.memory_mb; "
+                "fewer than that are kept before a trigger fires",
+                self._spec.ring,
+                self._spec.memory_mb,
+            )
+        self._given_up += number
+
+    # -- what is stored
+
+    def _compact(self) -> None:
+        """Finalises the raw steps that wait, and weighs what waits."""
+        waiting = [(e, e.payload) for e in self._ring.pending if isinstance(e.payload, RawStep)]
+        entries = iter(waiting)
+        for batch in self._finalise([raw for _, raw in waiting]):
+            share = batch.nbytes // len(batch.steps)
+            for index in range(len(batch.steps)):
+                entry, raw = next(entries)
+                spare = raw.spare_values
+                entry.payload = _Place(batch, index, spare)
+                entry.nbytes = share + sum(value.nbytes for value in spare.values())
+
+    def _batches(self, entries: Sequence[Entry[_Payload]]) -> list[StepBatch]:
+        """Returns the entries as they are stored, the first batch with what else must be."""
+        batches: list[StepBatch] = []
+        for _, group in groupby(entries, key=_origin):
+            members = list(group)
+            for entry in members:
+                _settle(entry)
+            raw = [e.payload for e in members if isinstance(e.payload, RawStep)]
+            places = [e.payload for e in members if isinstance(e.payload, _Place)]
+            batches += self._finalise(raw) if raw else [_part(places)]
+        self._stored += len(entries)
+        self._kept += sum(not entry.scheduled for entry in entries)
+        if batches:
+            self._attach(batches[0], changed=any(entry.reasons for entry in entries))
+        return batches
+
+    def _attach(self, batch: StepBatch, *, changed: bool) -> StepBatch:
+        carried, self._carried = self._carried, _Carried()
+        batch.new_slots = [*carried.slots, *batch.new_slots]
+        batch.new_structures = [*carried.structures, *batch.new_structures]
+        batch.documents = {**carried.documents, **batch.documents}
+        if changed:
+            batch.documents[DOCUMENT] = self._summary()
+        return batch
+
+    def _summary(self) -> dict[str, Any]:
+        return {
+            "captured": self._taken,
+            "stored": self._stored,
+            "kept": self._kept,
+            "given_up": self._given_up,
+            "exhausted_at": self._exhausted_at,
+            "triggers": [
+                {**self._fired[number], "name": trigger.name, "trouble": trigger.trouble}
+                for number, trigger in enumerate(self._triggers)
+            ],
+        }
+
+
+def _origin(entry: Entry[_Payload]) -> int:
+    """Entries of one origin that follow each other make one batch."""
+    return -1 if isinstance(entry.payload, RawStep) else id(entry.payload.batch)
+
+
+def _settle(entry: Entry[_Payload]) -> None:
+    """Writes into a step why it is kept, and gives it the values that only kept ones have."""
+    payload = entry.payload
+    if not entry.reasons:
+        return
+    if isinstance(payload, RawStep):
+        info = payload.info
+        payload.values = {**payload.values, **payload.spare_values}
+    else:
+        info = payload.batch.steps[payload.index]
+        payload.batch.values[payload.index] = {
+            **payload.batch.values[payload.index],
+            **payload.spare,
+        }
+    info.extra = {**info.extra, "kept": list(dict.fromkeys(entry.reasons))}
+
+
+def _part(places: list[_Place]) -> StepBatch:
+    """Returns some of the steps of one batch."""
+    batch, at = places[0].batch, [place.index for place in places]
+    return replace(
+        batch,
+        steps=[batch.steps[i] for i in at],
+        aggregates=batch.aggregates[at],
+        samples=batch.samples[at],
+        counts=None if batch.counts is None else batch.counts[at],
+        ranges=None if batch.ranges is None else batch.ranges[at],
+        values=[batch.values[i] for i in at],
+        kpis=[batch.kpis[i] for i in at],
+        new_slots=[],
+        new_structures=[],
+        documents={},
+    )
+
+
+def _nothing() -> StepBatch:
+    """Returns a batch without steps: for slots, structures and documents alone."""
+    empty = np.empty((0, 0, 0, 0), np.float32)
+    return StepBatch([], np.empty(0, np.int32), empty, empty, None, None, [], [], [], [])
+
+
+def _trigger(spec: TriggerSpec, functions: dict[str, Callable[..., Any]]) -> Trigger:
+    if isinstance(spec, QuantileTrigger):
+        return Quantile(spec)
+    if isinstance(spec, SpikeTrigger):
+        return Spike(spec)
+    if isinstance(spec, FunctionTrigger):
+        return Function(spec.target, functions[spec.target], dict(spec.model_extra or {}))
+    return Nonfinite() if spec == "nonfinite" else Spike(SpikeTrigger(), name=spec)
+
+
+def _needed(triggers: Iterable[Trigger], known: tuple[str, ...]) -> tuple[str, ...]:
+    """Returns the statistics that triggers look at, in stored order."""
+    wanted = {name for trigger in triggers for name in trigger.statistics}
+    return tuple(name for name in known if name in wanted or "*" in wanted)

@@ -1,0 +1,215 @@
+"""What makes a step worth keeping; every trigger looks at many steps at once."""
+
+from __future__ import annotations
+
+import logging
+from bisect import bisect_left, insort
+from collections import deque
+from collections.abc import Callable
+from math import ceil
+from typing import TYPE_CHECKING, Any, Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+from comgra_decl.keep.look import Look, Measure, StepView
+
+if TYPE_CHECKING:
+    from comgra_decl.spec.keep import QuantileTrigger, SpikeTrigger
+
+_log = logging.getLogger("comgra_decl")
+_ROUNDING = 1e-6  # of the mean: a float32 loss that does not change may still seem to, by less
+
+Reasons = dict[int, str]
+"""Why, by the place of the step among those looked at; only those at which it fired."""
+
+
+class Trigger(Protocol):
+    """Looks at steps in their order, each once."""
+
+    @property
+    def name(self) -> str:
+        """What it is called in the run."""
+
+    @property
+    def statistics(self) -> tuple[str, ...]:
+        """Names of the statistics it needs; "*" for all."""
+
+    @property
+    def trouble(self) -> str | None:
+        """Why it cannot work, as far as that is known."""
+
+    def look(self, look: Look) -> Reasons:
+        """Returns at which of the steps it fires."""
+
+
+class Nonfinite:
+    """A slot holds NaN or infinity and did not when it was last recorded."""
+
+    name = "nonfinite"
+    statistics = ("nonfinite",)
+    trouble = None
+
+    def __init__(self) -> None:
+        self._wild = np.zeros(0, np.bool_)  # by slot id: whether it was non-finite when last seen
+
+    def look(self, look: Look) -> Reasons:
+        """Returns at which of the steps it fires."""
+        slots, at = look.batch.slots, np.flatnonzero(look.watched)
+        if not len(slots) or not len(at):
+            return {}
+        missing = int(slots.max()) + 1 - len(self._wild)
+        if missing > 0:
+            self._wild = np.pad(self._wild, (0, missing))
+        # the abs-max over the batch: a mean of counts would do, but this cannot underflow
+        wild = look.statistic("nonfinite", "abs_max")[at] > 0
+        if not wild.any():
+            self._wild[slots] = False
+            return {}
+        turned = wild & ~np.concatenate((self._wild[slots][None], wild[:-1]))
+        self._wild[slots] = wild[-1]
+        return {int(at[i]): self._reason(look, turned[i]) for i in np.flatnonzero(turned.any(1))}
+
+    def _reason(self, look: Look, turned: NDArray[np.bool_]) -> str:
+        """Names the slot that was recorded first: slots are in the order of the step."""
+        key = look.names.keys[int(look.batch.slots[np.argmax(turned)])]
+        return f"{self.name}: {key.node} {key.role}, {key.pass_}"
+
+
+class Spike:
+    """A number rises by many standard deviations of the latest ones, or turns non-finite."""
+
+    def __init__(self, spec: SpikeTrigger, *, name: str | None = None) -> None:
+        self._sigmas, self._window = spec.spike, spec.window
+        self._warm_up = max(20, spec.window // 2)
+        self._measure = Measure(spec.of)
+        self._latest: dict[str, NDArray[np.float64]] = {}  # finite ones, by type of execution
+        self._finite: dict[str, bool] = {}  # whether the last number was
+        self.name = name or f"spike of {self._measure}"
+        self.statistics = self._measure.statistics
+
+    @property
+    def trouble(self) -> str | None:
+        """Why it cannot work."""
+        return _not_found(self._measure)
+
+    def look(self, look: Look) -> Reasons:
+        """Returns at which of the steps it fires."""
+        values, there = self._measure.read(look)
+        reasons: Reasons = {}
+        for type_, steps in look.by_type().items():
+            at = steps[there[steps]]
+            fires = self._fires(type_, values[at])
+            reasons.update(dict.fromkeys(at[fires].tolist(), self.name))
+        return reasons
+
+    def _fires(self, type_: str, values: NDArray[np.float64]) -> NDArray[np.bool_]:
+        finite = np.isfinite(values)
+        fires = ~finite & np.concatenate(([self._finite.get(type_, True)], finite))[:-1]
+        if len(values):
+            self._finite[type_] = bool(finite[-1])
+        latest = self._latest.get(type_, np.empty(0))
+        known = np.concatenate((latest, values[finite]))
+        fires[finite] = self._rises(known, len(latest))
+        self._latest[type_] = known[-self._window :].copy()
+        return fires
+
+    def _rises(self, known: NDArray[np.float64], start: int) -> NDArray[np.bool_]:
+        """Tells of each number from `start` on whether it exceeds what those before it allow."""
+        rises = np.zeros(len(known) - start, np.bool_)
+        whole = max(start, self._window)
+        for i in range(max(start, self._warm_up), min(whole, len(known))):
+            rises[i - start] = self._exceeds(known[i], known[None, :i])[0]
+        if whole < len(known):
+            before = np.lib.stride_tricks.sliding_window_view(known[:-1], self._window)
+            before = before[whole - self._window :]
+            rises[whole - start :] = self._exceeds(known[whole:], before)
+        return rises
+
+    def _exceeds(
+        self, values: NDArray[np.float64], before: NDArray[np.float64]
+    ) -> NDArray[np.bool_]:
+        with np.errstate(over="ignore", invalid="ignore"):
+            mean, std = before.mean(1), before.std(1, ddof=1)
+            return np.asarray(values - mean > self._sigmas * std + _ROUNDING * np.abs(mean))
+
+
+class Quantile:
+    """A number is beyond a quantile of the latest ones."""
+
+    def __init__(self, spec: QuantileTrigger) -> None:
+        self._quantile, self._window, self._warm_up = spec.quantile, spec.window, spec.warm_up
+        self._below = spec.quantile < 0.5
+        self._measure = Measure(spec.of, lowest=self._below)
+        self._latest: dict[str, tuple[deque[float], list[float]]] = {}  # as they came, and sorted
+        self.name = f"quantile {spec.quantile:g} of {self._measure}"
+        self.statistics = self._measure.statistics
+
+    @property
+    def trouble(self) -> str | None:
+        """Why it cannot work."""
+        return _not_found(self._measure)
+
+    def look(self, look: Look) -> Reasons:
+        """Returns at which of the steps it fires."""
+        values, there = self._measure.read(look)
+        reasons: Reasons = {}
+        for type_, steps in look.by_type().items():
+            latest = self._latest.setdefault(type_, (deque(), []))
+            for i in steps[there[steps]].tolist():
+                if self._fires(float(values[i]), *latest):
+                    reasons[i] = self.name
+        return reasons
+
+    def _fires(self, value: float, latest: deque[float], ordered: list[float]) -> bool:
+        fires = False
+        if len(ordered) >= self._warm_up:
+            bound = ordered[max(0, ceil(self._quantile * len(ordered) - 1e-9) - 1)]
+            fires = value < bound if self._below else value > bound
+        if np.isfinite(value):
+            latest.append(value)
+            insort(ordered, value)
+            if len(latest) > self._window:
+                del ordered[bisect_left(ordered, latest.popleft())]
+        return fires
+
+
+class Function:
+    """A function of the user's says so."""
+
+    statistics = ("*",)
+
+    def __init__(self, name: str, function: Callable[..., Any], arguments: dict[str, Any]) -> None:
+        self.name, self._function, self._arguments = name, function, arguments
+        self.trouble: str | None = None
+
+    def look(self, look: Look) -> Reasons:
+        """Returns at which of the steps it fires; a function that raised is not called again."""
+        reasons: Reasons = {}
+        for i in np.flatnonzero(look.watched).tolist():
+            if self.trouble is not None:
+                break
+            reason = self._ask(look, i)
+            if reason is not None:
+                reasons[i] = reason
+        return reasons
+
+    def _ask(self, look: Look, i: int) -> str | None:
+        view = StepView(look, i, dict(look.batch.kpis[i]))
+        try:
+            answer = self._function(view, **self._arguments)
+            if isinstance(answer, str):
+                return f"{self.name}: {answer}" if answer else None
+            return self.name if bool(answer) else None
+        except Exception as error:  # noqa: BLE001 - the user's own code
+            self.trouble = f"{type(error).__name__}: {error}"
+            _log.exception(
+                "comgra.keep: %s failed at step %d and is not called again; all else goes on",
+                self.name,
+                view.step,
+            )
+            return None
+
+
+def _not_found(measure: Measure) -> str | None:
+    return None if measure.found else f"there is no {measure} in what was recorded"
