@@ -102,11 +102,12 @@ def select(spec: Spec, modules: Iterable[ModuleFacts]) -> Selection:
 
 def _matched(entry: NodeSpec, exclude: list[Selector], modules: list[ModuleFacts]) -> list[str]:
     without = [*exclude, *entry.exclude]
-    return [
-        m.path
-        for m in modules
-        if any(_selects(s, m) for s in entry.select) and not any(_selects(s, m) for s in without)
-    ]
+    return [m.path for m in modules if is_selected(entry.select, m) and not is_selected(without, m)]
+
+
+def is_selected(selectors: Iterable[Selector], module: ModuleFacts) -> bool:
+    """Returns whether any of the selectors means the module."""
+    return any(_selects(selector, module) for selector in selectors)
 
 
 def _selects(selector: Selector, module: ModuleFacts) -> bool:
@@ -163,7 +164,7 @@ def _misses(where: str, selectors: list[Selector], modules: list[ModuleFacts]) -
 def _selector_misses(selector: Selector, modules: list[ModuleFacts]) -> Iterator[str]:
     """Yields a sentence for each pattern of `selector` that nothing fits."""
     paths = [m.path for m in modules]
-    for glob in selector.path:
+    for glob in (*selector.path, *selector.within):
         if not _at_path(glob, paths):
             yield explain_path_miss(glob, paths)
     for regex in selector.regex:
