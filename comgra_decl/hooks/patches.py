@@ -48,8 +48,13 @@ class LossWatch:
     what the program handed to `GradScaler.scale`.
     """
 
-    def __init__(self, on_loss: Callable[[torch.Tensor, torch.Tensor], None]) -> None:
+    def __init__(
+        self,
+        on_loss: Callable[[torch.Tensor, torch.Tensor], None],
+        on_done: Callable[[], None] = lambda: None,
+    ) -> None:
         self._on_loss = on_loss
+        self._on_done = on_done  # called when that `backward()` has ended, however it did
         self._scaled: tuple[torch.Tensor, torch.Tensor] | None = None
         self._patches = (
             Patch(torch.autograd, "backward", self._wrap_backward),
@@ -69,9 +74,13 @@ class LossWatch:
 
     def _wrap_backward(self, original: Callable[..., Any]) -> Callable[..., Any]:
         def backward(*args: Any, **kwargs: Any) -> Any:
-            if torch._C._current_graph_task_id() == -1:
-                self._tell(args[0] if args else kwargs.get("tensors"))
-            return original(*args, **kwargs)
+            if torch._C._current_graph_task_id() != -1:
+                return original(*args, **kwargs)
+            self._tell(args[0] if args else kwargs.get("tensors"))
+            try:
+                return original(*args, **kwargs)
+            finally:
+                self._on_done()
 
         return backward
 
