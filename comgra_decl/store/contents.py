@@ -9,7 +9,7 @@ import tensorstore as ts
 from numpy.typing import NDArray
 
 from comgra_decl.errors import StoreError
-from comgra_decl.records import StepBatch, Structure
+from comgra_decl.records import Said, StepBatch, Structure
 
 from .blocks import BlockBuffer, whole_blocks
 from .commit import Commit
@@ -28,6 +28,7 @@ from .layout import (
 )
 from .logs import Facts, Log, Names, Stage, slot_row
 from .meta import RunMeta
+from .scalars import ScalarTable
 from .values import ValueTable
 
 _FILLS: dict[str, Any] = {"kpi": MISSING, "agg": float("nan"), "smp": float("nan"), "hist": 0}
@@ -49,8 +50,9 @@ class Contents:
         self._names = Names(self._logs["names"])
         self._values = ValueTable(self._logs["arrays"], self._logs["lanes"])
         self._facts = Facts()
+        self._scalars = ScalarTable(self._names)
         stages: list[Stage] = [*self._logs.values(), self._names, self._values, self._facts]
-        self._stages = stages
+        self._stages = [*stages, self._scalars]
         self._slots = 0
         self._forms: dict[str, ArrayForm] = {}
         self._handles: dict[str, ts.TensorStore] = {}
@@ -64,10 +66,25 @@ class Contents:
         return self._forms["kpi/blk"].chunk[0] if self._forms else None
 
     def write(
-        self, commit: Commit, batches: Sequence[StepBatch], head: Mapping[str, Any]
+        self,
+        commit: Commit,
+        batches: Sequence[StepBatch],
+        said: Sequence[Said],
+        head: Mapping[str, Any],
     ) -> dict[str, Any]:
-        """Writes all of the batches but the head; returns the head to be."""
-        first = int(head["n"])
+        """Writes all of it but the head; returns the head to be."""
+        if batches:
+            self._write_records(commit, int(head["n"]), batches)
+        for note in (note for part in said for note in part.notes):
+            self._logs["notes"].stage(list(note))
+        return {
+            **_advanced(head, batches),
+            "documents": _write_documents(commit, batches, head),
+            "scalars": self._scalars.write(commit, said),
+            "logs": {name: log.flush(commit) for name, log in self._logs.items()},
+        }
+
+    def _write_records(self, commit: Commit, first: int, batches: Sequence[StepBatch]) -> None:
         self._stage_slots(batches)
         blocks = self._blocks or self._stage_forms(commit)
         values = [by_slot for batch in batches for by_slot in batch.values]
@@ -77,18 +94,12 @@ class Contents:
         for name, at, data in blocks.pieces(first, families):
             commit.write(self._array(self._forms[name], commit), at, data)
         self._written = first, families
-        documents = _write_documents(commit, batches, head)
-        return {
-            **_advanced(head, batches),
-            "documents": documents,
-            "logs": {name: log.flush(commit) for name, log in self._logs.items()},
-        }
 
     def accept(self) -> None:
         """The commit succeeded."""
-        assert self._blocks is not None
-        assert self._written is not None
-        self._blocks.accept(*self._written)
+        if self._written is not None:
+            assert self._blocks is not None
+            self._blocks.accept(*self._written)
         for name, created in self._created.items():
             self._handles[name] = created.with_transaction(None)
         self._created.clear()

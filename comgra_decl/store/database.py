@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 import os
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -103,6 +103,23 @@ class Database:
         with self.reading(key):
             result = self.kv.read(key).result()
         return None if result.state == "missing" else bytes(result.value)
+
+    def read_all(self, keys: Sequence[str]) -> list[bytes]:
+        """Reads keys that must exist, side by side, else raises DamagedRunError."""
+        with self.reading(f"{keys[0]} and others" if keys else "nothing"):
+            found = [future.result() for future in [self.kv.read(key) for key in keys]]
+        for key, result in zip(keys, found, strict=True):
+            if result.state == "missing":
+                raise DamagedRunError(
+                    f"{self.path}: key {key!r} is missing although head counts it."
+                )
+        return [bytes(result.value) for result in found]
+
+    def keys(self, low: str, high: str) -> list[str]:
+        """Returns the keys from `low` on that are smaller than `high`, ascending."""
+        with self.reading(low):
+            found = self.kv.list(ts.KvStore.KeyRange(low, high)).result()
+        return sorted(key.decode() for key in found)
 
     def parse(self, key: str, value: bytes) -> Any:
         """Parses JSON; a deleted data file reads as empty bytes, which is told as damage."""

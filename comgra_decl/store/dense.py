@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
@@ -98,9 +99,15 @@ def _fill_facts(table: NDArray[np.float64], infos: list[StepInfo], names: Names)
     table[:, RecordColumn.STRUCTURE] = [
         -1 if info.structure is None else names.code("structure", info.structure) for info in infos
     ]
+    table[:, RecordColumn.TAGS] = [_tags_code(info, names) for info in infos]
     table[:, RecordColumn.BATCH_SIZE] = [
         -1 if info.batch_size is None else info.batch_size for info in infos
     ]
+
+
+def _tags_code(info: StepInfo, names: Names) -> int:
+    tags = info.extra.get("tags")
+    return 1 + names.code("tags", json.dumps(list(tags))) if tags else 0
 
 
 def runs_of(values: Sequence[Any]) -> list[list[Any]]:

@@ -6,6 +6,9 @@ twice: `row` (one record per chunk, written with every commit: one record is one
 (`block_steps` records per chunk and few columns, written when a block is full: a series is few
 reads). A block that is full within one commit is stored as a block only; the record column `FORM`
 says so.
+
+Scalars (the numbers said of every step) grow in the same way without arrays: each commit writes
+its scalars as one key, and a block of them once it is full; `head.scalars` counts them.
 """
 
 from __future__ import annotations
@@ -28,8 +31,11 @@ RECORDS_LIMIT = 1 << 40
 SLOTS_LIMIT = 1 << 20
 COLUMNS_LIMIT = 1 << 16
 
-LOGS = ("slots", "names", "arrays", "lanes")
+LOGS = ("slots", "names", "arrays", "lanes", "notes")
 """Append-only tables of JSON rows; `head.logs` says how many rows of each are valid."""
+
+SCALAR_BLOCK = 1024
+"""Scalars per block. A scalar is a number of any step, recorded or not; see `scalars.py`."""
 
 NODE_BYTES = 4096
 """Size limit of an index node; the default (84 MB) makes a run grow quadratically."""
@@ -59,6 +65,7 @@ class RecordColumn(IntEnum):
     KPIS = 8  # kpi columns written with this record
     FACTS = 9  # record under whose number the JSON facts valid here are stored
     FORM = 10  # 0: stored as a row (and in a block later), 1: stored in a block only
+    TAGS = 11  # 1 + row of the name table "tags" (a JSON list of labels), 0 for none
 
 
 SYSTEM_COLUMNS = 12
@@ -189,6 +196,16 @@ def _split(shape: Sequence[int], itemsize: int, limit: int = 1 << 20) -> list[in
 def log_key(log: str, first: int) -> str:
     """Returns the key of the rows of a log from row `first` on."""
     return f"{log}/{first:0{DIGITS}d}.json"
+
+
+def scalar_block_key(first: int) -> str:
+    """Returns the key of the block of `SCALAR_BLOCK` scalars from number `first` on."""
+    return f"scalars/blk/{first:0{DIGITS}d}"
+
+
+def scalar_piece_key(first: int) -> str:
+    """Returns the key of the scalars from `first` on that one commit left in an open block."""
+    return f"scalars/row/{first:0{DIGITS}d}"
 
 
 def step_key(first: int) -> str:

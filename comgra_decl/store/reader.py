@@ -12,11 +12,13 @@ from typing import Any
 import tensorstore as ts
 
 from comgra_decl.errors import DamagedRunError, RunNotFoundError
+from comgra_decl.records import Note
 
 from .database import Database, database_exists, new_context
 from .layout import HEAD_KEY, LOGS, RUN_KEY, ArrayForm, log_key
 from .logs import read_slot
 from .meta import RunMeta, check_version, writer_alive
+from .scalars import ScalarReader
 from .view import Tables, View
 
 CACHE_BYTES = 128 << 20
@@ -66,6 +68,7 @@ class Reader:
             raise _no_manifest(self._db)
         self.meta = RunMeta.from_json(self._db.parse(RUN_KEY, document), where=self._db.path)
         self._tables = Tables()
+        self._scalars = ScalarReader(self._db)
         self._head_bytes: bytes | None = None
         self._head: dict[str, Any] = {}
         self._view: View | None = None
@@ -120,8 +123,9 @@ class Reader:
 
     def _load(self) -> View:
         for log in LOGS:
-            self._read_log(log, int(self._head["logs"][log]))
-        view = View(self._db, self.meta, self._tables.snapshot(), self._head, self._bound)
+            self._read_log(log, int(self._head["logs"].get(log, 0)))  # an older run has no notes
+        tables = self._tables.snapshot()
+        view = View(self._db, self.meta, tables, self._head, self._bound, scalars=self._scalars)
         self._tables.records = view.load_records()
         return view
 
@@ -147,6 +151,8 @@ class Reader:
             elif name == "arrays":
                 form = ArrayForm.from_json(row)
                 tables.forms[form.name] = form
+            elif name == "notes":
+                tables.notes.append(Note(int(row[0]), str(row[1]), float(row[2]), str(row[3])))
             else:
                 lanes = tables.lanes.setdefault(str(row[0]), {})
                 lanes[int(row[1])] = len(lanes)

@@ -11,13 +11,14 @@ from collections import deque
 from collections.abc import Callable
 
 from comgra_decl.errors import StoreError
-from comgra_decl.records import RawStep, StepBatch
+from comgra_decl.records import RawStep, Said, StepBatch
 
 from .database import TransientStoreError
 from .writer import RunWriter
 
 _log = logging.getLogger("comgra_decl")
 _FIRST_PAUSE, _LONGEST_PAUSE = 0.25, 5.0  # seconds between attempts while the disk is full
+_SAID_PATIENCE = 5.0  # seconds for which what was said of steps waits for a record to go with
 _BLOCK_PATIENCE = 2.0  # most seconds that records wait for the rest of their block
 
 
@@ -26,7 +27,8 @@ class WriterThread:
 
     The first record is committed at once, later ones at least `commit_interval` seconds apart,
     earlier when half of `queue_bytes` is taken, up to two seconds later when at the present pace
-    a block of records will be whole by then: it need not be stored as rows as well. While the queue
+    a block of records will be whole by then: it need not be stored as rows as well. What was said
+    of steps goes along, after five seconds at the latest. While the queue
     is full, `put` blocks: nothing is lost silently. A commit that fails because the disk is full is
     repeated for `patience` seconds; any other error is reported once, and from then on everything
     is dropped, so that the training goes on.
@@ -61,6 +63,9 @@ class WriterThread:
         self._queue: deque[RawStep] = deque()
         self._batches: list[StepBatch] = []  # reduced, for the next commit
         self._ready = 0  # steps in them
+        self._waiting_said: deque[Said] = deque()
+        self._said: list[Said] = []  # settled, for the next commit
+        self._said_since = 0.0  # when the first of those waiting came
         self._bytes = 0  # waiting, reduced and in flight
         lock = threading.Lock()
         self._room = threading.Condition(lock)  # for those who put
@@ -87,6 +92,22 @@ class WriterThread:
             self._bytes += size
             if len(self._queue) == 1 or self._pressed:
                 self._work.notify()
+
+    def put_said(self, said: Said) -> None:
+        """Hands over what was said of steps, under the same limit as `put`."""
+        if os.getpid() != self._pid:
+            return
+        size = said.nbytes
+        with self._room:
+            while self._bytes and self._bytes + size > self._limit and not self._ended:
+                self._room.wait()
+            if self._ended:
+                return
+            if not self._waiting_said:
+                self._said_since = time.monotonic()
+                self._work.notify()
+            self._waiting_said.append(said)
+            self._bytes += size
 
     def close(self, timeout: float | None = None) -> None:
         """Commits what is waiting, marks the run as finished and ends the thread.
@@ -143,12 +164,25 @@ class WriterThread:
                     return False
                 due = self._closing or self._pause(writer, time.monotonic()) <= 0
                 steps = [self._queue.popleft() for _ in range(self._share(writer))]
+                said = list(self._waiting_said) if due or self._pressed else []
+                closing = self._closing
+                if said:
+                    self._waiting_said.clear()
             self._reduce(steps)
-            if due or self._pressed:
-                return bool(self._batches)
+            self._settle(said)
+            if (due or said or self._pressed) and (self._batches or self._said):
+                return True
+            if closing:
+                return False
 
     def _pause(self, writer: RunWriter, now: float) -> float:
         """How many seconds the next commit can wait; 0 or less: it is due."""
+        said = math.inf
+        if self._waiting_said:
+            said = max(self._due, self._said_since + _SAID_PATIENCE) - now
+        return min(said, self._pause_of_records(writer, now))
+
+    def _pause_of_records(self, writer: RunWriter, now: float) -> float:
         waiting = self._ready + len(self._queue)
         if not waiting:
             return math.inf
@@ -185,13 +219,20 @@ class WriterThread:
         self._ready += len(steps)
         self._release(raw - sum(batch.nbytes for batch in batches))
 
+    def _settle(self, said: list[Said]) -> None:
+        for part in said:
+            if part.settle is not None:
+                part.settle()
+                part.settle = None
+        self._said += said
+
     def _commit(self, writer: RunWriter) -> None:
-        batches = self._batches
-        self._patiently(lambda: writer.commit(batches))
-        self._batches, self._ready = [], 0
+        batches, said = self._batches, self._said
+        self._patiently(lambda: writer.commit(batches, said))
+        self._batches, self._ready, self._said = [], 0, []
         self._since = time.monotonic()
         self._due = self._since + self._interval
-        self._release(sum(batch.nbytes for batch in batches))
+        self._release(sum(b.nbytes for b in batches) + sum(part.nbytes for part in said))
 
     def _release(self, size: int) -> None:
         """Makes room for those who put."""
@@ -219,6 +260,7 @@ class WriterThread:
         with self._work:
             first, self._failed = not self._failed, True
             self._queue.clear()
+            self._waiting_said.clear()
             self._bytes = 0
             self._work.notify()
             self._room.notify_all()

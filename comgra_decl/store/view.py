@@ -12,7 +12,7 @@ import tensorstore as ts
 from numpy.typing import NDArray
 
 from comgra_decl.errors import DamagedRunError
-from comgra_decl.records import SlotInfo, SlotKey, Structure
+from comgra_decl.records import Note, SlotInfo, SlotKey, Structure
 
 from .database import Database
 from .layout import (
@@ -25,6 +25,7 @@ from .layout import (
     step_key,
 )
 from .meta import RunMeta
+from .scalars import ScalarReader
 
 Index = tuple[int | slice, ...]
 
@@ -37,6 +38,7 @@ class Tables:
     names: dict[str, list[str]] = field(default_factory=dict)
     forms: dict[str, ArrayForm] = field(default_factory=dict)
     lanes: dict[str, dict[int, int]] = field(default_factory=dict)
+    notes: list[Note] = field(default_factory=list)
     records: NDArray[np.float64] = field(default_factory=lambda: np.empty((0, SYSTEM_COLUMNS)))
     counts: dict[str, int] = field(default_factory=lambda: dict.fromkeys(LOGS, 0))
 
@@ -48,6 +50,7 @@ class Tables:
             names={table: list(rows) for table, rows in self.names.items()},
             forms=dict(self.forms),
             lanes={name: dict(lanes) for name, lanes in self.lanes.items()},
+            notes=list(self.notes),
         )
 
 
@@ -55,13 +58,22 @@ class View:
     """Reads of the first `n` records. Immutable to its users, thread-safe."""
 
     def __init__(
-        self, db: Database, meta: RunMeta, tables: Tables, head: Mapping[str, Any], bound: float
+        self,
+        db: Database,
+        meta: RunMeta,
+        tables: Tables,
+        head: Mapping[str, Any],
+        bound: float,
+        *,
+        scalars: ScalarReader,
     ) -> None:
         self.meta = meta
         self.n = int(head["n"])
         self._db = db
         self._tables = tables
         self._bound = bound
+        self._scalar_count = int(head.get("scalars", 0))  # an older run has none
+        self._scalars = scalars
         self._documents: Mapping[str, int] = head["documents"]
         self._handles: dict[str, ts.TensorStore] = {}
         self._facts = lru_cache(maxsize=64)(self._read_facts)
@@ -76,8 +88,18 @@ class View:
         """Numeric facts [n, SYSTEM_COLUMNS] of all records; see `RecordColumn`."""
         return self._tables.records
 
+    @property
+    def scalars(self) -> NDArray[np.void]:
+        """All scalars, in the order in which they were said; fields as in `scalars.ROW`."""
+        return self._scalars.rows(self._scalar_count)
+
+    @property
+    def notes(self) -> list[Note]:
+        """All notes, in order."""
+        return self._tables.notes
+
     def names(self, table: str) -> list[str]:
-        """Returns the names of a table ("type", "mode", "structure", "kpi"), by code."""
+        """Returns the names of a table ("type", "tags", "scalar", ...), by code."""
         return self._tables.names.get(table, [])
 
     def load_records(self) -> NDArray[np.float64]:

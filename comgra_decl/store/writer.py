@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from comgra_decl.errors import ComgraError, StoreError
-from comgra_decl.records import StepBatch
+from comgra_decl.records import Said, StepBatch
 
 from .commit import Commit
 from .contents import Contents
@@ -59,8 +59,8 @@ class RunWriter:
         """Records per block; None before the first commit."""
         return self._contents.block_steps
 
-    def commit(self, batches: Sequence[StepBatch]) -> None:
-        """Stores the batches, all or nothing, durably.
+    def commit(self, batches: Sequence[StepBatch], said: Sequence[Said] = ()) -> None:
+        """Stores the batches and what was said of steps, all or nothing, durably.
 
         Raises:
             TransientStoreError: the disk is full or the store away; nothing was stored and the
@@ -69,12 +69,12 @@ class RunWriter:
         """
         self._check_usable()
         batches = [batch for batch in batches if batch.steps]
-        if not batches:
+        if not batches and not said:
             return
         try:
             with self._db.writing(f"the commit after record {self.records}"):
                 commit = self._begin()
-                self._finish(commit, self._contents.write(commit, batches, self._head))
+                self._finish(commit, self._contents.write(commit, batches, said, self._head))
         except BaseException:
             self._contents.discard()
             raise
@@ -142,5 +142,6 @@ def _first_head(meta: RunMeta) -> dict[str, Any]:
         "step": None,
         "commits": 0,
         "documents": {},
+        "scalars": 0,
         "logs": dict.fromkeys(LOGS, 0),
     }

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 
 from comgra_decl.errors import StoreError
-from comgra_decl.records import Layout, RawStep, SlotInfo, StepBatch, StepInfo
+from comgra_decl.records import Layout, RawStep, Said, SlotInfo, StepBatch, StepInfo
 from comgra_decl.store import Reader, RunWriter, WriterThread
 from comgra_decl.store.database import TransientStoreError
 from tests.store.test_commits import in_fork
@@ -63,6 +63,7 @@ class FakeWriter:
 
     def __init__(self) -> None:
         self.commits: list[list[int]] = []
+        self.said: list[Said] = []
         self.times: list[float] = []
         self.closed: list[str | None] = []
         self.failures: Iterator[BaseException] = iter(())
@@ -73,7 +74,8 @@ class FakeWriter:
     def records(self) -> int:
         return sum(map(len, self.commits))
 
-    def commit(self, batches: list[StepBatch]) -> None:
+    def commit(self, batches: list[StepBatch], said: Sequence[Said] = ()) -> None:
+        self.said += said
         self.gate.wait(PATIENCE)
         for failure in self.failures:
             raise failure

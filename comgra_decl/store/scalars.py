@@ -1,0 +1,146 @@
+"""Scalars: numbers said of any step, in order, as few bytes and read in few reads.
+
+A scalar is (step, value, name, type): the two last are codes of the name tables "scalar" and
+"type". Rows are numbered; `head.scalars` counts them. A commit writes its rows of the block that
+is still open under `scalars/row/<first>`, and each block that it fills under `scalars/blk/<first>`,
+so a long curve is read as few whole blocks and at most one open one. Keys are written once.
+
+The bytes of a key: the columns one after another, steps as differences, each column's bytes
+sorted by significance (a curve's high bytes hardly change), compressed by zlib, whose checksum
+detects damage.
+"""
+
+from __future__ import annotations
+
+import threading
+import zlib
+from collections.abc import Sequence
+
+import numpy as np
+from numpy.typing import NDArray
+
+from comgra_decl.errors import DamagedRunError
+from comgra_decl.records import Said
+
+from .commit import Commit
+from .database import Database
+from .layout import SCALAR_BLOCK, scalar_block_key, scalar_piece_key
+from .logs import Names
+
+_COLUMNS = {"step": "<i8", "value": "<f8", "name": "<u4", "type": "<u4"}
+ROW = np.dtype(list(_COLUMNS.items()))
+"""One scalar; `name` and `type` are codes."""
+
+Rows = NDArray[np.void]
+
+
+class ScalarTable:
+    """The writer's side: knows the block that is still open, to write it when it is full."""
+
+    def __init__(self, names: Names) -> None:
+        self._names = names
+        self._edge = 0  # number of the first row of the open block
+        self._open = np.empty(0, ROW)
+        self._staged: tuple[int, Rows] | None = None
+
+    def write(self, commit: Commit, said: Sequence[Said]) -> int:
+        """Writes the numbers; returns how many scalars there will be."""
+        rows = np.concatenate([self._open, *map(self._rows, said)])
+        full = len(rows) // SCALAR_BLOCK * SCALAR_BLOCK
+        for start in range(0, full, SCALAR_BLOCK):
+            block = rows[start : start + SCALAR_BLOCK]
+            commit.put(scalar_block_key(self._edge + start), packed(block))
+        rest = max(full, len(self._open))
+        if rest < len(rows):
+            commit.put(scalar_piece_key(self._edge + rest), packed(rows[rest:]))
+        self._staged = self._edge + full, rows[full:].copy()
+        return self._edge + len(rows)
+
+    def accept(self) -> None:
+        """The commit succeeded."""
+        if self._staged is not None:
+            self._edge, self._open = self._staged
+            self._staged = None
+
+    def discard(self) -> None:
+        """The commit failed; it will be staged anew."""
+        self._staged = None
+
+    def _rows(self, said: Said) -> Rows:
+        rows = np.empty(len(said.names), ROW)
+        rows["step"], rows["value"] = said.steps, said.values
+        rows["name"] = [self._names.code("scalar", name) for name in said.names]
+        rows["type"] = [self._names.code("scalar_type", type_) for type_ in said.types]
+        return rows
+
+
+class ScalarReader:
+    """The reader's side: keeps what it has read, and reads only what is new. Thread-safe."""
+
+    def __init__(self, database: Database) -> None:
+        self._db = database
+        self._rows = np.empty(0, ROW)
+        self._lock = threading.Lock()
+
+    def rows(self, count: int) -> Rows:
+        """Returns the first `count` scalars.
+
+        Raises:
+            DamagedRunError: some are missing or unreadable.
+        """
+        with self._lock:
+            if len(self._rows) < count:
+                self._read(count)
+            rows = self._rows[:count]
+        rows.flags.writeable = False
+        return rows
+
+    def _read(self, count: int) -> None:
+        edge = count // SCALAR_BLOCK * SCALAR_BLOCK
+        known = len(self._rows)
+        if known < edge:
+            known = known // SCALAR_BLOCK * SCALAR_BLOCK  # its block is whole by now
+        blocks = [scalar_block_key(at) for at in range(known, edge, SCALAR_BLOCK)]
+        low, high = scalar_piece_key(max(known, edge)), scalar_piece_key(count)
+        keys = blocks + self._db.keys(low, high)
+        parts = [self._unpacked(*pair) for pair in zip(keys, self._db.read_all(keys), strict=True)]
+        rows = np.concatenate([self._rows[:known], *parts])
+        if len(rows) != count:
+            raise DamagedRunError(
+                f"{self._db.path}: head counts {count} scalars, but there are {len(rows)}."
+            )
+        self._rows = rows
+
+    def _unpacked(self, key: str, value: bytes) -> Rows:
+        try:
+            return unpacked(value)
+        except (zlib.error, ValueError) as error:
+            raise DamagedRunError(f"{self._db.path}: key {key!r} is damaged: {error}") from error
+
+
+def packed(rows: Rows) -> bytes:
+    """Returns rows as the bytes that are stored."""
+    steps = rows["step"]
+    columns = [np.diff(steps, prepend=np.int64(0)), rows["value"], rows["name"], rows["type"]]
+    return zlib.compress(b"".join(_by_significance(column) for column in columns), 1)
+
+
+def unpacked(value: bytes) -> Rows:
+    """Returns the rows of stored bytes; zlib.error or ValueError if they are damaged."""
+    data = zlib.decompress(value)
+    count, rest = divmod(len(data), ROW.itemsize)
+    if rest:
+        raise ValueError(f"{len(data)} bytes are no whole rows")
+    rows, at = np.empty(count, ROW), 0
+    for name, code in _COLUMNS.items():
+        dtype = np.dtype(code)
+        part = np.frombuffer(data, np.uint8, count * dtype.itemsize, at)
+        rows[name] = part.reshape(dtype.itemsize, count).T.copy().view(dtype)[:, 0]
+        at += part.size
+    rows["step"] = np.cumsum(rows["step"])
+    return rows
+
+
+def _by_significance(column: NDArray[np.generic]) -> bytes:
+    little = np.ascontiguousarray(column, column.dtype.newbyteorder("<"))
+    return little.view(np.uint8).reshape(len(column), column.itemsize).T.tobytes()
