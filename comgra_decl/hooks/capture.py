@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from comgra_decl.hooks.gradients import Backwards
 from comgra_decl.records import Layout, RawStep, StepInfo
 from comgra_decl.stats import CannotReduceError, Reducer
 
@@ -25,9 +26,17 @@ class StepCapture:
     """Collects (slot, tensor) pairs during a step and closes them into a `RawStep`."""
 
     def __init__(
-        self, reducer: Reducer, *, max_value_elements: int, sample_count: int, followed: bool
+        self,
+        reducer: Reducer,
+        *,
+        max_value_elements: int,
+        sample_count: int,
+        followed: bool,
+        spare_values: bool = False,
     ) -> None:
         self.followed = followed  # whether the dependency graph is made from these calls
+        self._spare_values = spare_values  # copy those that are not asked for, too, for later
+        self._spare: set[Slot] = set()  # slots whose values were not asked for
         self._reducer = reducer
         self._max_value_elements = max_value_elements
         self._sample_count = sample_count
@@ -39,6 +48,7 @@ class StepCapture:
         self.epoch = 0  # counts steps, so that a hook of an earlier step knows it is late
         self.calls: dict[object, int] = {}  # per module plan, in this step
         self.root_calls = 0
+        self.backwards = Backwards()
         self.cost = 0.0
         self.kpi_tensors: dict[str, int] = {}
         self.refused: dict[str, str] = {}  # slot name -> why its tensor cannot be reduced
@@ -47,7 +57,9 @@ class StepCapture:
         """Starts an empty step."""
         self._reducer.clear()
         self._entries.clear()
+        self._spare.clear()
         self.calls.clear()
+        self.backwards.begin_step()
         self.root_calls = 0
         self.epoch += 1
         self.kpi_tensors = {}
@@ -76,13 +88,15 @@ class StepCapture:
         started = time.perf_counter()
         dim = self.batch_dim(tensor, batch_dim)
         try:
-            keep = values and self._small_enough(tensor, dim)
+            keep = (values or self._spare_values) and self._small_enough(tensor, dim)
             index = self._reducer.add(tensor, batch_dim=dim, values=keep)
         except CannotReduceError as error:
             self.refused[f"{slot.node()} {slot.role}"] = str(error)
             return None
         if slot.id < 0 and not slot.dtype:
             slot.describe(tensor, dim)
+        if keep and not values:
+            self._spare.add(slot)
         self._entries.append((slot, index))
         self.cost += time.perf_counter() - started
         return index
@@ -118,7 +132,8 @@ class StepCapture:
             new_slots=new_slots,
             histogram_values=reduced.histogram_values,
             histogram_starts=reduced.histogram_starts,
-            values=self._values(reduced),
+            values=self._values(reduced, spare=False),
+            spare_values=self._values(reduced, spare=True) if self._spare else {},
             kpi_tensors=self.kpi_tensors,
             wait=reduced.wait,
         )
@@ -144,7 +159,9 @@ class StepCapture:
             )
         return layout
 
-    def _values(self, reduced: Reduced) -> dict[int, NDArray[np.generic]]:
-        if not reduced.values:
+    def _values(self, reduced: Reduced, *, spare: bool) -> dict[int, NDArray[np.generic]]:
+        kept = reduced.values
+        if not kept:
             return {}
-        return {s.id: reduced.values[i] for s, i in self._entries if i in reduced.values}
+        chosen = [(s.id, i) for s, i in self._entries if i in kept and (s in self._spare) == spare]
+        return {slot: kept[index] for slot, index in chosen}

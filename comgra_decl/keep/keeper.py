@@ -67,7 +67,6 @@ class Keeper:
         spec: what makes a step worth keeping.
         finalise: makes of raw steps what is stored.
         look: the same with nothing but `statistics`, for triggers to look at.
-        functions: those that `spec` names, by their path.
         statistics: names of all statistics, in stored order; `needed` are those that `look` gives.
     """
 
@@ -77,12 +76,11 @@ class Keeper:
         *,
         finalise: Finalise,
         look: Callable[[list[RawStep], tuple[str, ...]], list[StepBatch]],
-        functions: dict[str, Callable[..., Any]],
         statistics: tuple[str, ...],
     ) -> None:
         self._spec = spec
         self._finalise, self._look = finalise, look
-        self._triggers = [_trigger(trigger, functions) for trigger in spec.when]
+        self._triggers = [_trigger(trigger) for trigger in spec.when]
         self._statistics = _needed(self._triggers, statistics)
         self._names = Names()
         self._carried = _Carried()
@@ -267,13 +265,13 @@ def _nothing() -> StepBatch:
     return StepBatch([], np.empty(0, np.int32), empty, empty, None, None, [], [], [], [])
 
 
-def _trigger(spec: TriggerSpec, functions: dict[str, Callable[..., Any]]) -> Trigger:
+def _trigger(spec: TriggerSpec) -> Trigger:
     if isinstance(spec, QuantileTrigger):
         return Quantile(spec)
     if isinstance(spec, SpikeTrigger):
         return Spike(spec)
     if isinstance(spec, FunctionTrigger):
-        return Function(spec.target, functions[spec.target], dict(spec.model_extra or {}))
+        return Function(spec.target, spec.model_extra or {})
     return Nonfinite() if spec == "nonfinite" else Spike(SpikeTrigger(), name=spec)
 
 

@@ -6,6 +6,7 @@ import logging
 from bisect import bisect_left, insort
 from collections import deque
 from collections.abc import Callable
+from importlib import import_module
 from math import ceil
 from typing import TYPE_CHECKING, Any, Protocol
 
@@ -179,9 +180,17 @@ class Function:
 
     statistics = ("*",)
 
-    def __init__(self, name: str, function: Callable[..., Any], arguments: dict[str, Any]) -> None:
-        self.name, self._function, self._arguments = name, function, arguments
+    def __init__(self, path: str, arguments: dict[str, Any]) -> None:
+        """Imports the function; where that fails, it is reported, and nothing else is harmed."""
+        self.name, self._arguments = path, arguments
         self.trouble: str | None = None
+        self._function: Callable[..., Any] = bool
+        try:
+            module, _, name = path.rpartition(".")
+            self._function = getattr(import_module(module), name)
+        except Exception as error:  # noqa: BLE001 - the user's own code
+            self.trouble = f"it cannot be imported: {type(error).__name__}: {error}"
+            _log.error("comgra.keep.when: %s is switched off, for %s", path, self.trouble)
 
     def look(self, look: Look) -> Reasons:
         """Returns at which of the steps it fires; a function that raised is not called again."""
