@@ -5,6 +5,7 @@ from __future__ import annotations
 import atexit
 import logging
 import os
+from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -12,6 +13,7 @@ from comgra_decl.records import Raw, RawStep, StepBatch
 
 if TYPE_CHECKING:
     from comgra_decl.hooks import HookManager
+    from comgra_decl.keep import Keeper
     from comgra_decl.launch.context import RunContext
     from comgra_decl.spec import Spec
     from comgra_decl.store import RunMeta, WriterThread
@@ -34,6 +36,7 @@ class Session:
         self._context = context
         self._hooks: HookManager | None = None
         self._writer: WriterThread | None = None
+        self._keeper: Keeper | None = None
         self._pid = os.getpid()
         self.path: Path | None = None
 
@@ -57,6 +60,7 @@ class Session:
             commit_interval=self._spec.store.commit_interval,
             queue_bytes=self._spec.store.queue_mb * 2**20,
             on_error=self._store_failed,
+            flush=self._new_keeper(),
         )
         self._hooks = HookManager(self._spec, self._writer.put, on_fault=self._tracing_failed)
         self._hooks.attach()
@@ -96,21 +100,45 @@ class Session:
         names = tuple(self._spec.stats)
         return names if "nonfinite" in names else (*names, "nonfinite")
 
-    def _transform(self, steps: list[RawStep]) -> list[StepBatch]:
-        """Turns raw sums into statistics, on the writer thread."""
-        from comgra_decl.stats import finalise
+    def _new_keeper(self) -> Callable[[], list[StepBatch]] | None:
+        """Makes what decides after the step, if the spec asks for it; returns its end."""
+        if self._spec.keep is None:
+            return None
+        from comgra_decl.keep import Keeper
 
+        self._keeper = Keeper(
+            self._spec.keep,
+            finalise=self._finalise,
+            look=self._look,
+            statistics=self._statistics,
+        )
+        return self._keeper.close
+
+    def _transform(self, steps: list[RawStep]) -> list[StepBatch]:
+        """Turns raw sums into what is stored, on the writer thread."""
         for step in steps:
             if step.wait is not None:
                 step.wait()
                 step.wait = None
             step.kpis.update({name: _only(step, i) for name, i in step.kpi_tensors.items()})
+        return self._finalise(steps) if self._keeper is None else self._keeper(steps)
+
+    def _finalise(self, steps: list[RawStep]) -> list[StepBatch]:
+        """Turns raw sums into statistics."""
+        from comgra_decl.stats import finalise
+
         return finalise(
             steps,
             statistics=self._statistics,
             sample_count=self._spec.samples.count,
             bins=None if self._spec.histogram is None else self._spec.histogram.bins,
         )
+
+    def _look(self, steps: list[RawStep], statistics: tuple[str, ...]) -> list[StepBatch]:
+        """Turns raw sums into a few statistics, without samples and histograms."""
+        from comgra_decl.stats import finalise
+
+        return finalise(steps, statistics=statistics, sample_count=0, bins=None)
 
     def _tracing_failed(self, error: BaseException) -> None:
         _log.error(

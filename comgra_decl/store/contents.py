@@ -73,8 +73,9 @@ class Contents:
         head: Mapping[str, Any],
     ) -> dict[str, Any]:
         """Writes all of it but the head; returns the head to be."""
-        if batches:
-            self._write_records(commit, int(head["n"]), batches)
+        records = [batch for batch in batches if batch.steps]  # others bring documents only
+        if records:
+            self._write_records(commit, int(head["n"]), records)
         for note in (note for part in said for note in part.notes):
             self._logs["notes"].stage(list(note))
         return {

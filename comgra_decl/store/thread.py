@@ -18,7 +18,8 @@ from .writer import RunWriter
 
 _log = logging.getLogger("comgra_decl")
 _FIRST_PAUSE, _LONGEST_PAUSE = 0.25, 5.0  # seconds between attempts while the disk is full
-_SAID_PATIENCE = 5.0  # seconds for which what was said of steps waits for a record to go with
+_SAID_PATIENCE = 5.0  # seconds for which what was said of steps waits for a record to go with,
+_SAID_SHARE, _SAID_LONGEST = 0.01, 20.0  # more in old runs: a commit of its own takes 4 kB
 _BLOCK_PATIENCE = 2.0  # most seconds that records wait for the rest of their block
 
 
@@ -28,7 +29,7 @@ class WriterThread:
     The first record is committed at once, later ones at least `commit_interval` seconds apart,
     earlier when half of `queue_bytes` is taken, up to two seconds later when at the present pace
     a block of records will be whole by then: it need not be stored as rows as well. What was said
-    of steps goes along, after five seconds at the latest. While the queue
+    of steps goes along, after five seconds at the latest (twenty in a run of hours). While the queue
     is full, `put` blocks: nothing is lost silently. A commit that fails because the disk is full is
     repeated for `patience` seconds; any other error is reported once, and from then on everything
     is dropped, so that the training goes on.
@@ -43,6 +44,7 @@ class WriterThread:
         queue_bytes: int,
         on_error: Callable[[BaseException], None],
         patience: float = 30.0,
+        flush: Callable[[], list[StepBatch]] | None = None,
     ) -> None:
         """Starts the thread.
 
@@ -53,6 +55,8 @@ class WriterThread:
             queue_bytes: most bytes waiting or being written.
             on_error: told of the error that ends the tracing, once, on the thread.
             patience: seconds for which a full disk is waited for.
+            flush: given where `transform` drops steps or holds them back; returns, on the thread,
+                what is left of those when no more come.
         """
         self._factory = writer_factory
         self._transform = transform
@@ -60,6 +64,7 @@ class WriterThread:
         self._limit = queue_bytes
         self._on_error = on_error
         self._patience = patience
+        self._flush = flush
         self._queue: deque[RawStep] = deque()
         self._batches: list[StepBatch] = []  # reduced, for the next commit
         self._ready = 0  # steps in them
@@ -71,6 +76,7 @@ class WriterThread:
         self._room = threading.Condition(lock)  # for those who put
         self._work = threading.Condition(lock)  # for the thread: woken rarely, it costs the GIL
         self._due = 0.0
+        self._started = time.monotonic()
         self._since = 0.0  # end of the last commit
         self._closing = False
         self._failed = False
@@ -170,6 +176,10 @@ class WriterThread:
                     self._waiting_said.clear()
             self._reduce(steps)
             self._settle(said)
+            if closing:
+                self._end()
+            elif due and not self._batches:  # all dropped or held back: look again in a while
+                self._due = time.monotonic() + self._interval
             if (due or said or self._pressed) and (self._batches or self._said):
                 return True
             if closing:
@@ -179,7 +189,8 @@ class WriterThread:
         """How many seconds the next commit can wait; 0 or less: it is due."""
         said = math.inf
         if self._waiting_said:
-            said = max(self._due, self._said_since + _SAID_PATIENCE) - now
+            patience = min(_SAID_LONGEST, _SAID_SHARE * (now - self._started))
+            said = max(self._due, self._said_since + max(_SAID_PATIENCE, patience)) - now
         return min(said, self._pause_of_records(writer, now))
 
     def _pause_of_records(self, writer: RunWriter, now: float) -> float:
@@ -187,7 +198,7 @@ class WriterThread:
         if not waiting:
             return math.inf
         block, waited = writer.block_steps, now - self._since
-        if now < self._due or block is None or waiting >= block:
+        if now < self._due or block is None or waiting >= block or self._flush is not None:
             return self._due - now
         missing = -(writer.records + waiting) % block
         rest = missing * waited / waiting
@@ -201,7 +212,7 @@ class WriterThread:
         """
         queued, block = len(self._queue), writer.block_steps
         waiting = self._ready + queued
-        if self._closing or block is None or waiting < block:
+        if self._closing or block is None or waiting < block or self._flush is not None:
             return queued
         return max(0, (writer.records + waiting) // block * block - writer.records - self._ready)
 
@@ -216,8 +227,16 @@ class WriterThread:
                 step.wait = None
         batches = self._transform(steps)
         self._batches += batches
-        self._ready += len(steps)
+        self._ready += sum(len(batch.steps) for batch in batches)
         self._release(raw - sum(batch.nbytes for batch in batches))
+
+    def _end(self) -> None:
+        """Asks once for what is still held back."""
+        flush, self._flush = self._flush, None
+        for batch in flush() if flush is not None else []:
+            self._batches.append(batch)
+            self._ready += len(batch.steps)
+            self._release(-batch.nbytes)
 
     def _settle(self, said: list[Said]) -> None:
         for part in said:

@@ -68,7 +68,7 @@ class RunWriter:
             StoreError: it cannot work (another writer, no permission, damage).
         """
         self._check_usable()
-        batches = [batch for batch in batches if batch.steps]
+        batches = [batch for batch in batches if batch.steps or batch.documents]
         if not batches and not said:
             return
         try:
