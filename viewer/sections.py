@@ -11,6 +11,7 @@ from comgra_decl.viewer.panes.base import Act, Pane, Shown
 from comgra_decl.viewer.panes.distribution import DistributionPane
 from comgra_decl.viewer.panes.figures import unit_range
 from comgra_decl.viewer.panes.kpis import KpisPane
+from comgra_decl.viewer.panes.overview import OverviewPane
 from comgra_decl.viewer.panes.run import RunPane
 from comgra_decl.viewer.panes.series import SeriesPane
 from comgra_decl.viewer.panes.statistics import StatisticsPane
@@ -47,6 +48,18 @@ _GRID = """
     grid-template-rows: auto repeat(3, 220px);
   }
   .statistics-cell { contain: none; grid-column: 1 / span 2; grid-row: 1; }
+}
+"""
+
+_OVERVIEW_GRID = """
+:host {
+  box-sizing: border-box; display: grid !important; flex: 1 0 360px !important; gap: 6px 14px;
+  grid-template-columns: repeat(2, minmax(0, 1fr)); height: auto !important; padding: 8px 14px;
+}
+.pane { min-height: 0; min-width: 0; }
+.scroll-button { display: none !important; }
+@media (max-width: 900px) {
+  :host { flex: 0 0 720px !important; grid-template-columns: minmax(0, 1fr); }
 }
 """
 
@@ -94,10 +107,22 @@ class Section:
 def sections(act: Act) -> dict[str, Section]:
     """Returns all sections, by the key that the address uses."""
     return {
+        "overview": Section(lambda: _overview(act)),
         "inspect": Section(lambda: _inspect(act)),
         "kpis": Section(lambda: _alone(KpisPane(act), _KPI_GRID)),
         "run": Section(lambda: _alone(RunPane(act), "")),
     }
+
+
+def _overview(act: Act) -> tuple[list[Pane], Any]:
+    """Returns the pictures of both passes, side by side where there is room."""
+    x_range = unit_range()
+    panes: list[Pane] = [OverviewPane(act, place=place, x_range=x_range) for place in (0, 1)]
+    row = pn.Column(
+        *(pane.panel for pane in panes), sizing_mode="stretch_both", margin=0,
+        stylesheets=[_OVERVIEW_GRID],
+    )  # fmt: skip
+    return panes, row
 
 
 def _inspect(act: Act) -> tuple[list[Pane], Any]:

@@ -230,6 +230,18 @@ def test_all_sections_are_there(viewer: Callable[..., Any]) -> None:
     page.wait_for_url(lambda url: "section" not in url)
 
 
+def test_a_click_in_the_overview_selects_tensor_and_step(viewer: Callable[..., Any]) -> None:
+    page = viewer("?step=11&node=head")
+    page.get_by_role("tab", name="Overview").click()
+    page.wait_for_url(lambda url: "section=overview" in url)
+    figure = page.locator(".bk-Figure >> visible=true").first
+    figure.wait_for()
+    box = figure.bounding_box()
+    page.mouse.click(box["x"] + box["width"] * 0.6, box["y"] + box["height"] * 0.15)
+    page.wait_for_url(lambda url: "node=head" not in url and "step=11" not in url)
+    assert 2 <= int(re.search(r"step=(\d+)", page.url)[1]) <= 8
+
+
 def test_dark_and_light(viewer: Callable[..., Any]) -> None:
     page = viewer()
     colour = "() => getComputedStyle(document.querySelector('body')).backgroundColor"

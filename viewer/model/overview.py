@@ -1,0 +1,116 @@
+"""Every recorded tensor at every recorded step: one statistic as a picture, a line per tensor."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+import pandas as pd
+from numpy.typing import NDArray
+
+from comgra_decl.viewer.model.distribution import columns
+from comgra_decl.viewer.model.graph import Scale, scale_of
+from comgra_decl.viewer.model.runview import RunView, Slot
+from comgra_decl.viewer.model.selection import Selection, nearest
+
+_LONGEST = 30  # letters of a label beside the picture
+
+Floats = NDArray[np.float64]
+
+
+@dataclass(frozen=True, slots=True)
+class Overview:
+    """A picture [lines, columns]; line 0 is the first tensor, a column the newest record so far.
+
+    `places` lie between 0 and 1 on `scale` (about 0.5 where that is diverging), NaN where nothing
+    was recorded or the value is not finite; `values` are the numbers themselves; `broken` is 1
+    where the tensor held NaN or infinities, else NaN. `x0` to `x1` are the steps spanned.
+    """
+
+    slots: tuple[Slot, ...]
+    values: Floats
+    places: Floats
+    broken: Floats
+    scale: Scale
+    x0: float
+    x1: float
+
+    @property
+    def labels(self) -> list[str]:
+        """What the lines are called."""
+        return [label_of(slot) for slot in self.slots]
+
+    def line_of(self, at: Selection) -> int | None:
+        """Returns the line of the selected tensor, None if it is not shown."""
+        for line, slot in enumerate(self.slots):
+            if (slot.node, slot.role) == (at.node, at.role):
+                return line
+        return None
+
+
+def overview(view: RunView, at: Selection, pass_: str) -> Overview | None:
+    """Returns the selected statistic of all tensors of a pass, None if there are none."""
+    slots = _lines(view, at.iteration, pass_)
+    steps = view.steps(at.type)
+    if not slots or not len(steps):
+        return None
+    table = view.heat(at.statistic, pass_, at.over, at.type)
+    counts = view.heat("nonfinite", pass_, "abs_max", at.type)
+    x0, x1, chosen = columns(steps)
+    ids = [slot.id for slot in slots]
+    values = _picture(table, ids, steps[chosen])
+    odd = _picture(counts, ids, steps[chosen]) > 0
+    known = table.to_numpy(float)
+    scale = scale_of(known[np.isfinite(known)])
+    return Overview(
+        slots=tuple(slots),
+        values=values,
+        places=np.where(np.isfinite(values), places_of(scale, values), np.nan),
+        broken=np.where(odd, 1.0, np.nan),
+        scale=scale,
+        x0=x0,
+        x1=x1,
+    )
+
+
+def places_of(scale: Scale, values: Floats) -> Floats:
+    """Returns where values lie between the ends of a scale, 0 to 1, as `Scale.colour` does."""
+    with np.errstate(invalid="ignore", divide="ignore", over="ignore"):
+        if scale.diverging:
+            places = 0.5 + 0.5 * values / (scale.high or 1.0)
+        elif scale.logarithmic:
+            span = np.log(scale.high / scale.low) or 1.0
+            places = np.log(np.maximum(values, 0.0) / scale.low) / span
+        else:
+            places = (values - scale.low) / ((scale.high - scale.low) or 1.0)
+    clipped: Floats = np.clip(places, 0.0, 1.0)
+    return clipped
+
+
+def label_of(slot: Slot) -> str:
+    """Returns node and role, of long names the end, which tells more than the beginning."""
+    name = slot.node if slot.role == "output" else f"{slot.node}.{slot.role}"
+    return name if len(name) <= _LONGEST else f"\u2026{name[-_LONGEST + 1 :]}"
+
+
+def _lines(view: RunView, iteration: int, pass_: str) -> list[Slot]:
+    """Returns a slot per tensor, in the order of execution, parameters and buffers at the end."""
+    found: list[tuple[bool, int, Slot]] = []
+    for node in view.nodes:
+        for role in view.roles(node):
+            known = [i for i in view.iterations(node, role) if pass_ in view.passes(node, role, i)]
+            at = nearest(np.array(known), iteration)
+            if at is not None:
+                slot = view.passes(node, role, at)[pass_]
+                # ids are given in the order in which tensors are met; parameters are read first
+                order = view.first_slot(node, role).id
+                found.append((slot.kind in ("parameter", "buffer"), order, slot))
+    return [slot for *_, slot in sorted(found, key=lambda line: line[:2])]
+
+
+def _picture(table: pd.DataFrame, ids: list[int], steps: NDArray[np.int64]) -> Floats:
+    """Returns the lines `ids` of a table of `RunView.heat` at `steps`; repeated steps: the last."""
+    recorded = table.columns.to_numpy()
+    place = np.searchsorted(recorded, steps, side="right") - 1
+    values: Floats = table.reindex(ids).to_numpy(float)[:, np.maximum(place, 0)]
+    return values

@@ -1,0 +1,128 @@
+"""All tensors over the whole training at a glance; a click selects tensor and step."""
+
+from __future__ import annotations
+
+from typing import Any, ClassVar
+
+from bokeh.models import ColumnDataSource, CustomJSHover, FixedTicker, LinearColorMapper, Range1d
+from bokeh.models.annotations import BoxAnnotation
+
+from comgra_decl.viewer.model.numbers import number
+from comgra_decl.viewer.model.overview import Overview, overview
+from comgra_decl.viewer.model.selection import nearest
+from comgra_decl.viewer.model.words import BATCH_LABELS, pass_label
+from comgra_decl.viewer.palette import RED, colour_at, signed_colour
+from comgra_decl.viewer.panes.base import Act, Pane, Shown
+from comgra_decl.viewer.panes.figures import IMAGE, Frame, image
+
+_SHADES = 128
+_MOST_LABELS = 34
+_EMPTY: dict[str, list[Any]] = {name: [] for name in (*IMAGE, "value")}
+_NAME = "return names[Math.floor(special_vars.data_y)] ?? ''"
+
+
+class OverviewPane(Pane):
+    """The selected statistic of one pass: 0 is the forward one, 1 the chosen gradient."""
+
+    reads: ClassVar = frozenset(
+        {"run", "revision", "type", "step", "node", "role", "iteration", "gradient", "batch",
+         "statistic"}
+    )  # fmt: skip
+
+    def __init__(self, act: Act, *, place: int, x_range: Range1d) -> None:
+        self._place = place
+        self._x_range = x_range
+        self._drawn: object = None
+        self._picture: Overview | None = None
+        self._shown: Shown | None = None
+        super().__init__(act)
+
+    def build(self) -> Any:
+        """Makes the figure: a picture of the values, one of what is not finite, a frame."""
+        self._names = CustomJSHover(code=_NAME, args={"names": []})
+        tooltips = [("tensor", "$y{custom}"), ("step", "$x{0}"), ("value", "@value{0.000e}")]
+        self.frame = Frame(x_range=self._x_range, tooltips=tooltips, both=True)
+        fig = self.frame.figure
+        self._image = ColumnDataSource(dict(_EMPTY))
+        self._broken = ColumnDataSource({name: [] for name in IMAGE})
+        self._mapper = LinearColorMapper(palette=["#000000"], low=0, high=1, nan_color="#00000000")
+        drawn = image(fig, self._image, self._mapper)
+        marks = LinearColorMapper(palette=[RED, RED], low=0, high=1, nan_color="#00000000")
+        image(fig, self._broken, marks)
+        fig.hover.renderers = [drawn]
+        fig.hover.formatters = {"$y": self._names}
+        fig.ygrid.grid_line_color = None
+        self._ticker = FixedTicker(ticks=[])
+        fig.yaxis.ticker = self._ticker
+        self._box = BoxAnnotation(
+            top=0, bottom=0, fill_alpha=0, line_color=RED, line_width=2.5, level="overlay"
+        )
+        fig.add_layout(self._box)
+        self.frame.on_tap(self._select)
+        return self.frame.pane()
+
+    def update(self, shown: Shown) -> None:
+        """Paints anew if the statistic or the records changed; else moves the marks."""
+        self._shown = shown
+        at = shown.at
+        pass_ = at.gradient if self._place else "forward"
+        key = (shown.view, shown.view.revision, at.type, at.iteration, pass_, at.over, at.statistic)
+        if key != self._drawn:
+            self._picture = overview(shown.view, at, pass_)
+            self._draw(self._picture)
+            self.frame.title = _title(shown, pass_, self._picture)
+            self._drawn = key
+        self.frame.mark_step(at.step)
+        self._mark_line(None if self._picture is None else self._picture.line_of(at))
+
+    def _draw(self, picture: Overview | None) -> None:
+        if picture is None:
+            self._image.data, self._broken.data = dict(_EMPTY), {name: [] for name in IMAGE}
+            self.frame.say("Nothing of this pass was recorded.")
+            return
+        lines = len(picture.slots)
+        width = picture.x1 - picture.x0
+        place: dict[str, Any] = {"x": [picture.x0], "y": [0], "dw": [width], "dh": [lines]}
+        self._mapper.palette = _palette(picture.scale.diverging)
+        self._image.data = {"image": [picture.places], "value": [picture.values], **place}
+        self._broken.data = {"image": [picture.broken], **place}
+        self._names.args = {"names": [f"{s.node} \u00b7 {s.role}" for s in picture.slots]}
+        self._label(picture.labels)
+        self.frame.say("")
+        self.frame.show(x=(picture.x0, picture.x1), y=(float(lines), 0.0))
+
+    def _label(self, labels: list[str]) -> None:
+        """Writes names beside the lines, of many evenly spaced ones."""
+        every = -(-len(labels) // _MOST_LABELS)
+        ticks = range(0, len(labels), every)
+        self._ticker.ticks = [line + 0.5 for line in ticks]
+        axis: Any = self.frame.figure.yaxis[0]
+        axis.major_label_overrides = {line + 0.5: labels[line] for line in ticks}
+
+    def _mark_line(self, line: int | None) -> None:
+        if line is not None and (self._box.bottom, self._box.top) != (line, line + 1):
+            self._box.update(bottom=line, top=line + 1)
+        if self._box.visible != (line is not None):
+            self._box.visible = line is not None
+
+    def _select(self, x: float, y: float) -> None:
+        if self._shown is None or self._picture is None:
+            return
+        line = min(max(int(y), 0), len(self._picture.slots) - 1)
+        slot = self._picture.slots[line]
+        steps = self._shown.view.steps(self._shown.at.type)
+        self.act(node=slot.node, role=slot.role, step=nearest(steps, round(x)), follow=False)
+
+
+def _palette(diverging: bool) -> list[str]:
+    places = [i / (_SHADES - 1) for i in range(_SHADES)]
+    return [signed_colour(2 * p - 1) if diverging else colour_at(p) for p in places]
+
+
+def _title(shown: Shown, pass_: str, picture: Overview | None) -> str:
+    at = shown.at
+    parts = [pass_label(pass_), at.statistic, f"batch {BATCH_LABELS[at.over].lower()}"]
+    if picture is not None:
+        low, high = number(picture.scale.low, digits=3), number(picture.scale.high, digits=3)
+        parts.append(f"{low} to {high}{' (log)' if picture.scale.logarithmic else ''}")
+    return " \u00b7 ".join(parts)
