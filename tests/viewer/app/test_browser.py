@@ -239,7 +239,9 @@ def test_a_click_in_the_overview_selects_tensor_and_step(viewer: Callable[..., A
     box = figure.bounding_box()
     page.mouse.click(box["x"] + box["width"] * 0.6, box["y"] + box["height"] * 0.15)
     page.wait_for_url(lambda url: "node=head" not in url and "step=11" not in url)
-    assert 2 <= int(re.search(r"step=(\d+)", page.url)[1]) <= 8
+    chosen = re.search(r"step=(\d+)", page.url)
+    assert chosen is not None
+    assert 2 <= int(chosen[1]) <= 8
 
 
 def test_dark_and_light(viewer: Callable[..., Any]) -> None:

@@ -73,4 +73,4 @@ def test_places_have_the_colours_of_the_graph(values: np.ndarray) -> None:
         mine = signed_colour(2 * place - 1) if scale.diverging else colour_at(place)
         theirs = scale.colour(value)
         channels = [[int(c[i : i + 2], 16) for i in (1, 3, 5)] for c in (mine, theirs)]
-        assert np.abs(np.subtract(*channels)).max() <= 1
+        assert np.ptp(channels, axis=0).max() <= 1
