@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import weakref
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import TYPE_CHECKING
 
 from torch import nn
 
+from comgra_decl.annotations import Mark
+from comgra_decl.hooks.recorder import Wanted
 from comgra_decl.hooks.slots import Slot
 from comgra_decl.hooks.tree import Top, named_modules
 from comgra_decl.spec import Capture, ModuleFacts, Selection, Spec, select
@@ -24,10 +26,15 @@ class ModulePlan:
         "can_fire",
         "capture",
         "fired",
+        "inputs",
+        "kind",
         "module",
         "module_class",
         "node",
+        "outputs",
         "path",
+        "reads_inputs",
+        "role",
         "slots",
     )
 
@@ -37,78 +44,149 @@ class ModulePlan:
         self.module = weakref.ref(module)
         self.module_class = type(module).__name__
         self.capture = capture
+        self.outputs = Wanted(capture.output, capture.output_grad)
+        self.inputs = Wanted(capture.input, capture.input_grad)
+        self.reads_inputs = capture.input or capture.input_grad
+        mark = mark_of(module)
+        self.role = (mark and mark.role) or "output"
+        self.kind = (mark and mark.kind) or "computed"
         # ModuleList and its kin have no forward: nothing to wait for
         has_forward = type(module).forward is not nn.Module.forward
-        self.can_fire = has_forward and (capture.output or capture.output_grad)
+        self.can_fire = has_forward and (
+            capture.output or capture.output_grad or capture.input or capture.input_grad
+        )
         self.fired = False
         self.slots: dict[tuple[str, int], Slot] = {}
 
     def slot(self, role: str, iteration: int) -> Slot:
-        """Returns the slot of an output at the `iteration`-th call of this step."""
+        """Returns the slot of an output or input at the `iteration`-th call of this step."""
         slot = self.slots.get((role, iteration))
         if slot is None:
             slot = self.slots[role, iteration] = Slot(
-                self.node, role, iteration=iteration, module_class=self.module_class
+                self.node,
+                role,
+                iteration=iteration,
+                kind=self.kind,
+                module_class=self.module_class,
             )
         return slot
 
 
-class ParameterPlan:
-    """One parameter of a selected module; a tied parameter has one plan with all its names."""
+class TensorPlan:
+    """One parameter or buffer of a selected module; a shared one has one plan with all its names.
 
-    __slots__ = ("attribute", "capture", "module", "names", "slot")
+    Attributes:
+        slot: its series in the pass `forward`; other passes (`grad`, `update`) hang on it.
+        states: the series of what an optimizer keeps for a parameter, by name (`exp_avg`).
+    """
 
-    def __init__(self, plan: ModulePlan, attribute: str, names: Callable[[], tuple[str, ...]]):
+    __slots__ = ("attribute", "capture", "module", "slot", "states")
+
+    def __init__(
+        self, plan: ModulePlan, attribute: str, kind: str, names: Callable[[], tuple[str, ...]]
+    ) -> None:
         self.module = plan.module
         self.attribute = attribute
         self.capture = plan.capture
         self.slot = Slot(
-            plan.node,
-            attribute,
-            kind="parameter",
-            module_class=plan.module_class,
-            names=names,
+            plan.node, attribute, kind=kind, module_class=plan.module_class, names=names
         )
+        self.states: dict[tuple[str, int], Slot] = {}
 
     @property
-    def parameter(self) -> torch.Tensor | None:
-        """The parameter as the module holds it now."""
+    def tensor(self) -> torch.Tensor | None:
+        """The parameter or buffer as the module holds it now."""
         module = self.module()
-        return None if module is None else module._parameters.get(self.attribute)
+        if module is None:
+            return None
+        held = module._buffers if self.slot.kind == "buffer" else module._parameters
+        return held.get(self.attribute)
+
+    def state(self, name: str, iteration: int) -> Slot:
+        """Returns the slot of one tensor that the optimizer keeps for this parameter."""
+        slot = self.states.get((name, iteration))
+        if slot is None:
+            slot = self.states[name, iteration] = Slot(
+                self.slot.node,
+                f"{self.attribute}.{name}",
+                iteration=iteration,
+                kind="buffer",
+                module_class=self.slot.module_class,
+                names=lambda: tuple(f"{n}.{name}" for n in self.slot.names()),
+            )
+        return slot
 
 
 class TopPlan:
-    """Everything planned for one top: selection, module plans, parameter plans."""
+    """Everything planned for one top: selection, plans of modules, parameters and buffers."""
 
     def __init__(self, spec: Spec, top: Top, module: nn.Module) -> None:
         self.top = top
         self.parameter_ids = {id(parameter) for parameter in module.parameters()}
         named = list(named_modules(module))
-        self.selection: Selection = select(spec, (_facts(path, m) for path, m in named))
+        top.marks = _names_from_marks(named)
+        self.selection: Selection = select(spec, (facts_of(path, m) for path, m in named))
         planned = [
             (m, ModulePlan(top, path, m, self.selection.captures[path]))
             for path, m in named
             if path in self.selection.captures
         ]
         self.modules = [plan for _, plan in planned]  # plans hold modules weakly: none is kept
-        self.parameters = list(_plan_parameters(planned))
+        self.parameters = list(
+            _plan_tensors(
+                "parameter", ((m._parameters, p) for m, p in planned if _of_parameters(p))
+            )
+        )
+        self.buffers = list(
+            _plan_tensors("buffer", ((m._buffers, p) for m, p in planned if p.capture.buffer))
+        )
 
 
-def _plan_parameters(planned: Iterable[tuple[nn.Module, ModulePlan]]) -> Iterable[ParameterPlan]:
+def mark_of(module: nn.Module) -> Mark | None:
+    """Returns what `@comgra.node` says of a module's `forward`."""
+    mark = getattr(module.forward, "__comgra_node__", None)
+    return mark if isinstance(mark, Mark) else None
+
+
+def _names_from_marks(named: Iterable[tuple[str, nn.Module]]) -> dict[str, str]:
+    """Returns, by path, the names that marks give: to the first module of each, no other."""
+    first: dict[str, str] = {}
+    for path, module in named:
+        mark = mark_of(module)
+        if mark is not None:
+            first.setdefault(mark.name, path)
+    return {path: name for name, path in first.items()}
+
+
+def _of_parameters(plan: ModulePlan) -> bool:
+    wanted = plan.capture
+    return (
+        wanted.parameter
+        or wanted.parameter_grad
+        or wanted.parameter_grad_raw
+        or wanted.update
+        or wanted.optimizer_state
+    )
+
+
+def _plan_tensors(
+    kind: str, held: Iterable[tuple[Mapping[str, torch.Tensor | None], ModulePlan]]
+) -> Iterator[TensorPlan]:
     names: dict[int, list[str]] = {}
-    for module, plan in planned:
-        if not (plan.capture.parameter or plan.capture.parameter_grad):
-            continue
-        for attribute, parameter in module._parameters.items():
-            if parameter is None:
+    for tensors, plan in held:
+        for attribute, tensor in tensors.items():
+            if tensor is None:
                 continue
             name = f"{plan.path}.{attribute}".lstrip(".")
-            if id(parameter) in names:
-                names[id(parameter)].append(name)
+            if id(tensor) in names:
+                names[id(tensor)].append(name)
             else:
-                shared = names[id(parameter)] = [name]
-                yield ParameterPlan(plan, attribute, lambda shared=shared: tuple(shared))  # type: ignore[misc]
+                shared = names[id(tensor)] = [name]
+                yield TensorPlan(plan, attribute, kind, lambda shared=shared: tuple(shared))  # type: ignore[misc]
 
 
-def _facts(path: str, module: nn.Module) -> ModuleFacts:
-    return ModuleFacts(path, tuple(cls.__name__ for cls in type(module).__mro__))
+def facts_of(path: str, module: nn.Module) -> ModuleFacts:
+    """Returns what selectors know of a module."""
+    mark = mark_of(module)
+    classes = tuple(cls.__name__ for cls in type(module).__mro__)
+    return ModuleFacts(path, classes, mark.name if mark is not None else "")

@@ -10,7 +10,7 @@ from comgra_decl.hooks.tree import named_modules
 
 if TYPE_CHECKING:
     from comgra_decl.hooks.capture import StepCapture
-    from comgra_decl.hooks.plans import ModulePlan, ParameterPlan, TopPlan
+    from comgra_decl.hooks.plans import ModulePlan, TensorPlan, TopPlan
     from comgra_decl.records import StepInfo
     from comgra_decl.spec import Spec
 
@@ -27,6 +27,8 @@ class Reporter:
         self._warnings: dict[str, None] = {}
         self._states: dict[str, object] = {}
         self._told = False
+        self._choices: dict[str, str] = {}
+        self._said = 0
 
     def warn(self, message: str) -> None:
         """Logs a warning once and keeps it for the report."""
@@ -34,12 +36,18 @@ class Reporter:
             self._warnings[message] = None
             _log.warning(message)
 
+    def say(self, what: str, sentence: str) -> None:
+        """Logs a choice that was made and keeps the newest about `what` for the report."""
+        self._choices[what] = sentence
+        self._said += 1
+        _log.info(sentence)
+
     def documents(
         self, tops: Collection[TopPlan], capture: StepCapture, info: StepInfo
     ) -> dict[str, Any]:
         """Returns the documents that changed with this record (none, for most)."""
         fired = sum(plan.fired for top in tops for plan in top.modules)
-        state = (len(tops), fired, len(capture.refused), len(self._warnings))
+        state = (len(tops), fired, len(capture.refused), len(self._warnings), self._said)
         if state == self._states.get(info.mode):
             return {}
         self._states[info.mode] = state
@@ -58,6 +66,7 @@ class Reporter:
             ),
             "refused": dict(capture.refused),
             "warnings": list(self._warnings),
+            "choices": dict(self._choices),
         }
 
     def _entry(self, name: str, tops: Collection[TopPlan]) -> dict[str, Any]:
@@ -68,7 +77,10 @@ class Reporter:
             for parameter in top.parameters:
                 if name in parameter.capture.entries:
                     slots[parameter.slot.node()] += _parameter_slots(parameter, wanted)
-        outputs = wanted & {"output", "output_grad"}
+            for buffer in top.buffers:
+                if name in buffer.capture.entries and "buffer" in wanted:
+                    slots[buffer.slot.node()] += buffer.slot.id >= 0
+        outputs = wanted & {"output", "output_grad", "input", "input_grad"}
         return {
             "matched": len(plans),
             "fired": sum(count > 0 for count in slots.values()),
@@ -92,15 +104,26 @@ class Reporter:
 
 
 def _output_slots(plan: ModulePlan, wanted: set[str]) -> int:
-    slots = plan.slots.values()
-    outputs = sum(slot.id >= 0 for slot in slots) if "output" in wanted else 0
-    gradients = sum(len(slot.gradients) for slot in slots) if "output_grad" in wanted else 0
-    return outputs + gradients
+    """Counts the series of a module's outputs and inputs that an entry asks for."""
+    count = 0
+    for (role, _), slot in plan.slots.items():
+        side = "input" if role.startswith("input") else "output"
+        count += slot.id >= 0 and side in wanted
+        count += len(slot.passes) if f"{side}_grad" in wanted else 0
+    return count
 
 
-def _parameter_slots(plan: ParameterPlan, wanted: set[str]) -> int:
-    value = plan.slot.id >= 0 and "parameter" in wanted
-    return value + (len(plan.slot.gradients) if "parameter_grad" in wanted else 0)
+def _parameter_slots(plan: TensorPlan, wanted: set[str]) -> int:
+    kinds = [_captured(pass_) for pass_ in plan.slot.passes]
+    count = (plan.slot.id >= 0 and "parameter" in wanted) + sum(k in wanted for k in kinds)
+    return count + (len(plan.states) if "optimizer_state" in wanted else 0)
+
+
+def _captured(pass_: str) -> str:
+    """Returns what is captured of a parameter in a pass that is not forward."""
+    if pass_.startswith("update"):
+        return "update"
+    return "parameter_grad_raw" if pass_.startswith("grad:raw") else "parameter_grad"
 
 
 def _unmatched(tops: Collection[TopPlan]) -> list[str]:

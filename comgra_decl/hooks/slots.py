@@ -23,7 +23,6 @@ class Slot:
     __slots__ = (
         "batch_dim",
         "dtype",
-        "gradients",
         "id",
         "iteration",
         "kind",
@@ -31,6 +30,7 @@ class Slot:
         "names",
         "node",
         "pass_",
+        "passes",
         "role",
         "shape",
     )
@@ -57,7 +57,7 @@ class Slot:
         self.shape: tuple[int, ...] = ()
         self.dtype = ""
         self.batch_dim: int | None = None
-        self.gradients: dict[int, Slot] = {}
+        self.passes: dict[str, Slot] = {}
 
     @property
     def key(self) -> SlotKey:
@@ -70,12 +70,11 @@ class Slot:
         self.dtype = dtype_name(tensor)
         self.batch_dim = batch_dim
 
-    def gradient(self, count: int) -> Slot:
-        """Returns the slot of the `count`-th gradient (1-based) through this tensor in a step."""
-        slot = self.gradients.get(count)
+    def in_pass(self, pass_: str) -> Slot:
+        """Returns the slot of the same tensor in another pass: `grad`, `update`."""
+        slot = self.passes.get(pass_)
         if slot is None:
-            pass_ = "grad" if count == 1 else f"grad:{count}"
-            slot = self.gradients[count] = Slot(
+            slot = self.passes[pass_] = Slot(
                 self.node,
                 self.role,
                 iteration=self.iteration,

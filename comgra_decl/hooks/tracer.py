@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterator, Mapping
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
@@ -14,8 +14,11 @@ from torch.nn.modules.module import (
     register_module_forward_pre_hook,
 )
 
+from comgra_decl.hooks.gradients import loss_node
 from comgra_decl.hooks.nested import first_batch_size, tensors_in
-from comgra_decl.hooks.plans import ModulePlan, ParameterPlan, TopPlan
+from comgra_decl.hooks.parameters import Parameters
+from comgra_decl.hooks.plans import ModulePlan, TopPlan
+from comgra_decl.hooks.recorder import TensorRecorder
 from comgra_decl.hooks.slots import Slot
 from comgra_decl.hooks.tree import Owners, Top
 
@@ -63,7 +66,10 @@ class ModuleTracer:
         on_fault: Callable[[BaseException], None],
     ) -> None:
         self._spec = spec
+        wanted = {name for entry in spec.nodes.values() for name in entry.capture}
         self._keeps_values = any(entry.values for entry in spec.nodes.values())
+        self._keeps_gradients = bool(wanted & {"output_grad", "input_grad"})
+        self._reads_inputs = bool(wanted & {"input", "input_grad"})
         self._owners = owners
         self._choose = choose
         self._left = left
@@ -71,9 +77,10 @@ class ModuleTracer:
         self._handles: list[RemovableHandle] = []
         self._late: set[int] = set()  # modules with hooks of their own, which run before ours
         self._plans: dict[int, ModulePlan] = {}
-        self._parameters: dict[int, ParameterPlan] = {}
         self._inputs: dict[tuple[str, int], Slot] = {}
-        self._losses: dict[int, Slot] = {}
+        self._losses: dict[tuple[str, int], Slot] = {}
+        self._recorder = TensorRecorder(on_fault=on_fault)
+        self.parameters = Parameters(on_fault=on_fault)
         self._depth = 0
         self._capture: StepCapture | None = None
         self._graph: Provenance | None = None  # the provenance, where the current call is followed
@@ -94,6 +101,16 @@ class ModuleTracer:
             for plan in self._plans.values():
                 self._hook_late(plan)
 
+    @property
+    def installed(self) -> bool:
+        """Whether the hooks are on."""
+        return bool(self._handles)
+
+    @property
+    def inside(self) -> bool:
+        """Whether a module is being called, as far as is known."""
+        return self._depth > 0
+
     def recover(self) -> None:
         """Forgets calls that never returned: Ctrl-C in a notebook runs no hook."""
         self._depth = 0
@@ -105,13 +122,30 @@ class ModuleTracer:
         self._handles.clear()
         self._late.clear()
         self._capture = None
+        self._release()
+
+    def finish(self, capture: StepCapture) -> None:
+        """Reads what is known only when the step ends, and lets go of its tensors."""
+        with torch._C.DisableTorchFunction():
+            self.parameters.finish(capture)
+        self._release()
+
+    def _release(self) -> None:
+        self._recorder.release()
+        self.parameters.release()
 
     def _hook_late(self, plan: ModulePlan) -> None:
-        """A module's own hooks may replace its output: ours must then run after them."""
+        """A module's own hooks may replace what it takes and returns: ours must run after them."""
         module = plan.module()
-        if module is not None and module._forward_hooks and id(module) not in self._late:
+        if module is None:
+            return
+        if module._forward_hooks and id(module) not in self._late:
             self._late.add(id(module))
             self._handles.append(module.register_forward_hook(self._finish, always_call=True))
+        if plan.reads_inputs and module._forward_pre_hooks and -id(module) not in self._late:
+            self._late.add(-id(module))
+            hook = module.register_forward_pre_hook(self._before_late, with_kwargs=True)
+            self._handles.append(hook)
 
     # -- following calls -----------------------------------------------------------------------
 
@@ -127,6 +161,27 @@ class ModuleTracer:
                     self._enter_root(module, args, kwargs)
             except Exception as error:
                 self._on_fault(error)
+        if self._reads_inputs and -id(module) not in self._late:
+            self._take_inputs(module, args, sys._getframe(1).f_locals.get("kwargs", {}))
+
+    def _before_late(self, module: nn.Module, args: tuple[Any, ...], kwargs: Any) -> None:
+        if not is_no_step():
+            self._take_inputs(module, args, kwargs)
+
+    def enter(self, module: nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> None:
+        """The hooks were put on within the call of an outermost module that begins now."""
+        self._depth = 1
+        with torch._C.DisableTorchFunction():
+            self._enter_root(module, args, dict(kwargs))
+        if self._reads_inputs:
+            self._take_inputs(module, args, dict(kwargs))
+
+    def is_evaluation(self, root: nn.Module) -> bool:
+        """Whether the call of an outermost module is no part of the training."""
+        if root.training:
+            return False
+        plan = self.tops.get(id(self._owners.top_of(root)))
+        return (plan is not None and plan.top.trained) or not torch.is_grad_enabled()
 
     def _after(self, module: nn.Module, args: tuple[Any, ...], output: Any) -> None:
         if id(module) not in self._late:
@@ -161,7 +216,7 @@ class ModuleTracer:
             return
         capture.batch_size = first_batch_size(args, kwargs) or capture.batch_size
         if plan.top.parametric and capture.count(plan) == 0:
-            self._read_parameters(plan, capture)
+            self.parameters.read(plan, capture)
         if any(True for _ in module.parameters()):  # not a loss or a metric: those end the model
             self._read_inputs(capture, args, kwargs)
 
@@ -175,8 +230,7 @@ class ModuleTracer:
             for module_plan in plan.modules:
                 self._plans[id(module_plan.module())] = module_plan
                 self._hook_late(module_plan)
-            for parameter_plan in plan.parameters:
-                self._parameters[id(parameter_plan.parameter)] = parameter_plan
+            self.parameters.adopt(plan)
         return plan
 
     @property
@@ -209,60 +263,49 @@ class ModuleTracer:
         plan.fired = True
         if not (wanted.output or wanted.output_grad):
             return
-        iteration = capture.count(plan)
+        slot_of = partial(plan.slot, iteration=capture.count(plan))
         for path, tensor in tensors_in(output):
-            slot = plan.slot("output" + path, iteration)
-            if wanted.output:
-                index = capture.add(slot, tensor, batch_dim=wanted.batch_dim, values=wanted.values)
-                if index is None:  # what cannot be reduced has no gradient we could reduce either
-                    continue
-            if self._graph is not None:
-                self._graph.trace(slot, tensor, (t for _, t in tensors_in(args)))
-            if wanted.output_grad and tensor.requires_grad:
-                dim = capture.batch_dim(tensor, wanted.batch_dim)
-                hook = partial(self._on_gradient, capture, capture.epoch, slot, dim, wanted.values)
-                tensor.register_hook(hook)
+            self._recorder.read(
+                tensor,
+                plan.role + path,
+                slot_of,
+                capture=capture,
+                how=wanted,
+                wanted=plan.outputs,
+                graph=self._graph,
+                inputs=(t for _, t in tensors_in(args)),
+            )
 
-    def _on_gradient(
-        self,
-        capture: StepCapture,
-        epoch: int,
-        slot: Slot,
-        batch_dim: int | None,
-        values: bool,
-        gradient: torch.Tensor,
-    ) -> None:
-        if capture.epoch != epoch or not capture.open:
+    def _take_inputs(self, module: nn.Module, args: tuple[Any, ...], kwargs: Any) -> None:
+        """Reads what a selected module is given; it is another node's tensor, so no edge."""
+        capture, plan = self._capture, self._plans.get(id(module))
+        if capture is None or plan is None or not plan.reads_inputs or plan.module() is not module:
             return
         try:
-            pass_ = slot.gradient(capture.count(slot) + 1)
-            capture.add(pass_, gradient, batch_dim=batch_dim, values=values)
+            slot_of = partial(plan.slot, iteration=capture.count((plan, "input")))
+            with torch._C.DisableTorchFunction():
+                for path, tensor in (*tensors_in(args), *tensors_in(kwargs)):
+                    self._recorder.read(
+                        tensor,
+                        _input_role(path),
+                        slot_of,
+                        capture=capture,
+                        how=plan.capture,
+                        wanted=plan.inputs,
+                    )
         except Exception as error:
             self._on_fault(error)
 
-    def _read_parameters(self, plan: TopPlan, capture: StepCapture) -> None:
-        """Reads the weights the coming forward pass will use."""
-        for parameter_plan in plan.parameters:
-            parameter = parameter_plan.parameter
-            if parameter is None or isinstance(parameter, nn.parameter.UninitializedParameter):
-                continue
-            self._parameters[id(parameter)] = parameter_plan
-            if parameter_plan.capture.parameter:
-                values = parameter_plan.capture.values
-                capture.add(parameter_plan.slot, parameter, batch_dim=None, values=values)
+    def before_optimizer(self, optimizer: torch.optim.Optimizer) -> None:
+        """Keeps what an optimizer is about to change."""
+        if self.parameters.follows_steps or not self.tops:
+            with torch._C.DisableTorchFunction():
+                self.parameters.before_step(_parameters(optimizer))
 
-    def read_parameter_gradients(
-        self, capture: StepCapture, parameters: Iterable[torch.Tensor]
-    ) -> None:
-        """Reads the gradients as an optimizer has just used them."""
-        for parameter in parameters:
-            plan = self._parameters.get(id(parameter))
-            if plan is None or plan.parameter is not parameter or parameter.grad is None:
-                continue
-            if plan.capture.parameter_grad:
-                slot = plan.slot.gradient(capture.count(plan) + 1)
-                values = plan.capture.values
-                capture.add(slot, parameter.grad, batch_dim=None, values=values)
+    def after_optimizer(self, capture: StepCapture, optimizer: torch.optim.Optimizer) -> None:
+        """Reads the gradients as an optimizer has just used them, and what came of it."""
+        with torch._C.DisableTorchFunction():
+            self.parameters.after_step(optimizer, _parameters(optimizer), capture)
 
     def _read_inputs(
         self, capture: StepCapture, args: tuple[Any, ...], kwargs: dict[str, Any]
@@ -271,32 +314,50 @@ class ModuleTracer:
         for path, tensor in (*tensors_in(args), *tensors_in(kwargs)):
             if tensor.grad_fn is not None:  # computed by another part of the model
                 continue
-            role = "input" if path == "[0]" else f"input{path}"
+            role = _input_role(path)
             slot = self._inputs.get((role, iteration))
             if slot is None:
                 slot = Slot(lambda: "input", role, iteration=iteration, kind="input")
                 self._inputs[role, iteration] = slot
             capture.add(slot, tensor, batch_dim="auto", values=self._keeps_values)
-            if self._graph is not None and not self._graph.of(tensor).all:
+            if self._graph is not None and self._graph.enters(tensor):
                 self._graph.trace(slot, tensor)
+            if self._keeps_gradients and tensor.requires_grad:
+                self._recorder.watch(
+                    slot, tensor, capture, batch_dim="auto", values=self._keeps_values
+                )
 
     def read_loss(self, capture: StepCapture, loss: torch.Tensor, backwarded: torch.Tensor) -> None:
         """Reads a tensor that `backward()` was called on (`loss`: before the AMP scale)."""
-        iteration = capture.count("loss")
-        slot = self._losses.get(iteration)
+        backwards = capture.backwards
+        # of several tensors in one `backward` call, the first has named the pass
+        pass_ = backwards.current or backwards.begin(loss, backwarded)
+        number = capture.count("loss")
+        key = (loss_node(pass_), capture.count(pass_))
+        slot = self._losses.get(key)
         if slot is None:
-            slot = Slot(lambda: "loss", "output", iteration=iteration, kind="loss")
-            self._losses[iteration] = slot
+            node, iteration = key
+            slot = Slot(lambda: node, "output", iteration=iteration, kind="loss")
+            self._losses[key] = slot
         index = capture.add(slot, loss, batch_dim=None, values=False)
         if index is not None and loss.numel() == 1:
-            capture.kpi_tensors["loss" if iteration == 0 else f"loss[{iteration}]"] = index
+            capture.kpi_tensors["loss" if number == 0 else f"loss[{number}]"] = index
         if self.provenance is not None:
             self.provenance.trace(slot, backwarded)
 
     def parameter_slot(self, tensor: torch.Tensor) -> Slot | None:
-        """Returns the slot of a parameter that is traced, else None."""
-        plan = self._parameters.get(id(tensor))
-        return plan.slot if plan is not None and plan.parameter is tensor else None
+        """Returns the slot of a parameter or buffer that is traced, else None."""
+        plan = self.parameters.plan_of(tensor)
+        return plan.slot if plan is not None else None
+
+
+def _input_role(path: str) -> str:
+    """Returns the role of an argument: the first positional one is the input."""
+    return "input" if path == "[0]" else f"input{path}"
+
+
+def _parameters(optimizer: torch.optim.Optimizer) -> Iterator[torch.Tensor]:
+    return (p for group in optimizer.param_groups for p in group["params"])
 
 
 def _takes_part(top: Top, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:

@@ -86,13 +86,15 @@ class Top:
         self.parametric = any(True for _ in module.parameters())
         self.takes_part = self.parametric
         self.trained = False  # has been seen in training mode
+        self.marks: dict[str, str] = {}  # names that `@comgra.node` gives to modules, by path
         self._prefixed = prefixed
 
     def node(self, path: str) -> str:
         """Returns the node name of a module path below this top."""
-        if not path:
+        name = self.marks.get(path, path)
+        if not name:
             return self.label
-        return f"{self.label}.{path}" if self._prefixed(self) else path
+        return f"{self.label}.{name}" if self._prefixed(self) else name
 
 
 def unwrapped_class(module: nn.Module) -> str:

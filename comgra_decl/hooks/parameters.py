@@ -1,0 +1,198 @@
+"""What models and optimizers hold: parameters, their gradients and updates, states, buffers."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import nn
+
+from comgra_decl.hooks.gradients import unused
+
+if TYPE_CHECKING:
+    from torch.utils.hooks import RemovableHandle
+
+    from comgra_decl.hooks.capture import StepCapture
+    from comgra_decl.hooks.plans import TensorPlan, TopPlan
+
+_UNINITIALIZED = (nn.parameter.UninitializedParameter, nn.parameter.UninitializedBuffer)
+_NARROW = (torch.float16, torch.bfloat16)
+
+
+class Parameters:
+    """Reads the tensors that outlive a step, each at the moment it means something.
+
+    Parameters and buffers when the forward pass begins; gradients, optimizer states and updates
+    around the optimizer's step. A hand-written update (`p -= lr * p.grad`) has no such moment: of
+    it, only the next forward pass tells.
+
+    Args:
+        on_fault: called with an exception of our own in backward; the program never sees it.
+    """
+
+    def __init__(self, *, on_fault: Callable[[BaseException], None]) -> None:
+        self._on_fault = on_fault
+        self._plans: dict[int, TensorPlan] = {}  # by the id of the parameter or buffer
+        self._handles: list[RemovableHandle] = []
+        self._watched: set[int] = set()
+        self._before: dict[int, torch.Tensor] = {}  # parameters as the optimizer found them
+        self._stepping: list[torch.Tensor] | None = None  # while an optimizer's step is running
+        self._raw: dict[TensorPlan, torch.Tensor] = {}
+        self._shares: dict[TensorPlan, dict[str, torch.Tensor]] = {}
+        self.follows_steps = False  # whether anything must be read before an optimizer's step
+
+    # -- who is who ----------------------------------------------------------------------------
+
+    def adopt(self, plan: TopPlan) -> None:
+        """Takes in the parameters and buffers of a model that is called for the first time."""
+        for tensor_plan in (*plan.parameters, *plan.buffers):
+            self._plans[id(tensor_plan.tensor)] = tensor_plan
+            self.follows_steps = self.follows_steps or tensor_plan.capture.update
+        if self._stepping is not None:  # a closure: the model is discovered within the step
+            self._remember(self._stepping)
+
+    def plan_of(self, tensor: torch.Tensor | None) -> TensorPlan | None:
+        """Returns the plan of a parameter or buffer that is traced, else None."""
+        plan = self._plans.get(id(tensor))
+        return plan if plan is not None and plan.tensor is tensor else None
+
+    # -- the forward pass begins ---------------------------------------------------------------
+
+    def read(self, plan: TopPlan, capture: StepCapture) -> None:
+        """Reads what the coming forward pass will use."""
+        for tensor_plan in (*plan.parameters, *plan.buffers):
+            tensor = tensor_plan.tensor
+            if tensor is None or isinstance(tensor, _UNINITIALIZED):
+                continue
+            self._plans[id(tensor)] = tensor_plan
+            wanted = tensor_plan.capture
+            if wanted.buffer if tensor_plan.slot.kind == "buffer" else wanted.parameter:
+                capture.add(tensor_plan.slot, tensor, batch_dim=None, values=wanted.values)
+            if wanted.parameter_grad_raw and capture.followed:
+                self._watch(tensor_plan, tensor, capture)
+
+    def _watch(self, plan: TensorPlan, parameter: torch.Tensor, capture: StepCapture) -> None:
+        """Sees the gradients of a parameter before anybody clips, scales or clears them."""
+        if (
+            plan.slot.kind == "buffer"
+            or not parameter.requires_grad
+            or id(parameter) in self._watched
+        ):
+            return
+        self._watched.add(id(parameter))
+        share = partial(self._on_share, capture, capture.epoch, plan)
+        left = partial(self._on_accumulated, capture, capture.epoch, plan)
+        self._handles.append(parameter.register_hook(share))
+        self._handles.append(parameter.register_post_accumulate_grad_hook(left))
+
+    # -- backward ------------------------------------------------------------------------------
+
+    def _on_share(
+        self, capture: StepCapture, epoch: int, plan: TensorPlan, gradient: torch.Tensor
+    ) -> None:
+        pass_ = capture.backwards.current
+        if capture.epoch != epoch or not capture.open or pass_ is None:
+            return
+        try:
+            with torch._C.DisableTorchFunction(), torch.no_grad():
+                shares = self._shares.setdefault(plan, {})
+                known = shares.get(pass_)
+                new = gradient.detach()
+                shares[pass_] = new.clone() if known is None else known + new
+        except Exception as error:
+            self._on_fault(error)
+
+    def _on_accumulated(
+        self, capture: StepCapture, epoch: int, plan: TensorPlan, parameter: torch.Tensor
+    ) -> None:
+        if capture.epoch != epoch or not capture.open or parameter.grad is None:
+            return
+        try:
+            with torch._C.DisableTorchFunction(), torch.no_grad():
+                self._raw[plan] = parameter.grad.detach().clone()
+        except Exception as error:
+            self._on_fault(error)
+
+    # -- the optimizer's step ------------------------------------------------------------------
+
+    def before_step(self, parameters: Iterable[torch.Tensor]) -> None:
+        """Keeps what an optimizer is about to change, where updates are wanted."""
+        self._stepping = list(parameters)
+        self._remember(self._stepping)
+
+    def _remember(self, parameters: Iterable[torch.Tensor]) -> None:
+        for parameter in parameters:
+            plan = self.plan_of(parameter)
+            if plan is not None and plan.capture.update:
+                self._before[id(parameter)] = parameter.detach().clone()
+
+    def after_step(
+        self,
+        optimizer: torch.optim.Optimizer,
+        parameters: Iterable[torch.Tensor],
+        capture: StepCapture,
+    ) -> None:
+        """Reads what an optimizer has just used, and what it made of it."""
+        self._stepping = None
+        shared = isinstance(optimizer, torch.optim.LBFGS)  # one state for all its parameters
+        for parameter in parameters:
+            plan = self.plan_of(parameter)
+            if plan is None:
+                continue
+            wanted = plan.capture
+            if wanted.parameter_grad and parameter.grad is not None:
+                slot = unused(capture, plan.slot, "grad")
+                capture.add(slot, parameter.grad, batch_dim=None, values=wanted.values)
+            self._write_raw(plan, capture)
+            self._write_update(plan, parameter, capture)
+            if wanted.optimizer_state and not shared:
+                self._write_state(plan, optimizer.state.get(parameter, {}), capture)
+        self._before.clear()
+
+    def _write_raw(self, plan: TensorPlan, capture: StepCapture) -> None:
+        gradient = self._raw.pop(plan, None)
+        if gradient is not None:
+            slot = unused(capture, plan.slot, "grad:raw")
+            capture.add(slot, gradient, batch_dim=None, values=plan.capture.values)
+
+    def _write_update(
+        self, plan: TensorPlan, parameter: torch.Tensor, capture: StepCapture
+    ) -> None:
+        before = self._before.pop(id(parameter), None)
+        if before is None or before.shape != parameter.shape:
+            return
+        after = parameter.detach()
+        if after.dtype in _NARROW:  # their difference is rarely one of their own numbers
+            before, after = before.float(), after.float()
+        slot = unused(capture, plan.slot, "update")
+        capture.add(slot, after - before, batch_dim=None, values=plan.capture.values)
+
+    def _write_state(self, plan: TensorPlan, state: dict[str, Any], capture: StepCapture) -> None:
+        """Reads moments and the like; a step counter is no tensor worth a series."""
+        iteration = capture.count((plan, "state"))
+        for name, value in state.items():
+            if isinstance(value, torch.Tensor) and value.dim() > 0:
+                slot = plan.state(name, iteration)
+                capture.add(slot, value, batch_dim=None, values=plan.capture.values)
+
+    # -- the step ends -------------------------------------------------------------------------
+
+    def finish(self, capture: StepCapture) -> None:
+        """Reads what no optimizer asked for: gradients left over, and the shares of backwards."""
+        for plan in list(self._raw):
+            self._write_raw(plan, capture)
+        for plan, shares in self._shares.items():
+            for pass_, gradient in shares.items() if len(shares) > 1 else ():
+                slot = unused(capture, plan.slot, capture.backwards.share(pass_))
+                capture.add(slot, gradient, batch_dim=None, values=plan.capture.values)
+        self.release()
+
+    def release(self) -> None:
+        """Takes the hooks off and lets go of every tensor."""
+        for handle in self._handles:
+            handle.remove()
+        for held in (self._handles, self._watched, self._before, self._raw, self._shares):
+            held.clear()
+        self._stepping = None
