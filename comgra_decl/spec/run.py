@@ -7,7 +7,7 @@ from typing import Annotated, Any
 
 from pydantic import AfterValidator, BeforeValidator, Field
 
-from comgra_decl.spec.base import Int, Number, SpecModel
+from comgra_decl.spec.base import Bool, Int, Number, SpecModel
 
 _FORBIDDEN = re.compile(r"[/\\\x00-\x1f\x7f]")
 _LONGEST_NAME = 200
@@ -79,6 +79,13 @@ class ValuesSpec(SpecModel):
 
     max_elements: Annotated[Int, Field(ge=1)] = 1024
     """A tensor with more elements per sample keeps no values, which the run's report says."""
+
+
+class KpisSpec(SpecModel):
+    """Numbers of every step, also of those that are not recorded."""
+
+    loss: Bool = True
+    """Whether what `backward()` is called on is kept as "loss", "loss[1]", ... of its step."""
 
 
 class StoreSpec(SpecModel):

@@ -1,0 +1,106 @@
+"""Reading tensors of one element without anybody noticing, and without waiting for a device."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from comgra_decl.stats.quiet import (
+    HIDDEN_KEYS,
+    buffer,
+    is_functorch_wrapped,
+    quiet,
+    without_functions,
+    without_keys,
+)
+
+_C: Any = torch._C
+_modes = (_C._len_torch_function_stack, _C._len_torch_dispatch_stack)
+_ASYNCHRONOUS = ("cuda", "xpu")
+
+
+def read_number(tensor: Tensor) -> float | Tensor | None:
+    """Returns the number in a tensor of one element.
+
+    A tensor on a device is not waited for: the result is then a copy that nobody changes. None
+    where there is no number to be read: more elements, complex, a fake or functorch's tensor, a
+    device whose work is being captured into a graph.
+    """
+    if type(tensor) is Tensor and tensor.is_cpu and not (_modes[0]() or _modes[1]()):
+        return _item(tensor)
+    return _read_quietly(tensor)
+
+
+def _item(tensor: Tensor) -> float | None:
+    if tensor.numel() != 1 or tensor.is_complex() or is_functorch_wrapped(tensor):
+        return None
+    return float(tensor.item())
+
+
+def _read_quietly(tensor: Tensor) -> float | Tensor | None:
+    own_dispatch = type(tensor).__torch_dispatch__ is not _C._disabled_torch_dispatch_impl
+    if own_dispatch:  # fake tensors, distributed ones: reading could be anything
+        return None
+    with without_functions(), without_keys(HIDDEN_KEYS):
+        if tensor.is_cpu:
+            return _item(tensor)
+        if tensor.is_meta or tensor.numel() != 1 or tensor.is_complex() or _capturing(tensor):
+            return None
+        return tensor.detach().clone()
+
+
+def _capturing(tensor: Tensor) -> bool:
+    return tensor.is_cuda and torch.cuda.is_current_stream_capturing()
+
+
+class LateNumbers:
+    """Numbers on devices, brought over together; only `settle` waits, on another thread."""
+
+    def __init__(self) -> None:
+        self._where: list[int] = []
+        self._copies: list[Tensor] = []
+        self._landed: list[tuple[list[int], Tensor, Any]] = []
+
+    def __len__(self) -> int:
+        return len(self._where)
+
+    def add(self, where: int, copy: Tensor) -> None:
+        """Takes a copy whose number belongs at position `where`."""
+        self._where.append(where)
+        self._copies.append(copy)
+
+    def send(self) -> None:
+        """Starts the transfers: one for each device and dtype."""
+        groups: dict[tuple[torch.device, torch.dtype], list[int]] = {}
+        for number, copy in enumerate(self._copies):
+            groups.setdefault((copy.device, copy.dtype), []).append(number)
+        with quiet():
+            for (device, _), members in groups.items():
+                together = torch.stack([self._copies[i].reshape(()) for i in members])
+                where = [self._where[i] for i in members]
+                self._landed.append((where, *_transfer(together, device)))
+        self._copies = []
+
+    def settle(self, values: NDArray[np.float64]) -> None:
+        """Waits for the numbers and puts each in its place."""
+        for where, host, event in self._landed:
+            if event is not None:
+                event.synchronize()
+            values[where] = host.cpu().to(torch.float64).numpy()
+        self._landed = []
+
+
+def _transfer(tensor: Tensor, device: torch.device) -> tuple[Tensor, Any]:
+    """Returns where the numbers will be and what to wait for; None: reading them waits."""
+    if device.type not in _ASYNCHRONOUS:
+        return tensor, None
+    module = getattr(torch, device.type)
+    host = buffer(len(tensor), dtype=tensor.dtype, device=torch.device("cpu"), pinned=True)
+    host.copy_(tensor, non_blocking=True)
+    event = module.Event()
+    event.record(module.current_stream(device))
+    return host, event

@@ -1,0 +1,189 @@
+"""The numbers of every step, recorded or not: its losses, and what the program says.
+
+Only here something of ours stays in place between recorded steps: a wrapper around
+`torch.autograd.backward`, which reads the loss in about a microsecond. A number on a device is
+copied there and fetched later, together with others, so nobody waits for it.
+"""
+
+from __future__ import annotations
+
+import math
+import time
+import weakref
+from collections.abc import Callable, Iterable
+from contextlib import suppress
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import torch
+
+from comgra_decl.hooks.nested import tensors_in
+from comgra_decl.hooks.numbers import LateNumbers, read_number
+from comgra_decl.hooks.patches import Patch
+from comgra_decl.records import Note, Said
+
+if TYPE_CHECKING:
+    from comgra_decl.spec import Spec
+
+_HAND_OVER = 1.0  # seconds between two times that numbers are handed over
+_MOST = 20_000  # numbers kept until then, in a step that never ends
+
+_Number = tuple[str, float | torch.Tensor]
+_Step = tuple[int, str, list[_Number]]
+
+
+class Scalars:
+    """Collects the numbers and notes of the step in progress and hands them over now and then.
+
+    Args:
+        spec: whether losses are kept.
+        sink: receives what was said, on the training thread; must be quick. None: nobody does.
+        on_fault: told about an error of our own.
+    """
+
+    def __init__(
+        self,
+        spec: Spec,
+        sink: Callable[[Said], None] | None,
+        *,
+        on_fault: Callable[[BaseException], None],
+    ) -> None:
+        self._sink = sink
+        self._on_fault = on_fault
+        self._step = 0
+        self._losses = 0  # in the step in progress
+        self._open: list[_Number] = []  # of the step in progress
+        self._closed: list[_Step] = []
+        self._notes: list[tuple[float, str]] = []  # of the step in progress: when and what
+        self._closed_notes: list[Note] = []
+        self._handed_over = -math.inf
+        self._scaled: tuple[weakref.ref[torch.Tensor], torch.Tensor] | None = None
+        watches = spec.kpis.loss and sink is not None
+        self._patches = [
+            Patch(torch.autograd, "backward", self._wrap_backward),
+            Patch(torch.amp.GradScaler, "scale", self._wrap_scale),
+        ][: 2 * watches]
+
+    def start(self) -> None:
+        """Begins to watch for losses."""
+        for patch in self._patches:
+            patch.apply()
+
+    def stop(self) -> None:
+        """Ends watching; what was said until now is handed over."""
+        for patch in self._patches:
+            patch.restore()
+        self._scaled = None
+        with suppress(Exception):  # a fault of ours may be why this ends
+            self._end(self._step, "train")
+            self._hand_over()
+
+    # -- what is said --------------------------------------------------------------------------
+
+    def kpi(self, name: str, value: Any) -> None:
+        """Takes a number of the step in progress: a float, or a tensor of one element."""
+        number = read_number(value) if isinstance(value, torch.Tensor) else float(value)
+        if number is not None:
+            self._open.append((name, number))
+            if len(self._open) >= _MOST:
+                self._end(self._step, "train")
+                self._hand_over()
+
+    def note(self, text: str) -> None:
+        """Takes a text of the step in progress."""
+        self._notes.append((time.time(), text))
+
+    def end_step(self, step: int, labels: Iterable[str]) -> None:
+        """The step with this number and these labels has ended."""
+        if self._open or self._notes:
+            self._end(step, next(iter(labels), "train"))
+        self._step = step + 1
+        self._losses = 0
+        if time.monotonic() - self._handed_over > _HAND_OVER:
+            self._hand_over()
+
+    # -- the losses ----------------------------------------------------------------------------
+
+    def _wrap_backward(self, original: Callable[..., Any]) -> Callable[..., Any]:
+        graph_task = torch._C._current_graph_task_id
+        is_compiling = torch.compiler.is_compiling
+
+        def backward(*args: Any, **kwargs: Any) -> Any:
+            if not is_compiling() and graph_task() == -1:
+                self._see(args[0] if args else kwargs.get("tensors"))
+            return original(*args, **kwargs)
+
+        return backward
+
+    def _wrap_scale(self, original: Callable[..., Any]) -> Callable[..., Any]:
+        def scale(scaler: Any, outputs: Any) -> Any:
+            result = original(scaler, outputs)
+            if isinstance(outputs, torch.Tensor) and outputs is not result:
+                with torch._C.DisableTorchFunction():
+                    self._scaled = weakref.ref(result), outputs.detach()
+            return result
+
+        return scale
+
+    def _see(self, tensors: Any) -> None:
+        try:
+            if type(tensors) is torch.Tensor:
+                self._see_loss(tensors)
+            else:
+                for _, tensor in tensors_in(tensors):
+                    self._see_loss(tensor)
+            self._scaled = None
+        except Exception as error:
+            self._on_fault(error)
+
+    def _see_loss(self, tensor: torch.Tensor) -> None:
+        if self._scaled is not None and self._scaled[0]() is tensor:
+            tensor = self._scaled[1]
+        number, place = read_number(tensor), self._losses
+        self._losses += 1
+        if number is not None:
+            self._open.append(("loss" if place == 0 else f"loss[{place}]", number))
+
+    # -- handing over --------------------------------------------------------------------------
+
+    def _end(self, step: int, type_: str) -> None:
+        """Closes what was said of a step; another thread may be saying more meanwhile."""
+        numbers, notes = _taken(self._open), _taken(self._notes)
+        self._closed.append((step, type_, numbers))
+        self._closed_notes += [Note(step, type_, when, text) for when, text in notes]
+
+    def _hand_over(self) -> None:
+        self._handed_over = time.monotonic()
+        closed, self._closed = self._closed, []
+        notes, self._closed_notes = self._closed_notes, []
+        if self._sink is not None and (notes or any(numbers for _, _, numbers in closed)):
+            self._sink(_said(closed, notes))
+
+
+def _taken(items: list[Any]) -> list[Any]:
+    """Empties a list of what it holds now, and returns that."""
+    taken = items[: len(items)]
+    del items[: len(taken)]
+    return taken
+
+
+def _said(closed: list[_Step], notes: list[Note]) -> Said:
+    numbers = [number for _, _, part in closed for number in part]
+    late = LateNumbers()
+    values = np.full(len(numbers), np.nan)
+    for where, (_, value) in enumerate(numbers):
+        if isinstance(value, torch.Tensor):
+            late.add(where, value)
+        else:
+            values[where] = value
+    late.send()
+    counts = [len(part) for _, _, part in closed]
+    return Said(
+        steps=np.repeat(np.array([step for step, _, _ in closed], np.int64), counts),
+        values=values,
+        names=[name for name, _ in numbers],
+        types=[type_ for _, type_, part in closed for _ in part],
+        notes=notes,
+        settle=partial(late.settle, values) if len(late) else None,
+    )
