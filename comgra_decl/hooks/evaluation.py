@@ -1,28 +1,54 @@
-"""Evaluation passes: recorded when the program switches to `eval()`, once per phase."""
+"""Evaluation passes: recorded when the program switches a model to evaluation, once per phase."""
 
 from __future__ import annotations
 
+import time
+from collections.abc import Callable
 from typing import TYPE_CHECKING
+
+from comgra_decl.hooks.countdown import Countdown
 
 if TYPE_CHECKING:
     from comgra_decl.hooks.capture import StepCapture
-    from comgra_decl.spec import Scheduler
+    from comgra_decl.spec.schedule import EvalSpec
+
+_MAX_CALLS = 2000
+"""Model calls kept of a phase that is recorded whole; memory stays bounded."""
 
 
 class EvaluationPhases:
     """Follows evaluation phases and decides which model calls of them are recorded.
 
-    A phase begins with `eval()`. Its record holds as many model calls as the last training step
-    had (one, for most programs): the first batch.
+    A phase begins with `eval()` or `train(False)`. Unless the spec says otherwise its record holds
+    as many model calls as the last training step had (one, for most programs): the first batch.
     """
 
-    def __init__(self, capture: StepCapture, scheduler: Scheduler) -> None:
+    def __init__(
+        self,
+        capture: StepCapture,
+        spec: EvalSpec | None,
+        *,
+        clock: Callable[[], float] = time.monotonic,
+        factor: Callable[[], float] = lambda: 1.0,
+    ) -> None:
         self.capture = capture
+        self.tags: dict[str, None] = {}  # what the program called the phase in progress
         self.step = -1  # optimizer steps completed when the phase began
-        self._scheduler = scheduler
+        self._clock = clock
+        self._factor = factor
         self._phase = -1
         self._limit = 1
         self._pending = False
+        self.follow(spec)
+
+    def follow(self, spec: EvalSpec | None) -> None:
+        """Goes by `spec` from the next phase on; None: no phase is recorded."""
+        self._spec = spec
+        self._countdown: Countdown | None = None
+        if spec is not None:
+            self._countdown = Countdown(spec, clock=self._clock, factor=self._factor)
+        if self._countdown is not None and self._phase >= 0:
+            self._countdown.recorded(self._phase)
 
     @property
     def open(self) -> bool:
@@ -35,25 +61,30 @@ class EvaluationPhases:
         return self.capture.open and self.capture.root_calls >= self._limit
 
     def begin(self, step: int, training_calls: int) -> bool:
-        """Notes an `eval()` call; returns whether its phase is to be recorded.
+        """Notes that a model was switched; returns whether its phase is to be recorded.
 
-        `eval()` called again before any training step (per submodule, per split) belongs to the
-        same phase.
+        Switched again before any training step (per submodule, per split), it is the same phase.
         """
         if step == self.step:
             return self.open
         self.step = step
         self._phase += 1
-        self._limit = max(1, training_calls)
-        self._pending = self._scheduler.eval_due(self._phase)
+        self._limit = self._calls(max(1, training_calls))
+        self._pending = self._countdown is not None and self._countdown.due(self._phase)
         return self._pending
+
+    def _calls(self, training_calls: int) -> int:
+        batches = None if self._spec is None else self._spec.batches
+        return _MAX_CALLS if batches == "all" else batches or training_calls
 
     def enter(self, step: int) -> StepCapture | None:
         """Returns the capture for a model call of this phase, or None when it has enough."""
-        if self._phase < 0:  # `eval()` was called before we attached
+        if self._phase < 0:  # the model was switched before we attached
             self.begin(step, 1)
         if self._pending:
             self._pending = False
+            if self._countdown is not None:
+                self._countdown.recorded(self._phase)
             self.capture.begin()
         if not self.capture.open or self.capture.root_calls >= self._limit:
             return None
@@ -63,4 +94,5 @@ class EvaluationPhases:
     def close(self) -> None:
         """Ends a phase, recorded or not."""
         self._pending = False
+        self.tags.clear()
         self.capture.open = False

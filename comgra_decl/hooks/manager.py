@@ -2,14 +2,15 @@
 
 Between recorded steps one global optimizer hook counts steps, and nothing else is attached. The
 hook that ends the step before a recorded one arms the tracer; the one that ends the recorded step
-closes the record and disarms it, unless the next step is recorded too. The first step is always a
-recorded one: it also discovers the model.
+closes the record and disarms it, unless the next step is recorded too. Where it depends on the
+type of a step whether it is recorded, the tracer is armed by the call of the model instead.
 """
 
 from __future__ import annotations
 
+import math
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -20,25 +21,31 @@ from torch.optim.optimizer import (
     register_optimizer_step_pre_hook,
 )
 
+from comgra_decl.hooks.agenda import TRAIN, Agenda, Plan
+from comgra_decl.hooks.beside import Beside
+from comgra_decl.hooks.budget import Budget, Meter
 from comgra_decl.hooks.capture import StepCapture
 from comgra_decl.hooks.compiled import EagerStance
+from comgra_decl.hooks.ending import StepEnd
 from comgra_decl.hooks.evaluation import EvaluationPhases
 from comgra_decl.hooks.hearing import Hearing
-from comgra_decl.hooks.optimizers import StepOwner
 from comgra_decl.hooks.patches import LossWatch, watch_eval
 from comgra_decl.hooks.report import Reporter
+from comgra_decl.hooks.scalars import Scalars
 from comgra_decl.hooks.slots import SlotTable
 from comgra_decl.hooks.structures import Structures
 from comgra_decl.hooks.tracer import ModuleTracer
 from comgra_decl.hooks.tree import Owners, Top
-from comgra_decl.records import RawStep, StepInfo
-from comgra_decl.spec import Scheduler
+from comgra_decl.hooks.types import Labeller, RootWatch
+from comgra_decl.records import RawStep, Said, StepInfo
 from comgra_decl.stats import Reducer
 
 if TYPE_CHECKING:
     from torch.utils.hooks import RemovableHandle
 
     from comgra_decl.spec import Spec
+
+_EVAL = "eval"
 
 _MAX_ROOT_CALLS = 2000
 """Model calls kept without an optimizer step before a record is given up (memory stays bounded)."""
@@ -51,6 +58,8 @@ class HookManager:
         spec: what to capture and when.
         sink: receives each closed record on the training thread; must be quick.
         on_fault: told once about an error of our own; tracing has stopped by then.
+        scalars: receives the numbers and notes of all steps now and then, like `sink`.
+        meter: what recording costs outside the training thread.
     """
 
     def __init__(
@@ -59,12 +68,15 @@ class HookManager:
         sink: Callable[[RawStep], None],
         *,
         on_fault: Callable[[BaseException], None],
+        scalars: Callable[[Said], None] | None = None,
+        meter: Meter | None = None,
     ) -> None:
         self._sink = sink
         self._on_fault = on_fault
-        self._scheduler = Scheduler(spec.schedule)
-        self._step = 0  # the step in progress = optimizer steps completed
-        self._due: int | None = self._scheduler.next_after(-1)
+        self._step = 0  # the step in progress = steps completed
+        self._quiet = 0.0  # no step before this one can be due
+        self._deferred = False  # whether the step is decided about again at its end
+        self._watched = False  # whether it is decided about when the model is called
         self._armed = False
         self._stopped = False
         self._stop_requested = False
@@ -73,20 +85,44 @@ class HookManager:
         self._table = SlotTable()
         self._stance = EagerStance()
         self._train = _new_capture(spec, followed=True)
-        self._evaluation = EvaluationPhases(_new_capture(spec, followed=False), self._scheduler)
+        self._reporter = Reporter(spec)
+        self._budget = Budget(spec.schedule.budget, meter=meter or Meter(), say=self._reporter.say)
+        self._agenda = Agenda(spec, self._budget)
+        self._watch = RootWatch(self._on_watched_call)
+        self._evaluation = EvaluationPhases(
+            _new_capture(spec, followed=False), spec.schedule.eval, factor=self._budget.factor
+        )
+        self._follow(spec)
+        self._losses = LossWatch(self._on_loss, self._train.backwards.end)
+        self._eval_patch = watch_eval(self._on_eval)
+        self._hearing = Hearing(self)
+        self._scalars = Scalars(spec, scalars, on_fault=self._fault)
+        self._handles: list[RemovableHandle] = []
+        self._before_step: RemovableHandle | None = None  # only while a step is recorded
+
+    def _follow(self, spec: Spec) -> None:
+        """Makes everything that depends on what is selected."""
         self._tracer = ModuleTracer(
             spec, self._owners, choose=self._choose, left=self._left_root, on_fault=self._fault
         )
-        self._owner = StepOwner(self._tracer.takes_part)
+        self._beside = Beside(
+            spec,
+            self._tracer,
+            training=self._train,
+            evaluation=self._evaluation,
+            on_fault=self._fault,
+        )
+        self._reporter.beside = self._beside
+        self._end = StepEnd(
+            spec.schedule.step, takes_part=self._tracer.takes_part, warn=self._reporter.warn
+        )
+        self._labeller = (
+            None if spec.types.by is None else Labeller(spec.types, warn=self._reporter.warn)
+        )
+        self._keeps = spec.keep is not None
         self._structures = Structures(
             self._tracer.parameter_slot, enabled=spec.graph, on_fault=self._fault
         )
-        self._reporter = Reporter(spec)
-        self._losses = LossWatch(self._on_loss)
-        self._eval_patch = watch_eval(self._on_eval)
-        self._hearing = Hearing(self)
-        self._handles: list[RemovableHandle] = []
-        self._before_step: RemovableHandle | None = None  # only while a graph is followed
 
     # -- lifecycle -----------------------------------------------------------------------------
 
@@ -97,8 +133,9 @@ class HookManager:
             register_module_module_registration_hook(self._owners.note),
         ]
         self._eval_patch.apply()
+        self._scalars.start()
         self._hearing.start()
-        self._arm()
+        self._begin_step()
 
     def detach(self) -> None:
         """Stops following; a program that never stepped still gets what it computed recorded."""
@@ -119,8 +156,10 @@ class HookManager:
 
     def _remove_everything(self) -> None:
         self._stopped = True
+        self._watch.remove()
         self._disarm()
         self._hearing.stop()
+        self._scalars.stop()
         self._eval_patch.restore()
         for handle in self._handles:
             handle.remove()
@@ -141,12 +180,13 @@ class HookManager:
         self._armed = True
         self._install()
         self._tracer.provenance = self._structures.start()
-        if self._tracer.provenance is not None and self._before_step is None:
+        if self._before_step is None:
             self._before_step = register_optimizer_step_pre_hook(self._before_optimizer)
 
     def _install(self) -> None:
         self._stance.force()
         self._tracer.install()
+        self._beside.install()
         self._losses.apply()
         self._hearing.recording(True)
 
@@ -156,6 +196,7 @@ class HookManager:
         self._stop_graph()
         if not self._evaluation.open or self._stopped:
             self._tracer.remove()
+            self._beside.remove()
             self._losses.restore()
             self._stance.restore()
             self._hearing.recording(False)
@@ -169,9 +210,14 @@ class HookManager:
 
     # -- events --------------------------------------------------------------------------------
 
-    def _before_optimizer(self, _optimizer: Any, _args: Any, _kwargs: Any) -> None:
+    def _before_optimizer(self, optimizer: Any, _args: Any, _kwargs: Any) -> None:
         """The optimizer's own arithmetic is no part of the graph (a closure's model calls are)."""
-        self._structures.pause()
+        try:
+            self._structures.pause()
+            self._beside.before_optimizer()
+            self._tracer.before_optimizer(optimizer)
+        except Exception as error:
+            self._fault(error)
 
     def _after_optimizer(self, optimizer: Any, _args: Any, _kwargs: Any) -> None:
         if torch.compiler.is_compiling():
@@ -179,32 +225,78 @@ class HookManager:
         try:
             if self._armed:
                 self._stepped = True
-                parameters = (p for group in optimizer.param_groups for p in group["params"])
-                self._tracer.read_parameter_gradients(self._train, parameters)
-            if self._owner.ends_step(optimizer):
+                self._tracer.after_optimizer(self._train, optimizer)
+            if self._end.by_optimizer(optimizer):
                 self._end_step()
         except Exception as error:
             self._fault(error)
 
     def _end_step(self) -> None:
+        self._scalars.end_step(self._step, self._agenda.labels)
         if self._stop_requested:
             self._remove_everything()
             return
+        cost = None
         if self._armed:
-            self._finish_train()
-            self._due = self._scheduler.next_after(self._step)
+            cost = self._close_train()
+        elif self._agenda.typed:
+            self._agenda.end(recorded=False)
+        if self._budget.timed:
+            self._budget.step_ended(cost)
         self._step += 1
-        if self._step == self._due:
+        self._begin_step()
+
+    def _begin_step(self) -> None:
+        plan = Plan.WAIT
+        if self._step >= self._quiet:
+            plan = self._agenda.plan(self._step)
+            self._quiet = self._agenda.quiet_until
+            self._deferred = self._keeps or self._agenda.typed
+        if plan is Plan.ARM:
             self._arm()
         elif self._armed or self._evaluation.open:
             self._finish_evaluation()
             self._disarm()
+        if plan is Plan.WATCH or (plan is Plan.ARM and self._labeller is not None):
+            self._watch.install()
+        else:
+            self._watch.remove()
+        self._watched = plan is Plan.WATCH
+
+    def _on_watched_call(
+        self, module: nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any]
+    ) -> bool:
+        """An outermost module is called; returns whether that decides about the step."""
+        try:
+            attached = self._tracer.installed
+            training = not self._tracer.is_evaluation(module)
+            if not training:
+                self._on_eval(module)
+            elif next(module.parameters(), None) is not None:
+                self._decide(module, args, kwargs)
+            else:
+                return False  # a transform of the data, perhaps
+            if self._tracer.installed and not attached:
+                self._tracer.enter(module, args, kwargs)
+                self._beside.enter(module)
+        except Exception as error:
+            self._fault(error)
+            return True
+        return training
+
+    def _decide(self, module: nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> None:
+        """Arms in the middle of the step if its labels say so."""
+        if self._labeller is not None:
+            self._agenda.label(self._labeller(module, args, kwargs))
+        if self._watched and self._agenda.due:
+            self._arm()
 
     def _on_eval(self, module: nn.Module) -> None:
         if self._stopped or torch.compiler.is_compiling():
             return
         try:
             self._structures.pause()
+            self._beside.leave_training()
             if self._evaluation.begin(self._step, self._train.root_calls) and not self._armed:
                 self._install()
         except Exception as error:
@@ -216,6 +308,8 @@ class HookManager:
         if not training and (top.trained or not torch.is_grad_enabled()):
             self._structures.pause()
             return self._evaluation.enter(self._step)
+        if self._evaluation.capture.open and top.parametric:
+            self._finish_evaluation()
         self._structures.resume()
         top.trained = top.trained or training
         capture = self._train
@@ -243,38 +337,71 @@ class HookManager:
 
     def _on_annotated_node(self, value: Any, name: str, role: str | None, kind: str | None) -> None:
         """A tensor, or a structure of some, was given a name by the program."""
+        if not self._stopped:
+            self._beside.annotate(value, name, role, kind)
 
     def _on_connect(self, source: Any, sink: Any) -> None:
         """The program says that `sink` was computed from `source`."""
 
     def _on_tag(self, *names: str) -> None:
-        """The program labels the step in progress."""
+        """The program labels the step in progress, or the evaluation it is in."""
+        if self._evaluation.capture.open:
+            self._evaluation.tags.update(dict.fromkeys(names))
+            return
+        too_late = self._watched and not self._watch.waiting and not self._armed
+        self._agenda.label(names, too_late=too_late)
+        self._quiet = -math.inf
 
     def _on_step(self) -> None:
         """The program says that a step ends here."""
+        if self._stopped:
+            return
+        if self._tracer.inside:
+            self._reporter.warn("comgra.step() does nothing inside the call of a module")
+        elif self._end.by_program():
+            self._stepped = True
+            self._end_step()
 
     def _on_note(self, text: str) -> None:
         """The program writes something down."""
+        self._scalars.note(text)
 
     def _on_kpi(self, name: str, value: Any) -> None:
         """The program keeps a number of the step in progress."""
+        self._scalars.kpi(name, value)
 
     # -- closing records -----------------------------------------------------------------------
 
-    def _finish_train(self) -> None:
+    def _close_train(self) -> float:
+        """Closes the record of the step that has ended; returns what it cost, in seconds."""
+        labels = [*self._agenda.labels]
+        due = self._agenda.due if self._deferred else True
+        cost = self._train.cost
         if len(self._train) == 0:
             self._reporter.warn(
                 "in some recorded steps no module was called, so there is no record"
             )
             self._tracer.recover()
-            return
-        self._emit(self._train, StepInfo(self._step, time.time(), "train", "train"))
+        elif due or self._keeps:
+            info = StepInfo(self._step, time.time(), labels[0] if labels else TRAIN, "train")
+            info.extra.update({"tags": labels[1:]} if labels[1:] else {})
+            self._emit(self._train, info, scheduled=due)
+            cost = info.cost
+        else:
+            self._train.drop()
+            self._stop_graph()
+        self._agenda.end(recorded=due)
+        return cost
 
     def _finish_evaluation(self) -> None:
         capture = self._evaluation.capture
         if capture.open and len(capture):
-            self._emit(capture, StepInfo(self._evaluation.step, time.time(), "eval", "eval"))
+            info = StepInfo(self._evaluation.step, time.time(), _EVAL, _EVAL)
+            if self._evaluation.tags:
+                info.extra["tags"] = [*self._evaluation.tags]
+            self._emit(capture, info)
         self._evaluation.close()
+        self._budget.restart()
 
     def _finish_unstepped(self) -> None:
         backward = self._train.count("loss") > 0
@@ -286,13 +413,18 @@ class HookManager:
         mode = "train" if backward else "eval"
         self._emit(self._train, StepInfo(self._step, time.time(), mode, mode))
 
-    def _emit(self, capture: StepCapture, info: StepInfo) -> None:
+    def _emit(self, capture: StepCapture, info: StepInfo, *, scheduled: bool = True) -> None:
+        training = capture is self._train
+        if training:
+            self._tracer.finish(capture)
         self._tracer.settle_names()
         raw = capture.close(info, self._table)
-        training = capture is self._train
         raw.structure = self._structures.finish(info, capture.signature(), training=training)
         if training:
             self._stop_graph()
+        raw.scheduled = scheduled
+        if scheduled:
+            self._budget.recorded()
         raw.documents = self._reporter.documents(self._tracer.called_tops, capture, info)
         self._sink(raw)
 
@@ -304,4 +436,5 @@ def _new_capture(spec: Spec, *, followed: bool) -> StepCapture:
         max_value_elements=spec.values.max_elements,
         sample_count=spec.samples.count,
         followed=followed,
+        spare_values=followed and spec.keep is not None and spec.keep.values,
     )

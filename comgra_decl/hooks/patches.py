@@ -101,18 +101,20 @@ class LossWatch:
 
 
 def watch_eval(on_eval: Callable[[nn.Module], None]) -> Patch:
-    """Tells `on_eval` each module whose `eval()` is called, afterwards.
+    """Tells `on_eval` each module that is switched to evaluation, afterwards.
 
-    This is what makes evaluation visible at no cost: between recorded steps nothing is attached
-    to any module, and `eval()` is called once per evaluation phase, not once per batch.
+    `eval()` is `train(False)`. This is what makes evaluation visible at no cost: between recorded
+    steps nothing is attached to any module, and a program switches once per evaluation phase, not
+    once per batch.
     """
 
     def wrap(original: Callable[..., Any]) -> Callable[..., Any]:
-        def evaluate(self: nn.Module) -> Any:
-            result = original(self)
-            on_eval(self)
+        def train(self: nn.Module, mode: bool = True) -> Any:
+            result = original(self, mode)
+            if not mode:
+                on_eval(self)
             return result
 
-        return evaluate
+        return train
 
-    return Patch(nn.Module, "eval", wrap)
+    return Patch(nn.Module, "train", wrap)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Annotated, Any, Literal, get_args
+from typing import Annotated, Any
 
 from pydantic import AfterValidator, BeforeValidator
 
@@ -11,18 +11,17 @@ from comgra_decl.records import STATISTICS
 from comgra_decl.spec.base import Bool, SpecModel
 from comgra_decl.spec.keep import KeepSpec
 from comgra_decl.spec.nodes import NodeSpec, Selectors
-from comgra_decl.spec.run import HistogramSpec, RunSpec, SamplesSpec, StoreSpec, ValuesSpec
+from comgra_decl.spec.run import (
+    HistogramSpec,
+    KpisSpec,
+    RunSpec,
+    SamplesSpec,
+    StoreSpec,
+    ValuesSpec,
+)
 from comgra_decl.spec.schedule import ScheduleSpec
-
-StatisticName = Literal[
-    "mean", "abs_mean", "std", "min", "max", "abs_max", "l2", "zero_fraction", "nonfinite"
-]
-"""Every statistic that can be recorded; `records.STATISTICS` as a type."""
-
-
-def _in_stored_order(names: list[StatisticName]) -> list[StatisticName]:
-    wanted = {*names, "nonfinite"}
-    return [name for name in _ALL_STATISTICS if name in wanted]
+from comgra_decl.spec.stats import OptIn, Statistic, in_stored_order, name_of, opt_in
+from comgra_decl.spec.types import TypesSpec
 
 
 def _without_switched_off(entries: Any) -> Any:
@@ -30,10 +29,6 @@ def _without_switched_off(entries: Any) -> Any:
     if not isinstance(entries, Mapping):
         return entries
     return {name: entry for name, entry in entries.items() if entry is not None}
-
-
-_ALL_STATISTICS: list[StatisticName] = list(get_args(StatisticName))
-assert tuple(_ALL_STATISTICS) == STATISTICS, "the spec and the records name other statistics"
 
 
 class Spec(SpecModel):
@@ -48,8 +43,10 @@ class Spec(SpecModel):
     exclude: Selectors = []
     """What is left out of every entry: globs over module paths or mappings, as in `select`."""
 
-    stats: Annotated[list[StatisticName], AfterValidator(_in_stored_order)] = _ALL_STATISTICS
-    """Statistics over the value dims of each sample; `nonfinite` is always among them."""
+    stats: Annotated[list[Statistic], AfterValidator(in_stored_order)] = list(STATISTICS)
+    """Statistics over the value dims of each sample; `nonfinite` is always among them. Names, and
+    mappings: `{name: singular_value, on: [parameter, output]}`, `{name: q999, quantile: 0.999}`,
+    `{name: mine, _target_: package.module.function}`."""
 
     histogram: HistogramSpec | None = HistogramSpec()
     """Histograms of all recorded tensors; null for none."""
@@ -63,12 +60,18 @@ class Spec(SpecModel):
     schedule: ScheduleSpec = ScheduleSpec()
     """Which steps are recorded."""
 
+    types: TypesSpec = TypesSpec()
+    """What the type of execution of a step is."""
+
     keep: KeepSpec | None = None
     """Steps that are kept because of what happened in them; null for none."""
 
     annotations: Bool = True
     """Whether what the program names with `comgra.node(...)` is recorded without being selected:
     its output and gradient. Entries with `select: {annotation: ...}` say it for each name."""
+
+    kpis: KpisSpec = KpisSpec()
+    """Numbers that are kept of every step."""
 
     graph: Bool = True
     """Whether the dependency graph of the recorded tensors is followed."""
@@ -78,3 +81,13 @@ class Spec(SpecModel):
 
     enabled: Bool = True
     """Whether anything is recorded at all."""
+
+    @property
+    def statistics(self) -> tuple[str, ...]:
+        """Names of all recorded statistics, in stored order."""
+        return tuple(name_of(entry) for entry in self.stats)
+
+    @property
+    def opt_in(self) -> list[OptIn]:
+        """The statistics that look at tensors once more, in stored order."""
+        return opt_in(self.stats)

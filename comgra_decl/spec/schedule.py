@@ -2,47 +2,124 @@
 
 from __future__ import annotations
 
-from typing import Annotated
+from typing import Annotated, Literal
 
-from pydantic import AfterValidator, Field
+from pydantic import AfterValidator, BeforeValidator, Field
 
+from comgra_decl.errors import did_you_mean
 from comgra_decl.spec.base import Int, Number, SpecModel
+from comgra_decl.spec.budget import BudgetSpec
+
+ENDS = ("last_optimizer", "any", "explicit")
+"""What may end a step, beside a certain optimizer."""
+
+_Count = Annotated[Int, Field(ge=0)]
+_Times = Annotated[Int, Field(ge=1)]
 
 
 def _ascending(steps: list[int]) -> list[int]:
     return sorted(set(steps))
 
 
-class EvalSpec(SpecModel):
-    """Which evaluation passes are recorded."""
+def _merged(windows: list[list[int]]) -> list[list[int]]:
+    """Windows in order, those that touch made one."""
+    merged: list[list[int]] = []
+    for first, last in sorted(windows):
+        if first > last:
+            raise ValueError(f"the window [{first}, {last}] ends before it begins")
+        if merged and first <= merged[-1][1] + 1:
+            merged[-1][1] = max(last, merged[-1][1])
+        else:
+            merged.append([first, last])
+    return merged
 
-    every: Annotated[Int, Field(ge=1)] = 1
-    """Record the first and then every so many-th evaluation phase."""
+
+def _index_as_number(value: object) -> object:
+    """An index that came as text, from a command line for example, is an index."""
+    return int(value) if isinstance(value, str) and value.isdecimal() else value
 
 
-class ScheduleSpec(SpecModel):
-    """Which training steps are recorded; steps count from 0.
+def _end_of_step(rule: str) -> str:
+    """A word of ours, or a class: those begin with a capital, and the rest is a slip."""
+    if rule not in ENDS and not rule[:1].isupper():
+        raise ValueError(
+            f"{rule!r} is not one of {', '.join(ENDS)}, the number of an optimizer or the name of "
+            f"its class{did_you_mean(rule, ENDS)}"
+        )
+    return rule
 
-    The first `first` steps are recorded, then the multiples of `every`. With a `backoff` above 1
-    the k-th gap between them is `every * backoff**k`, rounded down.
+
+class CadenceSpec(SpecModel):
+    """Which of a series of countable things are recorded; they count from 0.
+
+    The first `first` are recorded, then the multiples of `every`. With a `backoff` above 1 the k-th
+    gap between them is `every * backoff**k`, rounded down. `windows` and `seconds` add to this.
     """
 
-    first: Annotated[Int, Field(ge=0)] = 10
-    """So many steps from the start are all recorded."""
+    first: _Count = 1
+    """So many from the start are all recorded."""
 
-    every: Annotated[Int, Field(ge=1)] = 1
-    """After those, every so many-th step is recorded."""
+    every: _Times | None = 1
+    """After those, every so many-th is recorded; null for none."""
 
     backoff: Annotated[Number, Field(ge=1)] = 1.0
     """Each gap is so many times longer than the one before; 1 keeps them equal."""
 
-    steps: (
-        Annotated[
-            list[Annotated[Int, Field(ge=0)]], Field(min_length=1), AfterValidator(_ascending)
-        ]
-        | None
-    ) = None
-    """Exactly these steps and no others; `first`, `every` and `backoff` are then not used."""
+    steps: Annotated[list[_Count], Field(min_length=1), AfterValidator(_ascending)] | None = None
+    """Exactly these and no others; `first`, `every` and `backoff` are then not used."""
+
+    windows: Annotated[
+        list[Annotated[list[_Count], Field(min_length=2, max_length=2)]], AfterValidator(_merged)
+    ] = []
+    """Pairs [first, last]: everything between them, both included, is recorded as well."""
+
+    seconds: Annotated[Number, Field(gt=0)] | None = None
+    """Record the next one whenever so many seconds have passed since the last record."""
+
+
+class EvalSpec(CadenceSpec):
+    """Which evaluation phases are recorded, and how much of each; phases count from 0.
+
+    A phase begins when the program switches a model to evaluation.
+    """
+
+    batches: _Times | Literal["all"] | None = None
+    """Model calls of a phase that are recorded, each as an iteration of its nodes; null for as many
+    as the last training step had, which is one for most programs; all for the whole phase, up to
+    2000 calls."""
+
+
+class TypeCadenceSpec(CadenceSpec):
+    """Which of the steps of one type are recorded; only those are counted."""
+
+
+class ScheduleSpec(CadenceSpec):
+    """Which training steps are recorded; steps count from 0."""
+
+    first: _Count = 10
+    """So many steps from the start are all recorded."""
+
+    every: _Times | None = 1
+    """After those, every so many-th step is recorded; null for none."""
+
+    types: dict[str, TypeCadenceSpec | None] = {}
+    """A cadence of its own for steps of a type, or with a tag, of this name; "*" stands for all
+    names not given, null means never. `windows` and `seconds` of the schedule hold for all types
+    but those. A type without an entry follows the schedule; one seen for the first time is recorded
+    at once. With `steps`, types have no say."""
 
     eval: EvalSpec | None = EvalSpec()
-    """Evaluation passes to record; null for none."""
+    """Evaluation phases to record; null for none."""
+
+    budget: BudgetSpec = BudgetSpec()
+    """What recording may cost; records become rarer when it costs more."""
+
+    step: Annotated[
+        Annotated[Int, Field(ge=0)] | Annotated[str, AfterValidator(_end_of_step)],
+        BeforeValidator(_index_as_number),
+    ] = "last_optimizer"
+    """What ends a training step. last_optimizer: when every optimizer has stepped, or one steps a
+    second time; any: each step of any optimizer; explicit: `comgra.step()` only; a number or a
+    class such as Adam: the steps of that optimizer, counted from 0 in the order in which they first
+    step, as for a generator that steps once while its critic steps five times. Whatever this says,
+    a program that calls `comgra.step()` ends its steps there."""

@@ -3,48 +3,70 @@
 from __future__ import annotations
 
 import math
-from bisect import bisect_right
+from bisect import bisect_left, bisect_right
 
-from comgra_decl.spec.schedule import ScheduleSpec
+from comgra_decl.spec.schedule import CadenceSpec
 
 
 class Scheduler:
-    """Tells which steps and evaluation phases a schedule records.
+    """Tells which steps, evaluation phases or steps of a type a cadence records.
 
-    The answer depends on the schedule alone, not on what was asked before; asking for ever later
-    steps, as a training does, is quickest.
+    The answer depends on the cadence alone, not on what was asked before; asking for ever later
+    steps, as a training does, is quickest. What depends on the clock is not known here.
+
+    Args:
+        cadence: what is declared.
+        explicit: only `steps` and `windows` count.
     """
 
-    def __init__(self, schedule: ScheduleSpec) -> None:
-        self._schedule = schedule
-        self._gaps = 0  # gaps that lie before _current
-        self._previous = -1
-        self._current = self._start
+    def __init__(self, cadence: CadenceSpec, *, explicit: bool = False) -> None:
+        self._steps = cadence.steps
+        self._regular = None if explicit or self._steps is not None else _Regular(cadence)
+        self._windows = cadence.windows
+        self._ends = [last for _, last in cadence.windows]
 
     def next_after(self, step: int) -> int | None:
         """Returns the smallest recorded step above `step`, or None if there is none.
 
         Steps count from 0, so `next_after(-1)` is the first recorded step.
         """
-        schedule = self._schedule
-        if schedule.steps is not None:
-            return _first_above(schedule.steps, step)
-        if step + 1 < schedule.first:
+        found = [
+            None if self._steps is None else _first_above(self._steps, step),
+            None if self._regular is None else self._regular.next_after(step),
+            self._in_window(step),
+        ]
+        return min((number for number in found if number is not None), default=None)
+
+    def _in_window(self, step: int) -> int | None:
+        position = bisect_left(self._ends, step + 1)
+        return max(self._windows[position][0], step + 1) if position < len(self._ends) else None
+
+
+class _Regular:
+    """The first ones, then the multiples of `every`, ever rarer."""
+
+    def __init__(self, cadence: CadenceSpec) -> None:
+        self._cadence = cadence
+        self._gaps = 0  # gaps that lie before _current
+        self._previous = -1
+        self._current = self._start
+
+    def next_after(self, step: int) -> int | None:
+        """As that of the scheduler."""
+        cadence = self._cadence
+        if step + 1 < cadence.first:
             return max(step + 1, 0)
-        if schedule.backoff == 1:
-            return max(step // schedule.every + 1, 0) * schedule.every
-        return self._backed_off(step)
+        if cadence.every is None:
+            return None
+        if cadence.backoff == 1:
+            return max(step // cadence.every + 1, 0) * cadence.every
+        return self._backed_off(cadence.every, step)
 
-    def eval_due(self, phase: int) -> bool:
-        """Returns whether evaluation phase `phase` (counted from 0) is recorded."""
-        evaluation = self._schedule.eval
-        return evaluation is not None and phase % evaluation.every == 0
-
-    def _backed_off(self, step: int) -> int:
+    def _backed_off(self, every: int, step: int) -> int:
         if step < self._previous:
             self._gaps, self._previous, self._current = 0, -1, self._start
         while self._current <= step:
-            gap = math.floor(self._schedule.every * math.pow(self._schedule.backoff, self._gaps))
+            gap = math.floor(every * math.pow(self._cadence.backoff, self._gaps))
             self._previous, self._current = self._current, self._current + gap
             self._gaps += 1
         return self._current
@@ -52,8 +74,8 @@ class Scheduler:
     @property
     def _start(self) -> int:
         """The first multiple of `every` that is not among the first steps."""
-        every = self._schedule.every
-        return -(-self._schedule.first // every) * every
+        every = self._cadence.every or 1
+        return -(-self._cadence.first // every) * every
 
 
 def _first_above(ascending: list[int], step: int) -> int | None:

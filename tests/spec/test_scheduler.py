@@ -6,12 +6,11 @@ import itertools
 import math
 from collections.abc import Iterator
 
-import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from comgra_decl.spec import Scheduler, load_spec
-from comgra_decl.spec.schedule import EvalSpec, ScheduleSpec
+from comgra_decl.spec.schedule import CadenceSpec, ScheduleSpec
 
 SCHEDULES = st.builds(
     ScheduleSpec,
@@ -36,6 +35,7 @@ def walked(schedule: ScheduleSpec, count: int) -> list[int]:
 def spelled_out(schedule: ScheduleSpec) -> Iterator[int]:
     """The documented rule, word by word."""
     yield from range(schedule.first)
+    assert schedule.every is not None
     step = math.ceil(schedule.first / schedule.every) * schedule.every
     gap = 0
     while True:
@@ -100,14 +100,65 @@ def test_with_backoff_a_long_training_has_few_records() -> None:
     assert steps[:15] == list(range(15))
 
 
-@pytest.mark.parametrize(
-    ("evaluation", "due"),
-    [
-        (EvalSpec(every=1), [0, 1, 2, 3, 4, 5]),
-        (EvalSpec(every=3), [0, 3]),
-        (None, []),
-    ],
+WINDOWS = st.lists(st.tuples(st.integers(0, 60), st.integers(0, 9)), max_size=4).map(
+    lambda pairs: [[first, first + length] for first, length in pairs]
 )
-def test_evaluation_phases(evaluation: EvalSpec | None, due: list[int]) -> None:
-    scheduler = Scheduler(ScheduleSpec(eval=evaluation))
-    assert [phase for phase in range(6) if scheduler.eval_due(phase)] == due
+CADENCES = st.builds(
+    CadenceSpec,
+    first=st.integers(0, 10),
+    every=st.one_of(st.none(), st.integers(1, 30)),
+    backoff=st.floats(1, 3),
+    steps=st.one_of(st.none(), st.lists(st.integers(0, 70), min_size=1, max_size=6)),
+    windows=WINDOWS,
+)
+
+
+def counted_out(cadence: CadenceSpec, end: int) -> set[int]:
+    """All recorded steps below `end`, by asking of each whether it is."""
+    recorded = {s for first, last in cadence.windows for s in range(first, last + 1)}
+    if cadence.steps is not None:
+        recorded |= set(cadence.steps)
+    elif cadence.every is None:
+        recorded |= set(range(cadence.first))
+    else:
+        rule = spelled_out(
+            ScheduleSpec(**cadence.model_dump(include={"first", "every", "backoff"}))
+        )
+        recorded |= set(itertools.takewhile(lambda step: step < end, rule))
+    return {step for step in recorded if step < end}
+
+
+@given(CADENCES)
+def test_windows_and_lists_add_exactly_their_steps(cadence: CadenceSpec) -> None:
+    walk = itertools.takewhile(lambda step: step < 100, walked_on(cadence))
+    assert list(walk) == sorted(counted_out(cadence, 100))
+
+
+@given(CADENCES, st.lists(st.integers(-1, 90), max_size=10))
+def test_the_next_step_is_the_same_whatever_was_asked_before(
+    cadence: CadenceSpec, questions: list[int]
+) -> None:
+    scheduler, recorded = Scheduler(cadence), counted_out(cadence, 400)
+    for step in questions:
+        answer = scheduler.next_after(step)
+        expected = min((s for s in recorded if s > step), default=None)
+        assert answer == expected or (expected is None and answer is not None and answer >= 400)
+
+
+def walked_on(cadence: CadenceSpec) -> Iterator[int]:
+    scheduler = Scheduler(cadence)
+    step = scheduler.next_after(-1)
+    while step is not None:
+        yield step
+        step = scheduler.next_after(step)
+
+
+def test_windows_alone_record_nothing_else() -> None:
+    schedule = ScheduleSpec(first=0, every=None, windows=[[20, 22], [5, 6]])
+    assert walked(schedule, 100) == [5, 6, 20, 21, 22]
+
+
+def test_what_is_listed_can_be_told_from_what_follows_a_rule() -> None:
+    schedule = ScheduleSpec(first=5, every=2, windows=[[9, 9]])
+    listed = Scheduler(schedule, explicit=True)
+    assert [listed.next_after(step) for step in (-1, 8, 9)] == [9, 9, None]

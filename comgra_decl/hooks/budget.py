@@ -1,0 +1,165 @@
+"""What recording costs, and how much rarer records must become for it to stay within a budget."""
+
+from __future__ import annotations
+
+import math
+import time
+from collections import deque
+from collections.abc import Callable
+from statistics import median
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from comgra_decl.spec.budget import BudgetSpec
+
+_REMEMBERED = 32
+"""Steps without a record whose median duration is that of a plain step."""
+
+_SAY_AGAIN = 2.0
+"""What was chosen is said again when it has changed by more than this factor."""
+
+
+class Meter:
+    """What is measured elsewhere, by a thread that has the time: newest values, never read twice.
+
+    Attributes:
+        disk_bytes: size of the run's folder.
+        writer_seconds: processor time of the writer thread until now.
+    """
+
+    def __init__(self) -> None:
+        self.disk_bytes = 0.0
+        self.writer_seconds = 0.0
+
+
+class Budget:
+    """Keeps recording below a share of the time and a size on disk.
+
+    Time: every record makes a debt of what it cost, and the training pays it off with `share` of
+    the time that passes without records; while there is a debt, no record is due. A record cost
+    what its step took longer than a plain one, but at least what the capture itself measured, and
+    the processor time of the writer on top.
+
+    Disk: with r of the budget remaining, gaps are 2**floor(log2(1/r)) times longer.
+
+    Args:
+        spec: the budget; None in it means no limit.
+        meter: what is measured elsewhere.
+        say: told what was chosen: ("time" or "disk", a sentence).
+        clock: seconds that pass evenly.
+    """
+
+    def __init__(
+        self,
+        spec: BudgetSpec,
+        *,
+        meter: Meter,
+        say: Callable[[str, str], None],
+        clock: Callable[[], float] = time.perf_counter,
+    ) -> None:
+        self.timed = spec.share is not None
+        self._share = spec.share or 1.0
+        self._limit = spec.bytes
+        self._spec = spec
+        self._meter = meter
+        self._say = say
+        self._clock = clock
+        self._plain: deque[float] = deque(maxlen=_REMEMBERED)
+        self._last: float | None = None  # end of the last step
+        self._paid = -math.inf  # when the debt will be paid off
+        self._writer = meter.writer_seconds
+        self._polled, self._since, self._records = 0.0, 0, 0
+        self._said: dict[str, float] = {}
+
+    # -- time ----------------------------------------------------------------------------------
+
+    @property
+    def indebted(self) -> bool:
+        """Whether past records are still to be paid off."""
+        return self.timed and self._clock() < self._paid
+
+    def step_ended(self, cost: float | None) -> None:
+        """A step has ended; `cost`: what its record is known to have cost, None without one."""
+        now = self._clock()
+        took = None if self._last is None else now - self._last
+        self._last = now
+        if cost is None:
+            if took is not None:
+                self._plain.append(took)
+            return
+        plain = median(self._plain) if self._plain else math.inf
+        self._charge(now, max(cost, 0.0 if took is None else took - plain), plain)
+
+    def restart(self) -> None:
+        """What has passed since the last step was no training step (an evaluation, a pause)."""
+        self._last = None
+
+    def _charge(self, now: float, cost: float, plain: float) -> None:
+        written = self._meter.writer_seconds
+        cost, self._writer = cost + written - self._writer, written
+        wait = cost * (1 / self._share - 1)
+        self._paid = max(self._paid, now) + wait
+        if plain < math.inf:
+            self._tell_gap(math.ceil(wait / max(plain, 1e-9)), cost, plain)
+
+    def _tell_gap(self, gap: int, cost: float, plain: float) -> None:
+        if self._news("time", max(1.0, gap)):
+            self._say(
+                "time",
+                f"a record costs about {_seconds(cost)} and a step without one takes "
+                f"{_seconds(plain)}: to stay below {self._spec.time} of the time, records are at "
+                f"least {max(1, gap)} steps apart",
+            )
+
+    # -- disk ----------------------------------------------------------------------------------
+
+    @property
+    def exhausted(self) -> bool:
+        """Whether the disk's budget is used up."""
+        if self._limit is None or self._used() + self._per_record() <= self._limit:
+            return False
+        if self._news("full", 1.0):
+            self._say("disk", f"the disk's budget of {self._spec.disk} is used up: no more records")
+        return True
+
+    def factor(self) -> float:
+        """By how much gaps are stretched to save space."""
+        if self._limit is None:
+            return 1.0
+        left = max(1 - self._used() / self._limit, 2.0**-30)
+        factor = 2.0 ** math.floor(-math.log2(left))
+        if factor > 1 and self._news("disk", factor):
+            self._say(
+                "disk",
+                f"{1 - left:.0%} of the disk's budget of {self._spec.disk} is used: gaps between "
+                f"records are {factor:.0f} times longer",
+            )
+        return factor
+
+    def recorded(self) -> None:
+        """A record was handed over."""
+        self._records += 1
+        if self._meter.disk_bytes != self._polled:
+            self._polled, self._since = self._meter.disk_bytes, self._records
+
+    def _per_record(self) -> float:
+        return self._polled / self._since if self._since else 0.0
+
+    def _used(self) -> float:
+        """Bytes on disk, with what has been recorded since they were last looked at."""
+        return self._polled + (self._records - self._since) * self._per_record()
+
+    def _news(self, what: str, value: float) -> bool:
+        """Whether `value` differs from what was said last by more than a factor."""
+        said = self._said.get(what)
+        if said is not None and said / _SAY_AGAIN <= value <= said * _SAY_AGAIN:
+            return False
+        self._said[what] = value
+        return True
+
+
+def _seconds(value: float) -> str:
+    for unit, factor in (("s", 1.0), ("ms", 1e-3)):
+        if value >= factor:
+            return f"{value / factor:.2g} {unit}"
+    return f"{value / 1e-6:.2g} us"

@@ -1,0 +1,165 @@
+"""Types of execution: labels of a step, from what its model is called with."""
+
+from __future__ import annotations
+
+import functools
+import importlib
+import inspect
+import sys
+from bisect import bisect_right
+from collections.abc import Callable, Iterable, Mapping
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import nn
+from torch.nn.modules.module import register_module_forward_pre_hook
+
+from comgra_decl.hooks.tracer import is_no_step
+from comgra_decl.spec.types import ByFunction, ByInput
+
+if TYPE_CHECKING:
+    from torch.utils.hooks import RemovableHandle
+
+    from comgra_decl.spec.types import TypesSpec
+
+Label = Callable[[nn.Module, tuple[Any, ...], Mapping[str, Any]], Any]
+
+
+class Labeller:
+    """Labels a call of the outermost module as the spec says.
+
+    Args:
+        spec: where labels come from; it says something.
+        warn: told, once for each cause, why a call got no label.
+    """
+
+    def __init__(self, spec: TypesSpec, *, warn: Callable[[str], None]) -> None:
+        assert spec.by is not None
+        self._by = spec.by
+        self._warn = warn
+        self._label: Label | None = None
+
+    def __call__(
+        self, module: nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any]
+    ) -> list[str]:
+        """Returns the labels, first the type; none if the call has none or they cannot be had."""
+        try:
+            if self._label is None:
+                self._label = _label_of(self._by)
+            with torch.no_grad(), torch._C.DisableTorchFunction():
+                found = self._label(module, args, kwargs)
+            return _texts(found)
+        except Exception as error:
+            self._warn(
+                f"types.by gives no type to a step, which is then of type 'train': "
+                f"{type(error).__name__}: {error}"
+            )
+            return []
+
+
+def _label_of(by: ByInput | ByFunction) -> Label:
+    if isinstance(by, ByFunction):
+        return functools.partial(_function(by.target), **by.arguments)
+    return functools.partial(_label_of_input, by)
+
+
+def _function(path: str) -> Any:
+    module, _, name = path.rpartition(".")
+    return getattr(importlib.import_module(module), name)
+
+
+def _texts(found: Any) -> list[str]:
+    labels = [found] if isinstance(found, str) or not isinstance(found, Iterable) else [*found]
+    if any(not isinstance(label, str) or not label.strip() for label in labels):
+        raise TypeError(f"a type must be a text that is not empty, or a list of those: {found!r}")
+    return labels
+
+
+def _label_of_input(
+    by: ByInput, module: nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any]
+) -> str:
+    value = _input(by.input, module, args, kwargs)
+    number = _size(value, by.shape) if by.shape is not None else _plain(value)
+    if by.bins is None:
+        return by.names[0] if by.names else str(number)
+    position = bisect_right(by.bins, number)
+    return by.names[position] if by.names else _between(by.bins, position)
+
+
+def _input(
+    which: int | str, module: nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any]
+) -> Any:
+    given = dict(enumerate(args)) | dict(kwargs)
+    if which in given:
+        return given[which]
+    if isinstance(which, str):
+        names = [*inspect.signature(module.forward).parameters]
+        if which in names[: len(args)]:
+            return args[names.index(which)]
+        for value in given.values():
+            if isinstance(value, Mapping) and which in value:
+                return value[which]
+    known = ", ".join(map(str, given))
+    raise LookupError(f"the model was not given {which!r}, only {known}")
+
+
+def _size(value: Any, dim: int) -> int:
+    return int(value.shape[dim]) if hasattr(value, "shape") else len(value)
+
+
+def _plain(value: Any) -> Any:
+    """Returns the number, text or truth value that an input is; waits for a device if it must."""
+    plain = value.item() if isinstance(value, torch.Tensor) else value
+    if not isinstance(plain, (str, int, float)):
+        raise TypeError(f"an input of type {type(value).__name__} has no single value")
+    return plain
+
+
+def _between(bins: list[float], position: int) -> str:
+    limits = [f"{limit:g}" for limit in bins]
+    if position == 0:
+        return f"<{limits[0]}"
+    return (
+        f">={limits[-1]}" if position == len(bins) else f"{limits[position - 1]}-{limits[position]}"
+    )
+
+
+class RootWatch:
+    """Waits, between records, for the next call of an outermost module, and goes away with it.
+
+    While it waits there is one global hook, and from the first call on none: a step that turns
+    out not to be recorded costs one call of `on_call` however many modules the model has.
+
+    Args:
+        on_call: told (module, args, kwargs) of each call until it returns True.
+    """
+
+    def __init__(
+        self, on_call: Callable[[nn.Module, tuple[Any, ...], Mapping[str, Any]], bool]
+    ) -> None:
+        self._on_call = on_call
+        self._handle: RemovableHandle | None = None
+
+    @property
+    def waiting(self) -> bool:
+        """Whether the call it waits for has yet to come."""
+        return self._handle is not None
+
+    def install(self) -> None:
+        """Waits for the next call."""
+        if self._handle is None:
+            self._handle = register_module_forward_pre_hook(self._before)
+
+    def remove(self) -> None:
+        """Waits no longer."""
+        handle, self._handle = self._handle, None
+        if handle is not None:
+            handle.remove()
+
+    def _before(self, module: nn.Module, args: tuple[Any, ...]) -> None:
+        if self._handle is None or torch.compiler.is_compiling() or is_no_step():
+            return
+        # A global pre hook is not given keyword arguments: its caller's frame has them.
+        kwargs = sys._getframe(1).f_locals.get("kwargs", {})
+        if self._on_call(module, args, kwargs):
+            self.remove()

@@ -1,0 +1,86 @@
+"""What recording may cost."""
+
+from __future__ import annotations
+
+import re
+from typing import Annotated, Any
+
+from pydantic import AfterValidator, BeforeValidator
+
+from comgra_decl.spec.base import SpecModel
+
+_UNITS = {"B": 1, "kB": 10**3, "MB": 10**6, "GB": 10**9, "TB": 10**12}
+_UNITS |= {"KiB": 2**10, "MiB": 2**20, "GiB": 2**30, "TiB": 2**40}
+_SIZE = re.compile(r"\s*(\d+(?:\.\d+)?)\s*([a-zA-Z]+)\s*")
+_SHARE = re.compile(r"\s*(\d+(?:\.\d+)?)\s*%\s*")
+
+
+def _share_of(text: str) -> float:
+    """Returns "3%" as 0.03.
+
+    Raises:
+        ValueError: it is no percentage between 0 and 100.
+    """
+    match = _SHARE.fullmatch(text)
+    share = float(match[1]) / 100 if match else 0.0
+    if not 0 < share < 1:
+        raise ValueError(f'{text!r} is no share of the time; write for example "3%"')
+    return share
+
+
+def _bytes_of(text: str) -> float:
+    """Returns "5GB" as 5e9; units are those of 1000, or KiB, MiB, GiB, TiB.
+
+    Raises:
+        ValueError: it is no size above 0.
+    """
+    match = _SIZE.fullmatch(text)
+    units = {unit.lower(): factor for unit, factor in _UNITS.items()}
+    factor = units.get(match[2].lower()) if match else None
+    size = float(match[1]) * factor if match and factor else 0.0
+    if size <= 0:
+        raise ValueError(f"{text!r} is no size; write for example 5GB (units: {', '.join(_UNITS)})")
+    return size
+
+
+def _checked_share(text: str) -> str:
+    _share_of(text)
+    return text
+
+
+def _checked_size(text: str) -> str:
+    _bytes_of(text)
+    return text
+
+
+def _bytes_as_text(value: Any) -> Any:
+    number = isinstance(value, int) and not isinstance(value, bool)
+    return f"{value}B" if number else value
+
+
+class BudgetSpec(SpecModel):
+    """What recording may cost; what was chosen is in the log and in the run's report.
+
+    `steps` and `windows` are recorded whatever they cost in time; nothing is recorded beyond the
+    disk's budget.
+    """
+
+    time: Annotated[str, AfterValidator(_checked_share)] | None = None
+    """Share of the training's time that recording may take, such as "3%": after the first steps,
+    records are so far apart that it stays below. The writer's processor time counts as well."""
+
+    disk: Annotated[str, BeforeValidator(_bytes_as_text), AfterValidator(_checked_size)] | None = (
+        None
+    )
+    """Size that the run's folder may have, such as 5GB. The gaps between records double whenever
+    half of what remained is used, so that a training of any length has records until its end."""
+
+    @property
+    def share(self) -> float | None:
+        """The time's budget as a fraction."""
+        return None if self.time is None else _share_of(self.time)
+
+    @property
+    def bytes(self) -> float | None:
+        """The disk's budget in bytes."""
+        return None if self.disk is None else _bytes_of(self.disk)
