@@ -7,8 +7,10 @@ from collections.abc import Collection
 from typing import TYPE_CHECKING, Any
 
 from comgra_decl.hooks.tree import named_modules
+from comgra_decl.spec.globs import compile_text
 
 if TYPE_CHECKING:
+    from comgra_decl.hooks.beside import Beside
     from comgra_decl.hooks.capture import StepCapture
     from comgra_decl.hooks.plans import ModulePlan, TensorPlan, TopPlan
     from comgra_decl.records import StepInfo
@@ -29,6 +31,7 @@ class Reporter:
         self._told = False
         self._choices: dict[str, str] = {}
         self._said = 0
+        self.beside: Beside | None = None  # knows what is recorded beside modules
 
     def warn(self, message: str) -> None:
         """Logs a warning once and keeps it for the report."""
@@ -47,7 +50,9 @@ class Reporter:
     ) -> dict[str, Any]:
         """Returns the documents that changed with this record (none, for most)."""
         fired = sum(plan.fired for top in tops for plan in top.modules)
-        state = (len(tops), fired, len(capture.refused), len(self._warnings), self._said)
+        beside = None if self.beside is None else self.beside.state
+        refused, warned = len(capture.refused), len(self._warnings)
+        state = (len(tops), fired, beside, refused, warned, self._said)
         if state == self._states.get(info.mode):
             return {}
         self._states[info.mode] = state
@@ -60,7 +65,7 @@ class Reporter:
         entries = {name: self._entry(name, tops) for name in self._entries}
         return {
             "entries": entries,
-            "unmatched": _unmatched(tops),
+            "unmatched": [*_unmatched(tops), *self._unmatched_beside(tops)],
             "never_called": sorted(
                 {p for entry in entries.values() for p in entry["never_called"]}
             ),
@@ -81,12 +86,28 @@ class Reporter:
                 if name in buffer.capture.entries and "buffer" in wanted:
                     slots[buffer.slot.node()] += buffer.slot.id >= 0
         outputs = wanted & {"output", "output_grad", "input", "input_grad"}
+        matched, fired, written = (0, 0, 0) if self.beside is None else self.beside.written(name)
         return {
-            "matched": len(plans),
-            "fired": sum(count > 0 for count in slots.values()),
-            "written": sum(slots.values()),
+            "matched": len(plans) + matched,
+            "fired": sum(count > 0 for count in slots.values()) + fired,
+            "written": sum(slots.values()) + written,
             "never_called": [p.node() for p in plans if outputs and p.can_fire and not p.fired],
         }
+
+    def _unmatched_beside(self, tops: Collection[TopPlan]) -> list[str]:
+        """Returns what is to be said of functions and of annotations that nothing carries."""
+        if self.beside is None:
+            return []
+        heard, models = self.beside.names, [top.selection.unmarked for top in tops]
+        return [
+            *self.beside.unmatched(),
+            *(
+                sentence
+                for pattern, sentence in (models[0] if models else {}).items()
+                if all(pattern in other for other in models)
+                and not any(compile_text(pattern).fullmatch(name) for name in heard)
+            ),
+        ]
 
     def _tell(self, report: dict[str, Any]) -> None:
         for sentence in report["unmatched"]:
@@ -132,6 +153,8 @@ def _unmatched(tops: Collection[TopPlan]) -> list[str]:
     The part of a sentence before its first semicolon names the pattern, the rest what is near it.
     """
     models = [top for top in tops if top.top.parametric] or list(tops)
+    if not models:  # a program of functions and named tensors only
+        return []
     said = [{text.partition(";")[0]: text for text in t.selection.unmatched} for t in models]
     return [text for key, text in said[0].items() if all(key in other for other in said)]
 

@@ -107,6 +107,11 @@ class ModuleTracer:
         return bool(self._handles)
 
     @property
+    def capture(self) -> StepCapture | None:
+        """The record that the call in progress belongs to, None if it is not recorded."""
+        return self._capture
+
+    @property
     def inside(self) -> bool:
         """Whether a module is being called, as far as is known."""
         return self._depth > 0

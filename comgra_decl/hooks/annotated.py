@@ -1,0 +1,139 @@
+"""Records the tensors that the program names with `comgra.node`."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from comgra_decl.hooks.nested import tensors_in
+from comgra_decl.hooks.recorder import TensorRecorder, Wanted
+from comgra_decl.hooks.slots import Slot
+from comgra_decl.hooks.tracer import is_no_step
+from comgra_decl.spec.calls import named_tensor
+
+if TYPE_CHECKING:
+    from comgra_decl.hooks.capture import StepCapture
+    from comgra_decl.hooks.evaluation import EvaluationPhases
+    from comgra_decl.hooks.tracer import ModuleTracer
+    from comgra_decl.spec import Capture, Spec
+
+_FROM_OUTSIDE = ("input", "target")
+"""Kinds of tensors that come as a batch, so that their first dimension tells its size."""
+
+
+class AnnotatedNodes:
+    """Gives each named tensor its node, and reads it into the record it belongs to.
+
+    Several tensors share a node under roles of their own; the same name and role again within a
+    step is a further iteration. What is named while autograd recomputes a checkpoint has been
+    named in the forward pass already, and is passed by.
+
+    Args:
+        spec: what to capture.
+        tracer: knows the models and which record a call belongs to.
+        recorder: reads the tensors.
+        training: the record of training steps.
+        evaluation: the phases of evaluation and their record.
+    """
+
+    def __init__(
+        self,
+        spec: Spec,
+        tracer: ModuleTracer,
+        *,
+        recorder: TensorRecorder,
+        training: StepCapture,
+        evaluation: EvaluationPhases,
+    ) -> None:
+        self._spec = spec
+        self._tracer = tracer
+        self._recorder = recorder
+        self._training = training
+        self._evaluation = evaluation
+        self._captures: dict[str, Capture | None] = {}
+        self._slots: dict[tuple[str, str, int], Slot] = {}
+
+    def record(self, value: Any, name: str, role: str | None, kind: str | None) -> None:
+        """Reads the tensors of a value that the program has just called `name`."""
+        if is_no_step():
+            return
+        capture = self._capture()
+        if capture is None or not capture.open:
+            return
+        how = self._how(name)
+        if how is None:
+            return
+        with torch._C.DisableTorchFunction():
+            self._read(value, (name, role or "output", kind or "computed"), capture, how)
+
+    def _read(
+        self, value: Any, what: tuple[str, str, str], capture: StepCapture, how: Capture
+    ) -> None:
+        name, role, kind = what
+        wanted = Wanted(tensor=how.output, gradient=how.output_grad)
+        graph = self._tracer.provenance if capture.followed else None
+        iteration = capture.count(("annotated", name, role))
+        slot_of = partial(self._slot, name, kind=kind, iteration=iteration)
+        for path, tensor in tensors_in(value):
+            if capture.batch_size is None and kind in _FROM_OUTSIDE and tensor.dim():
+                capture.batch_size = int(tensor.shape[0])
+            self._recorder.read(
+                tensor,
+                role + path,
+                slot_of,
+                capture=capture,
+                how=how,
+                wanted=wanted,
+                graph=graph,
+            )
+
+    def _how(self, name: str) -> Capture | None:
+        if name not in self._captures:
+            self._captures[name] = named_tensor(self._spec, name)
+        return self._captures[name]
+
+    def _slot(self, name: str, role: str, *, kind: str, iteration: int) -> Slot:
+        slot = self._slots.get((name, role, iteration))
+        if slot is None:
+            slot = Slot(lambda: name, role, iteration=iteration, kind=kind)
+            self._slots[name, role, iteration] = slot
+        return slot
+
+    def _capture(self) -> StepCapture | None:
+        """Returns the record a tensor belongs to that is named now."""
+        if self._tracer.inside:
+            return self._tracer.capture
+        if self._trains():
+            return self._training
+        return self._evaluation.capture if self._evaluation.open else None
+
+    def _trains(self) -> bool:
+        """Whether code outside any model is part of the training, by the mode of the models."""
+        tops = [plan.top for plan in self._tracer.called_tops]
+        models = [(top, module) for top in tops if (module := top.module()) is not None]
+        if not models:
+            return True
+        if any(module.training for _, module in models):
+            return True
+        return torch.is_grad_enabled() and not any(top.trained for top, _ in models)
+
+    # -- reporting -----------------------------------------------------------------------------
+
+    @property
+    def names(self) -> list[str]:
+        """The names that were heard until now."""
+        return list(self._captures)
+
+    def written(self, entry: str) -> tuple[int, int, int]:
+        """Returns how many names an entry selects, how many were recorded, and their series."""
+        names = [n for n, how in self._captures.items() if how and entry in how.entries]
+        slots = [slot for (name, _, _), slot in self._slots.items() if name in names]
+        fired = {slot.key.node for slot in slots if slot.id >= 0 or slot.passes}
+        return len(names), len(fired), _series(slots)
+
+
+def _series(slots: Iterable[Slot]) -> int:
+    return sum((slot.id >= 0) + len(slot.passes) for slot in slots)

@@ -1,0 +1,105 @@
+"""Everything that is recorded beside modules: calls of functions, and tensors with names."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+from comgra_decl.hooks.annotated import AnnotatedNodes
+from comgra_decl.hooks.functions import FunctionTracer, wants_calls
+from comgra_decl.hooks.recorder import TensorRecorder
+
+if TYPE_CHECKING:
+    from torch import nn
+
+    from comgra_decl.hooks.capture import StepCapture
+    from comgra_decl.hooks.evaluation import EvaluationPhases
+    from comgra_decl.hooks.tracer import ModuleTracer
+    from comgra_decl.spec import Spec
+
+
+class Beside:
+    """Holds what a spec needs of it: most specs select no function, so nothing is watched.
+
+    Args:
+        spec: what to capture.
+        tracer: knows the models and which record a call belongs to.
+        training: the record of training steps.
+        evaluation: the phases of evaluation and their record.
+        on_fault: called with an exception of our own; the program never sees it.
+    """
+
+    def __init__(
+        self,
+        spec: Spec,
+        tracer: ModuleTracer,
+        *,
+        training: StepCapture,
+        evaluation: EvaluationPhases,
+        on_fault: Callable[[BaseException], None],
+    ) -> None:
+        self._recorder = TensorRecorder(on_fault=on_fault)
+        self._annotated = AnnotatedNodes(
+            spec, tracer, recorder=self._recorder, training=training, evaluation=evaluation
+        )
+        self._functions: FunctionTracer | None = None
+        if wants_calls(spec):
+            self._functions = FunctionTracer(
+                spec, tracer, recorder=self._recorder, training=training, on_fault=on_fault
+            )
+
+    def install(self) -> None:
+        """A step is to be recorded; calling it twice is harmless."""
+        self._recorder.release()
+        if self._functions is not None:
+            self._functions.install()
+
+    def enter(self, module: nn.Module) -> None:
+        """The hooks were put on within the call of an outermost module that begins now."""
+        if self._functions is not None:
+            self._functions.enter(module)
+
+    def before_optimizer(self) -> None:
+        """What an optimizer computes is not recorded."""
+        if self._functions is not None:
+            self._functions.before_optimizer()
+
+    def remove(self) -> None:
+        """Takes every hook off."""
+        self._recorder.release()
+        if self._functions is not None:
+            self._functions.remove()
+
+    def leave_training(self) -> None:
+        """What is called outside any module from now on is no part of the training."""
+        if self._functions is not None:
+            self._functions.leave_training()
+
+    def annotate(self, value: Any, name: str, role: str | None, kind: str | None) -> None:
+        """The program has just called the tensors of a value `name`."""
+        self._annotated.record(value, name, role, kind)
+
+    # -- reporting -----------------------------------------------------------------------------
+
+    @property
+    def state(self) -> tuple[int, int]:
+        """Changes whenever the report would say something else."""
+        fired = 0 if self._functions is None else self._functions.fired
+        return fired, len(self._annotated.names)
+
+    @property
+    def names(self) -> list[str]:
+        """The names of tensors that were heard until now."""
+        return self._annotated.names
+
+    def written(self, entry: str) -> tuple[int, int, int]:
+        """Returns how many nodes an entry matches here, how many fired, and their series."""
+        counts = [self._annotated.written(entry)]
+        if self._functions is not None:
+            counts.append(self._functions.written(entry))
+        matched, fired, written = (sum(column) for column in zip(*counts, strict=True))
+        return matched, fired, written
+
+    def unmatched(self) -> list[str]:
+        """Returns a sentence for every function that does not exist or was never called."""
+        return [] if self._functions is None else list(self._functions.unmatched())

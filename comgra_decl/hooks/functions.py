@@ -1,0 +1,326 @@
+"""Records calls of functions that modules make: softmax inside attention, one of the program's own.
+
+Everything here exists only if the spec selects functions or asks for attention weights, and does
+something only in recorded steps. A torch function mode would change which kernels some layers run
+in evaluation, so it is taken away while these are called; what a layer then computes in one
+native call cannot be seen.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from functools import partial
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import torch
+from torch import nn
+from torch.nn.modules.module import (
+    register_module_forward_hook,
+    register_module_forward_pre_hook,
+)
+
+from comgra_decl.hooks import attention
+from comgra_decl.hooks.lookup import Found, find
+from comgra_decl.hooks.nested import tensors_in
+from comgra_decl.hooks.recorder import TensorRecorder, Wanted
+from comgra_decl.hooks.sites import NOTHING, CallPlan, Inside, Series, Sites
+from comgra_decl.hooks.tracer import is_no_step
+from comgra_decl.hooks.watching import Watching
+from comgra_decl.spec.calls import CallRule, call_rules
+
+if TYPE_CHECKING:
+    from torch.utils.hooks import RemovableHandle
+
+    from comgra_decl.hooks.capture import StepCapture
+    from comgra_decl.hooks.provenance import Provenance
+    from comgra_decl.hooks.tracer import ModuleTracer
+    from comgra_decl.spec import Spec
+
+_NATIVE_IN_EVALUATION = (nn.MultiheadAttention, nn.TransformerEncoder, nn.TransformerEncoderLayer)
+"""Layers that run one native kernel in evaluation, unless a torch function mode is active."""
+
+
+class _Running(NamedTuple):
+    """A module that is being called."""
+
+    module: nn.Module
+    inside: Inside
+    paused: bool  # whether the mode was taken away for it
+
+
+class _Call(NamedTuple):
+    """A call that is being recorded."""
+
+    plan: CallPlan | None
+    attention: Series | None
+    iteration: int
+    capture: StepCapture
+    graph: Provenance | None
+    args: tuple[Any, ...]
+    kwargs: dict[str, Any]
+
+
+def wants_calls(spec: Spec) -> bool:
+    """Returns whether a spec selects functions or asks for attention weights."""
+    entries = spec.nodes.values()
+    return bool(call_rules(spec)) or any(e.attention and e.attention.recompute for e in entries)
+
+
+class FunctionTracer:
+    """Follows which module is running, and records the calls made inside.
+
+    Args:
+        spec: what to capture.
+        tracer: knows the models and which record a call belongs to.
+        recorder: reads the tensors.
+        training: the record of training steps, for calls outside any module.
+        on_fault: called with an exception of our own; the program never sees it.
+    """
+
+    def __init__(
+        self,
+        spec: Spec,
+        tracer: ModuleTracer,
+        *,
+        recorder: TensorRecorder,
+        training: StepCapture,
+        on_fault: Callable[[BaseException], None],
+    ) -> None:
+        self._tracer = tracer
+        self._recorder = recorder
+        self._training = training
+        self._on_fault = on_fault
+        self._samples = spec.samples.count
+        self._most = spec.values.max_elements
+        self._watching = Watching(self)
+        found = [find(rule.function) for rule in call_rules(spec)]
+        names = _one_name_each([*found, find(attention.FUNCTION)])
+        self._attention = names[attention.FUNCTION]
+        self.rules = [replace(r, function=names[r.function]) for r in call_rules(spec)]
+        self._sites = Sites(spec, self.rules)
+        self._anywhere = bool(self._sites.outside.calls)
+        wanted = {rule.function for rule in self.rules}
+        if any(e.attention and e.attention.recompute for e in spec.nodes.values()):
+            wanted.add(self._attention)
+        self._missing: dict[str, Found] = {name: Found(name) for name in sorted(wanted)}
+        self._handles: list[RemovableHandle] = []
+        self._stack: list[_Running] = []
+        self._stepping = False
+
+    # -- attaching -----------------------------------------------------------------------------
+
+    def install(self) -> None:
+        """Begins to follow module calls; calling it twice is harmless."""
+        self._stepping = False
+        if self._handles:
+            return
+        self._stack.clear()
+        self._handles = [
+            register_module_forward_pre_hook(self._before),
+            register_module_forward_hook(self._after, always_call=True),
+        ]
+
+    def enter(self, module: nn.Module) -> None:
+        """The hooks were put on within the call of an outermost module that begins now."""
+        self._before(module, ())
+
+    def remove(self) -> None:
+        """Takes everything off."""
+        for handle in self._handles:
+            handle.remove()
+        self._handles.clear()
+        self._stack.clear()
+        self._watching.stop()
+
+    def leave_training(self) -> None:
+        """What is called outside any module from now on is no part of the training."""
+        if not self._stack:
+            self._watching.stop()
+
+    def before_optimizer(self) -> None:
+        """The optimizer's own arithmetic is nobody's call (a closure's model calls are)."""
+        self._stepping = True
+        self.leave_training()
+
+    # -- following modules ---------------------------------------------------------------------
+
+    def _before(self, module: nn.Module, _args: Any) -> None:
+        if is_no_step():
+            return
+        try:
+            outer = self._stack[-1].inside if self._stack else self._enter()
+            inside, paused = NOTHING, False
+            if self._tracer.capture is not None:
+                tops = () if self._stack else self._tracer.tops.values()
+                inside = outer.nested(self._sites.inside(module, tops))
+                native = not module.training and isinstance(module, _NATIVE_IN_EVALUATION)
+                paused = native and self._watching.pause()
+            self._stack.append(_Running(module, inside, paused))
+        except Exception as error:
+            self._on_fault(error)
+
+    def _enter(self) -> Inside:
+        """A model is called: from now on calls are watched."""
+        if self._tracer.capture is None:
+            self._watching.stop()
+            return NOTHING
+        self._find_missing()
+        self._watching.start(self._tracer.provenance)
+        return NOTHING
+
+    def _find_missing(self) -> None:
+        for name in list(self._missing):
+            found = self._missing[name] = find(name)
+            if not found.problem:
+                del self._missing[name]
+                self._watching.add([found])
+
+    def _after(self, module: nn.Module, _args: Any, _output: Any) -> None:
+        if is_no_step() or not any(running.module is module for running in self._stack):
+            return
+        try:
+            while self._stack:
+                running = self._stack.pop()
+                if running.paused:
+                    self._watching.resume(self._tracer.provenance)
+                if running.module is module:
+                    break
+            outside = self._anywhere and self._training.open and not self._stepping
+            if not self._stack and not (outside and module.training):
+                self._watching.stop()
+        except Exception as error:
+            self._on_fault(error)
+
+    # -- following calls -----------------------------------------------------------------------
+
+    def begins(self, name: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> _Call | None:
+        """A watched function is about to be called; returns what is to be recorded of it."""
+        if is_no_step():
+            return None
+        try:
+            with torch._C.DisableTorchFunction():
+                return self._begin(name, args, kwargs)
+        except Exception as error:
+            self._on_fault(error)
+            return None
+
+    def ended(self, token: _Call, result: Any) -> None:
+        """A watched function has returned."""
+        try:
+            with torch._C.DisableTorchFunction():
+                if token.plan is not None:
+                    self._read(token.plan, token, "output", [("", result)])
+                if token.attention is not None:
+                    self._recompute(token.attention, token)
+        except Exception as error:
+            self._on_fault(error)
+
+    def _begin(self, name: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> _Call | None:
+        inside = self._stack[-1].inside if self._stack else self._sites.outside
+        capture = self._tracer.capture if self._stack else self._training
+        plan = inside.calls.get(name)
+        weights = inside.attention if name == self._attention else None
+        if weights is None and plan is not None and plan.capture.attention is not None:
+            weights = plan if plan.capture.attention.recompute else None
+        if capture is None or not capture.open or (plan is None and weights is None):
+            return None
+        graph = self._tracer.provenance if capture.followed else None
+        iteration = 0 if plan is None else capture.count(plan)
+        call = _Call(plan, weights, iteration, capture, graph, args, kwargs)
+        if plan is not None:
+            plan.fired = True
+            if plan.capture.input or plan.capture.input_grad:
+                self._read(plan, call, "input", list(_arguments(args, kwargs)))
+        return call
+
+    def _read(self, plan: CallPlan, call: _Call, side: str, values: list[tuple[str, Any]]) -> None:
+        how = plan.capture
+        given = side == "input"
+        wanted = Wanted(
+            tensor=how.input if given else how.output,
+            gradient=how.input_grad if given else how.output_grad,
+        )
+        if not any(wanted):
+            return
+        inputs = [] if given else [t for _, t in tensors_in((call.args, call.kwargs))]
+        for at, value in values:
+            for path, tensor in tensors_in(value):
+                self._recorder.read(
+                    tensor,
+                    f"{side}{at}{path}",
+                    partial(plan.slot, iteration=call.iteration),
+                    capture=call.capture,
+                    how=how,
+                    wanted=wanted,
+                    graph=None if given else call.graph,
+                    inputs=inputs,
+                )
+
+    def _recompute(self, series: Series, call: _Call) -> None:
+        """Computes the weights of fused attention again, if they are few enough to keep."""
+        slot = series.slot(attention.ROLE, call.capture.count((series, attention.ROLE)))
+        fused = attention.FusedCall(*call.args, **call.kwargs)
+        number = fused.weights_per_sample
+        if number > self._most:
+            call.capture.refused[f"{slot.node()} {slot.role}"] = (
+                f"{number} weights per sample are more than `values.max_elements`, {self._most}"
+            )
+            return
+        try:
+            weights = attention.recomputed_weights(fused, samples=self._samples)
+        except ValueError as error:
+            call.capture.refused[f"{slot.node()} {slot.role}"] = str(error)
+            return
+        call.capture.add(slot, weights, batch_dim=0, values=True)
+
+    # -- reporting -----------------------------------------------------------------------------
+
+    def written(self, entry: str) -> tuple[int, int, int]:
+        """Returns of how many nodes an entry's calls may be, were, and how many series it wrote."""
+        plans = list(self._sites.of_entry(entry))
+        return len(plans), sum(plan.fired for plan in plans), sum(map(_series, plans))
+
+    @property
+    def fired(self) -> int:
+        """Number of nodes of calls that were made until now."""
+        return sum(plan.fired for plan in self._sites.plans)
+
+    def unmatched(self) -> Iterator[str]:
+        """Yields a sentence for every function that does not exist or was never called."""
+        for rule in self.rules:
+            found = self._missing.get(rule.function)
+            place = f" within {', '.join(map(repr, rule.within))}" if rule.within else ""
+            if found is not None:
+                yield f"comgra.nodes.{rule.entry}.select: {found.problem}"
+            elif not self._was_called(rule):
+                yield (
+                    f"comgra.nodes.{rule.entry}.select: {rule.function!r} was not called{place}; "
+                    "what a native kernel or another function of torch computes inside is not seen"
+                )
+
+    def _was_called(self, rule: CallRule) -> bool:
+        plans = self._sites.of_entry(rule.entry)
+        return any(plan.fired for plan in plans if plan.function == rule.function)
+
+
+def _one_name_each(found: list[Found]) -> dict[str, str]:
+    """Returns for each function's name the first name of the same operation."""
+    names: dict[str, str] = {}
+    for each in found:
+        same = (o.name for o in found if set(o.torch_functions) & set(each.torch_functions))
+        names[each.name] = next(same, each.name)
+    return names
+
+
+def _arguments(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Iterator[tuple[str, Any]]:
+    """Yields (place, argument): the first positional one has none, others "[1]" or ".name"."""
+    for index, value in enumerate(args):
+        yield ("" if index == 0 and isinstance(value, torch.Tensor) else f"[{index}]"), value
+    for name, value in kwargs.items():
+        yield f".{name}", value
+
+
+def _series(plan: CallPlan) -> int:
+    slots = plan.slots.values()
+    return sum((slot.id >= 0) + len(slot.passes) for slot in slots)

@@ -1,0 +1,109 @@
+"""Finds the functions that a spec names, under every name by which a program may call them.
+
+Nothing is imported for it: that would run code of the program before its time. A function in a
+module that is not loaded yet is found later, when a model is called.
+"""
+
+from __future__ import annotations
+
+import inspect
+import sys
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import torch
+from torch.nn import functional
+
+from comgra_decl.errors import did_you_mean
+
+_FAMILY = (torch, torch.Tensor, functional, torch.special)
+"""Where a name means one operation, as a function and as a method of tensors."""
+
+
+@dataclass(frozen=True)
+class Found:
+    """A function under all its names.
+
+    Attributes:
+        name: as the spec has it.
+        torch_functions: what a torch function mode sees when it is called.
+        places: (module or class, attribute) that hold it, to be watched there.
+        problem: why there is no such function, else "".
+    """
+
+    name: str
+    torch_functions: tuple[Callable[..., Any], ...] = ()
+    places: tuple[tuple[Any, str], ...] = field(default=())
+    problem: str = ""
+
+
+def find(name: str) -> Found:
+    """Returns the function of a full dotted name; its `problem` says why there is none."""
+    owner, rest, where = _loaded(name)
+    for attribute in rest[:-1]:
+        known, owner = owner, getattr(owner, attribute, None)
+        if owner is None:
+            return _missing(name, attribute, where, dir(known))
+        where = f"{where}.{attribute}"
+    last = rest[-1]
+    function = getattr(owner, last, None)
+    if function is None:
+        near = dir(owner) if owner is not None else [m for m in sys.modules if "._" not in m]
+        return _missing(name, last if owner is not None else name, where, near)
+    if isinstance(function, type):
+        return Found(
+            name, problem=f"{name!r} is a class; select modules of it by {{class: {last}}}"
+        )
+    if not callable(function):
+        return Found(name, problem=f"{name!r} is no function")
+    if name.startswith("torch."):
+        return _torch_function(name, owner, last, function)
+    return Found(name, places=tuple(_places(owner, last, function)))
+
+
+def _loaded(name: str) -> tuple[Any, list[str], str]:
+    """Returns the innermost loaded module of a dotted name, and the rest of the name."""
+    parts = name.split(".")
+    for length in range(len(parts) - 1, 0, -1):
+        module = sys.modules.get(".".join(parts[:length]))
+        if module is not None:
+            return module, parts[length:], ".".join(parts[:length])
+    main = sys.modules.get("__main__")
+    if main is not None and Path(str(getattr(main, "__file__", "") or "")).stem == parts[0]:
+        return main, parts[1:], parts[0]  # the script that is running, by the name of its file
+    return None, parts[-1:], ""
+
+
+def _missing(name: str, attribute: str, where: str, names: list[str]) -> Found:
+    public = [n for n in names if not n.startswith("_")]
+    near = did_you_mean(attribute, public)
+    place = f"{where!r} has no {attribute!r}" if where else "no module of that name is loaded"
+    return Found(name, problem=f"there is no function {name!r}: {place}{near}")
+
+
+def _torch_function(name: str, owner: Any, last: str, function: Callable[..., Any]) -> Found:
+    functions = {function}
+    places: list[tuple[Any, str]] = []
+    if any(owner is member for member in _FAMILY):
+        for attribute in (last, f"{last}_"):
+            functions |= {getattr(m, attribute) for m in _FAMILY if hasattr(m, attribute)}
+        # Within `torch.nn.functional` one function calls another unseen by any mode: the attention
+        # of `nn.MultiheadAttention` calls `softmax` so.
+        if hasattr(functional, last):
+            places.append((functional, last))
+    return Found(name, tuple(f for f in functions if callable(f)), tuple(places))
+
+
+def _places(owner: Any, attribute: str, function: Any) -> Iterator[tuple[Any, str]]:
+    """Yields where the function is held: `from layers import attend` makes another place."""
+    yield owner, attribute
+    if inspect.isclass(owner):
+        return
+    for module in list(sys.modules.values()):
+        if not isinstance(module, ModuleType) or module is owner:
+            continue
+        names = [key for key, value in list(vars(module).items()) if value is function]
+        yield from ((module, key) for key in names)

@@ -1,0 +1,175 @@
+"""Reads tensors and their gradients into slots, for whatever is not the output of a module."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from functools import partial
+from typing import TYPE_CHECKING, NamedTuple
+
+import torch
+
+from comgra_decl.hooks.gradients import gradient_slot
+from comgra_decl.hooks.splitting import Part, take_apart
+from comgra_decl.stats.quiet import is_functorch_wrapped
+
+if TYPE_CHECKING:
+    from torch.utils.hooks import RemovableHandle
+
+    from comgra_decl.hooks.capture import StepCapture
+    from comgra_decl.hooks.provenance import Provenance
+    from comgra_decl.hooks.slots import Slot
+    from comgra_decl.spec import Capture
+
+SlotOf = Callable[[str], "Slot"]
+"""Gives the slot of a role, of one node and iteration."""
+
+
+class Wanted(NamedTuple):
+    """What to read of a tensor: itself, its gradient."""
+
+    tensor: bool
+    gradient: bool
+
+
+class TensorRecorder:
+    """Reads tensors the moment they are shown, and their gradients when backward reaches them.
+
+    Args:
+        on_fault: called with an exception of our own in backward; the program never sees it.
+    """
+
+    def __init__(self, *, on_fault: Callable[[BaseException], None]) -> None:
+        self._on_fault = on_fault
+        self._leaf_hooks: list[RemovableHandle] = []
+
+    def release(self) -> None:
+        """Takes the hooks off leaves, which outlive their step; those of others die with it."""
+        for handle in self._leaf_hooks:
+            handle.remove()
+        self._leaf_hooks.clear()
+
+    def read(
+        self,
+        tensor: torch.Tensor,
+        role: str,
+        slot_of: SlotOf,
+        *,
+        capture: StepCapture,
+        how: Capture,
+        wanted: Wanted,
+        graph: Provenance | None = None,
+        inputs: Iterable[torch.Tensor] = (),
+    ) -> None:
+        """Reads one tensor, its parts if `how` splits it, and arranges for their gradients.
+
+        Torch function modes must be off. `graph` is told of the tensor; `inputs` are what it was
+        computed from, where nobody saw how.
+        """
+        slot = slot_of(role)
+        dim = capture.batch_dim(tensor, how.batch_dim)
+        if wanted.tensor:
+            if capture.add(slot, tensor, batch_dim=dim, values=how.values) is None:
+                return
+        elif is_functorch_wrapped(tensor):
+            return
+        if graph is not None:
+            graph.trace(slot, tensor, inputs)
+        if wanted.gradient and tensor.requires_grad:
+            self.watch(slot, tensor, capture, batch_dim=dim, values=how.values)
+        if how.split is not None:
+            self.read_parts(
+                tensor, role, slot_of, capture=capture, how=how, wanted=wanted, batch_dim=dim
+            )
+
+    def watch(
+        self,
+        slot: Slot,
+        tensor: torch.Tensor,
+        capture: StepCapture,
+        *,
+        batch_dim: int | str | None,
+        values: bool,
+    ) -> None:
+        """Records every gradient that reaches `tensor` in this step, each as a pass of its own."""
+        dim = capture.batch_dim(tensor, batch_dim)
+        hook = partial(self._on_gradient, capture, capture.epoch, slot, values, dim)
+        self._hook(tensor, hook)
+
+    def read_parts(
+        self,
+        tensor: torch.Tensor,
+        role: str,
+        slot_of: SlotOf,
+        *,
+        capture: StepCapture,
+        how: Capture,
+        wanted: Wanted,
+        batch_dim: int | None,
+    ) -> None:
+        """Reads only the parts that `how` splits a tensor into, and their gradients."""
+        parts = self._parts(tensor, slot_of(role), capture, how, batch_dim)
+        slots = [slot_of(f"{role}.{part.label}") for part in parts]
+        if wanted.tensor:
+            for part, slot in zip(parts, slots, strict=True):
+                capture.add(slot, part.tensor, batch_dim=part.batch_dim, values=how.values)
+        if wanted.gradient and tensor.requires_grad and parts:
+            args = (capture, capture.epoch, slots, how, batch_dim)
+            self._hook(tensor, partial(self._on_split_gradient, *args))
+
+    def _parts(
+        self,
+        tensor: torch.Tensor,
+        slot: Slot,
+        capture: StepCapture,
+        how: Capture,
+        batch_dim: int | None,
+    ) -> list[Part]:
+        assert how.split is not None
+        try:
+            return take_apart(tensor, how.split, batch_dim=batch_dim)
+        except ValueError as error:
+            name = f"{slot.node()} {slot.role}, taken apart by {how.split.name!r},"
+            capture.refused[name] = str(error)
+            return []
+
+    def _hook(self, tensor: torch.Tensor, hook: Callable[[torch.Tensor], None]) -> None:
+        handle = tensor.register_hook(hook)
+        if tensor.is_leaf:
+            self._leaf_hooks.append(handle)
+
+    def _on_gradient(
+        self,
+        capture: StepCapture,
+        epoch: int,
+        slot: Slot,
+        values: bool,
+        batch_dim: int | None,
+        gradient: torch.Tensor,
+    ) -> None:
+        if capture.epoch != epoch or not capture.open:
+            return
+        try:
+            pass_ = gradient_slot(capture, slot)
+            capture.add(pass_, gradient, batch_dim=batch_dim, values=values)
+        except Exception as error:
+            self._on_fault(error)
+
+    def _on_split_gradient(
+        self,
+        capture: StepCapture,
+        epoch: int,
+        slots: list[Slot],
+        how: Capture,
+        batch_dim: int | None,
+        gradient: torch.Tensor,
+    ) -> None:
+        if capture.epoch != epoch or not capture.open:
+            return
+        try:
+            assert how.split is not None
+            parts = take_apart(gradient, how.split, batch_dim=batch_dim)
+            for slot, part in zip(slots, parts, strict=True):
+                pass_ = gradient_slot(capture, slot)
+                capture.add(pass_, part.tensor, batch_dim=part.batch_dim, values=how.values)
+        except Exception as error:
+            self._on_fault(error)

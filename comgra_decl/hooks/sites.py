@@ -1,0 +1,134 @@
+"""Where calls of functions are recorded: which modules they are made inside, and their nodes."""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Callable, Iterable, Iterator
+from typing import TYPE_CHECKING, NamedTuple, Protocol
+
+from torch import nn
+
+from comgra_decl.hooks.plans import ModulePlan, TopPlan, facts_of
+from comgra_decl.hooks.slots import Slot
+from comgra_decl.hooks.tree import named_modules
+from comgra_decl.spec.calls import CallRule, calls_inside, calls_outside
+
+if TYPE_CHECKING:
+    from comgra_decl.spec import Capture, Spec
+
+
+class Series(Protocol):
+    """Something with tensors that are recorded under roles and iterations."""
+
+    capture: Capture
+
+    def slot(self, role: str, iteration: int) -> Slot:
+        """Returns the slot of a tensor at the `iteration`-th call of a step."""
+
+
+class CallPlan:
+    """Calls of one function inside one module: a node."""
+
+    def __init__(self, node: Callable[[], str], function: str, capture: Capture) -> None:
+        self.node = node
+        self.function = function
+        self.capture = capture
+        self.fired = False
+        self.slots: dict[tuple[str, int], Slot] = {}
+
+    def slot(self, role: str, iteration: int) -> Slot:
+        """Returns the slot of a tensor at the `iteration`-th call of a step."""
+        slot = self.slots.get((role, iteration))
+        if slot is None:
+            slot = self.slots[role, iteration] = Slot(
+                self.node, role, iteration=iteration, module_class=self.function
+            )
+        return slot
+
+
+class Inside(NamedTuple):
+    """What is recorded inside a module: calls by function, weights of fused attention."""
+
+    calls: dict[str, CallPlan]
+    attention: Series | None
+
+    def nested(self, inner: Inside | None) -> Inside:
+        """Returns what is recorded inside a module within this one."""
+        if inner is None:
+            return self
+        return Inside({**self.calls, **inner.calls}, inner.attention or self.attention)
+
+
+NOTHING = Inside({}, None)
+
+
+class Sites:
+    """Knows what is recorded inside which module.
+
+    Args:
+        spec: what to capture.
+        rules: the functions that the spec selects, by the names under which they are watched.
+    """
+
+    def __init__(self, spec: Spec, rules: Iterable[CallRule]) -> None:
+        self._spec = spec
+        self._rules = list(rules)
+        self._labels = {rule.function: rule.function.rpartition(".")[2] for rule in self._rules}
+        self._tops: dict[int, weakref.ref[TopPlan]] = {}
+        self._sites: dict[int, tuple[weakref.ref[nn.Module], Inside]] = {}
+        self.plans: list[CallPlan] = []
+        self.outside = Inside(
+            {
+                function: self._plan(function, capture, lambda f=function: self._labels[f])  # type: ignore[misc]
+                for function, capture in calls_outside(spec, self._rules).items()
+            },
+            None,
+        )
+
+    def inside(self, module: nn.Module, tops: Iterable[TopPlan]) -> Inside | None:
+        """Returns what is recorded inside a module of one of the models, None for nothing."""
+        for top in tops:
+            known = self._tops.get(id(top))
+            if known is None or known() is not top:
+                self._tops[id(top)] = weakref.ref(top)
+                self._adopt(top)
+        site = self._sites.get(id(module))
+        return site[1] if site is not None and site[0]() is module else None
+
+    def _adopt(self, top: TopPlan) -> None:
+        """Finds the places of a model at its first call."""
+        root = top.top.module()
+        if root is None:
+            return
+        named = list(named_modules(root))
+        paths = {path for path, _ in named}
+        attention = {plan.path: plan for plan in top.modules if _recomputes(plan)}
+        for path, module in named:
+            captures = calls_inside(self._spec, self._rules, facts_of(path, module))
+            calls = {
+                function: self._plan(function, capture, self._node(top, path, function, paths))
+                for function, capture in captures.items()
+            }
+            if calls or path in attention:
+                inside = Inside(calls, attention.get(path))
+                self._sites[id(module)] = (weakref.ref(module), inside)
+
+    def _node(self, plan: TopPlan, path: str, function: str, paths: set[str]) -> Callable[[], str]:
+        """Returns the name of calls inside a module; a module of that name keeps it for itself."""
+        label = self._labels[function]
+        if f"{path}.{label}".lstrip(".") in paths:
+            label += "()"
+        return lambda: f"{plan.top.node(path)}.{label}"
+
+    def _plan(self, function: str, capture: Capture, node: Callable[[], str]) -> CallPlan:
+        plan = CallPlan(node, function, capture)
+        self.plans.append(plan)
+        return plan
+
+    def of_entry(self, entry: str) -> Iterator[CallPlan]:
+        """Yields the plans that an entry of the spec takes part in."""
+        return (plan for plan in self.plans if entry in plan.capture.entries)
+
+
+def _recomputes(plan: ModulePlan) -> bool:
+    return plan.capture.attention is not None and plan.capture.attention.recompute

@@ -1,0 +1,175 @@
+"""Sees calls of given functions: by a torch function mode, and where the functions are held.
+
+The mode sees torch's own functions however the program came by them. It does not see what a
+function of `torch.nn.functional` calls inside, nor functions of the program: those are replaced,
+in the modules that hold them, by a wrapper around them.
+"""
+
+from __future__ import annotations
+
+import functools
+import threading
+from collections.abc import Callable, Iterable
+from typing import Any, Protocol
+
+from torch.overrides import TorchFunctionMode
+
+from comgra_decl.hooks import modes
+from comgra_decl.hooks.lookup import Found
+
+_ABSENT = object()
+
+
+class Listener(Protocol):
+    """Hears of calls; never raises."""
+
+    def begins(self, name: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """A function is about to be called; returns what `ended` is to be given, or None."""
+
+    def ended(self, token: Any, result: Any) -> None:
+        """The call for which `begins` returned a token has returned."""
+
+
+class Watching:
+    """Tells a listener of every call of the functions found, while it is on.
+
+    One call is told once, however many of its names it passes through.
+
+    Args:
+        listener: whom to tell; functions go by the name under which they were found.
+    """
+
+    def __init__(self, listener: Listener) -> None:
+        self._listener = listener
+        self._places: list[_Place] = []
+        self._running: list[str] = []
+        self._thread = 0
+        self._mode = _Mode(self.call)
+        self.on = False
+
+    def add(self, found: Iterable[Found]) -> None:
+        """Watches further functions, from the next `start` on."""
+        for each in found:
+            self._mode.names.update(dict.fromkeys(each.torch_functions, each.name))
+            self._places += [_Place(*place, each.name, self.call) for place in each.places]
+
+    def start(self, below: TorchFunctionMode | None) -> None:
+        """Begins to watch, above the mode `below`; calling it twice is harmless."""
+        self.on, self._thread = True, threading.get_ident()
+        self._running.clear()
+        for place in self._places:
+            place.apply()
+        self.resume(below)
+
+    def stop(self) -> None:
+        """Ends watching; calling it twice is harmless."""
+        if self.on:
+            self.on = False
+            self.pause()
+            for place in self._places:
+                place.restore()
+
+    def pause(self) -> bool:
+        """Takes the mode away, but leaves the wrappers; returns whether it was there."""
+        active = modes.is_active(self._mode)
+        if active:
+            modes.remove(self._mode)
+        return active
+
+    def resume(self, below: TorchFunctionMode | None) -> None:
+        """Puts the mode in its place: below the program's own modes, above ours that follows.
+
+        Of two modes the upper one hears of a result last: what is recorded then is known to the
+        graph that the lower one follows.
+        """
+        if not self._mode.names or modes.is_active(self._mode):
+            return
+        modes.insert_at_bottom(self._mode)
+        if below is not None and modes.is_active(below):
+            modes.remove(below)
+            modes.insert_at_bottom(below)
+
+    def call(
+        self,
+        name: str,
+        function: Callable[..., Any],
+        args: tuple[Any, ...],
+        kwargs: dict[str, Any],
+    ) -> Any:
+        """Calls the function and tells of it, unless that is being done already."""
+        known = not self.on or name in self._running or threading.get_ident() != self._thread
+        token = None if known else self._listener.begins(name, args, kwargs)
+        if token is None:
+            return function(*args, **kwargs)
+        self._running.append(name)
+        try:
+            result = function(*args, **kwargs)
+        finally:
+            self._running.remove(name)
+        self._listener.ended(token, result)
+        return result
+
+
+class _Mode(TorchFunctionMode):
+    """Hands the calls of known functions to `call`."""
+
+    def __init__(self, call: Callable[..., Any]) -> None:
+        super().__init__()
+        self._call = call
+        self.names: dict[Callable[..., Any], str] = {}
+
+    def __torch_function__(
+        self,
+        func: Callable[..., Any],
+        types: Iterable[type],
+        args: tuple[Any, ...] = (),
+        kwargs: dict[str, Any] | None = None,
+    ) -> Any:
+        name = self.names.get(func)
+        if name is None:
+            return func(*args, **(kwargs or {}))
+        return self._call(name, func, args, kwargs or {})
+
+
+class _Place:
+    """An attribute of a module or class that holds a function, wrapped for a while."""
+
+    def __init__(self, owner: Any, attribute: str, name: str, call: Callable[..., Any]) -> None:
+        self._owner = owner
+        self._attribute = attribute
+        self._name = name
+        self._call = call
+        self._before: Any = None
+        self._wrapper: Any = None
+
+    def apply(self) -> None:
+        """Puts the wrapper in place; calling it twice is harmless."""
+        if self._wrapper is not None:
+            return
+        self._before = vars(self._owner).get(self._attribute, _ABSENT)
+        function = self._before
+        if isinstance(function, (staticmethod, classmethod)):
+            self._wrapper = type(function)(self._wrapped(function.__func__))
+        else:
+            self._wrapper = self._wrapped(getattr(self._owner, self._attribute))
+        setattr(self._owner, self._attribute, self._wrapper)
+
+    def restore(self) -> None:
+        """Puts back what was there, unless somebody else has replaced it since."""
+        if self._wrapper is None:
+            return
+        ours = vars(self._owner).get(self._attribute) is self._wrapper
+        if ours and self._before is _ABSENT:
+            delattr(self._owner, self._attribute)
+        elif ours:
+            setattr(self._owner, self._attribute, self._before)
+        self._wrapper = None
+
+    def _wrapped(self, function: Callable[..., Any]) -> Callable[..., Any]:
+        name, call = self._name, self._call
+
+        @functools.wraps(function)
+        def watched(*args: Any, **kwargs: Any) -> Any:
+            return call(name, function, args, kwargs)
+
+        return watched
