@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from comgra_decl.keep.look import Look, Names
 from comgra_decl.keep.ring import Entry, Ring
 from comgra_decl.keep.triggers import Function, Nonfinite, Quantile, Spike, Trigger
-from comgra_decl.records import RawStep, SlotInfo, StepBatch, Structure
+from comgra_decl.records import Note, RawStep, SlotInfo, StepBatch, StepInfo, Structure
 from comgra_decl.spec.keep import FunctionTrigger, KeepSpec, QuantileTrigger, SpikeTrigger
 
 if TYPE_CHECKING:
@@ -67,7 +67,8 @@ class Keeper:
         spec: what makes a step worth keeping.
         finalise: makes of raw steps what is stored.
         look: the same with nothing but `statistics`, for triggers to look at.
-        statistics: names of all statistics, in stored order; `needed` are those that `look` gives.
+        statistics: names of all statistics, in stored order.
+        note: told when a trigger fires, in words for the run's notes.
     """
 
     def __init__(
@@ -77,8 +78,10 @@ class Keeper:
         finalise: Finalise,
         look: Callable[[list[RawStep], tuple[str, ...]], list[StepBatch]],
         statistics: tuple[str, ...],
+        note: Callable[[Note], None] = lambda _: None,
     ) -> None:
         self._spec = spec
+        self._note = note
         self._finalise, self._look = finalise, look
         self._triggers = [_trigger(trigger) for trigger in spec.when]
         self._statistics = _needed(self._triggers, statistics)
@@ -90,6 +93,7 @@ class Keeper:
         self._fired = [{"fired": 0, "first": None, "last": None} for _ in self._triggers]
         self._taken = self._stored = self._kept = self._given_up = 0
         self._exhausted_at: int | None = None
+        self._ranges: list[list[int]] = []  # first and last of the steps that were kept
 
     def __call__(self, steps: list[RawStep]) -> list[StepBatch]:
         """Takes the next steps; returns what is stored now."""
@@ -128,18 +132,19 @@ class Keeper:
             for number, trigger in enumerate(self._triggers):
                 for i, reason in sorted(trigger.look(look).items()):
                     reasons[start + i].append(reason)
-                    self._count(number, batch.steps[i].step)
+                    self._count(number, batch.steps[i], reason)
             start += len(batch.steps)
         return reasons
 
-    def _count(self, trigger: int, step: int) -> None:
-        fired = self._fired[trigger]
+    def _count(self, trigger: int, info: StepInfo, reason: str) -> None:
+        fired, step = self._fired[trigger], info.step
         if fired["first"] is None:
             name = self._triggers[trigger].name
             _log.info("comgra.keep: %s fired for the first time, at step %d", name, step)
             fired["first"] = step
         fired["fired"] = (fired["fired"] or 0) + 1
         fired["last"] = step
+        self._note(Note(step, info.type, info.time, f"kept for {reason}"))
 
     def _push(self, steps: list[RawStep], reasons: list[list[str]]) -> list[Entry[_Payload]]:
         stored: list[Entry[_Payload]] = []
@@ -192,6 +197,9 @@ class Keeper:
             batches += self._finalise(raw) if raw else [_part(places)]
         self._stored += len(entries)
         self._kept += sum(not entry.scheduled for entry in entries)
+        for entry in entries:
+            if entry.reasons:
+                _extend(self._ranges, entry.step)
         if batches:
             self._attach(batches[0], changed=any(entry.reasons for entry in entries))
         return batches
@@ -211,12 +219,20 @@ class Keeper:
             "stored": self._stored,
             "kept": self._kept,
             "given_up": self._given_up,
+            "steps": [list(span) for span in self._ranges],
             "exhausted_at": self._exhausted_at,
             "triggers": [
                 {**self._fired[number], "name": trigger.name, "trouble": trigger.trouble}
                 for number, trigger in enumerate(self._triggers)
             ],
         }
+
+
+def _extend(ranges: list[list[int]], step: int) -> None:
+    if ranges and step <= ranges[-1][1] + 1:
+        ranges[-1][1] = max(ranges[-1][1], step)
+    else:
+        ranges.append([step, step])
 
 
 def _origin(entry: Entry[_Payload]) -> int:

@@ -9,7 +9,9 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from comgra_decl.records import Raw, RawStep, StepBatch
+import numpy as np
+
+from comgra_decl.records import Note, Raw, RawStep, Said, StepBatch
 
 if TYPE_CHECKING:
     from comgra_decl.hooks import HookManager
@@ -37,6 +39,7 @@ class Session:
         self._hooks: HookManager | None = None
         self._writer: WriterThread | None = None
         self._keeper: Keeper | None = None
+        self._say: Callable[[Said], None] = lambda _: None
         self._pid = os.getpid()
         self.path: Path | None = None
 
@@ -62,7 +65,13 @@ class Session:
             on_error=self._store_failed,
             flush=self._new_keeper(),
         )
-        self._hooks = HookManager(self._spec, self._writer.put, on_fault=self._tracing_failed)
+        self._say = self._writer.say
+        self._hooks = HookManager(
+            self._spec,
+            self._writer.put,
+            on_fault=self._tracing_failed,
+            scalars=self._writer.put_said,
+        )
         self._hooks.attach()
         atexit.register(self.finish)
         _log.info("recording to %s", self.path)
@@ -111,8 +120,14 @@ class Session:
             finalise=self._finalise,
             look=self._look,
             statistics=self._statistics,
+            note=self._note,
         )
         return self._keeper.close
+
+    def _note(self, note: Note) -> None:
+        """Writes down what the writer thread found."""
+        nothing = np.empty(0)
+        self._say(Said(nothing.astype(np.int64), nothing, [], [], [note]))
 
     def _transform(self, steps: list[RawStep]) -> list[StepBatch]:
         """Turns raw sums into what is stored, on the writer thread."""

@@ -17,7 +17,7 @@ from comgra_decl.store import Reader
 from . import distributions, graphs, statistics
 from .display import table_html
 from .snapshot import Snapshot
-from .tables import FINDING_COLUMNS, NOTE_COLUMNS, empty_table
+from .tables import FINDING_COLUMNS, empty_table
 
 if TYPE_CHECKING:
     from comgra_decl.spec import Spec
@@ -30,8 +30,8 @@ class Run:
     Safe to use from several threads.
 
     Many methods take the same arguments: `node`, `role`, `pass_` and `iteration` name the slot,
-    see `slots`; `type_` chooses the records by type of execution, where None means those in train
-    mode (all records, if none is); `over_batch` is how per-sample statistics were aggregated over
+    see `slots`; `type_` chooses the records by type of execution (or by tag), where None means
+    those in train mode (all records, if none is); `over_batch` is how per-sample statistics were aggregated over
     the batch: "mean", "std" or "abs_max". In every table NaN means that nothing was recorded; a
     tensor that held NaN or infinities has a `nonfinite` above 0.
     """
@@ -108,7 +108,10 @@ class Run:
 
     @property
     def records(self) -> pd.DataFrame:
-        """All records: step, type, mode, time, structure, batch_size, cost (seconds)."""
+        """All records: step, type, mode, time, structure, batch_size, cost (seconds), kept.
+
+        `kept` says why a trigger of the spec's `keep` made a record be kept, None if none did.
+        """
         return self._snapshot.records_table.copy()
 
     @property
@@ -123,6 +126,11 @@ class Run:
     def types(self) -> list[str]:
         """Types of execution, in order of first appearance."""
         return list(self._snapshot.types)
+
+    @property
+    def tags(self) -> list[str]:
+        """Labels that records have beside their type, in order of first appearance."""
+        return list(self._snapshot.tags)
 
     @property
     def nodes(self) -> list[str]:
@@ -145,12 +153,16 @@ class Run:
         return self._reader.meta.sample_count
 
     def kpis(self) -> pd.DataFrame:
-        """Returns the recorded KPIs: step, type, name, value; one line per value."""
+        """Returns the numbers of all steps: step, type, name, value; one line per value.
+
+        Losses ("loss", "loss[1]", ...) and what `comgra.kpi` was told, also of steps that are no
+        records.
+        """
         return self._snapshot.kpis_table.copy()
 
     def notes(self) -> pd.DataFrame:
-        """Returns the notes of the run: step, type, time, text."""
-        return empty_table(NOTE_COLUMNS)
+        """Returns the notes of the run, in order: step, type, time (unix seconds), text."""
+        return self._snapshot.notes_table.copy()
 
     def findings(self) -> pd.DataFrame:
         """Returns what the rules found, best first."""

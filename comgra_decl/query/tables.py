@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import json
+from typing import Any
+
 import numpy as np
 import pandas as pd
 from numpy.typing import NDArray
@@ -10,7 +13,8 @@ from comgra_decl.store.dense import MISSING
 from comgra_decl.store.layout import SYSTEM_COLUMNS, RecordColumn
 from comgra_decl.store.view import View
 
-NOTE_COLUMNS = ("step", "type", "time", "text")
+from .kept import kept_reasons
+
 FINDING_COLUMNS = (
     "rule",
     "severity",
@@ -35,9 +39,23 @@ def records_table(view: View) -> pd.DataFrame:
             "structure": _decoded(facts[:, RecordColumn.STRUCTURE], view.names("structure")),
             "batch_size": _counts(facts[:, RecordColumn.BATCH_SIZE]),
             "cost": facts[:, RecordColumn.COST],
+            "kept": kept_reasons(view),
+            "tags": tags_by_code(view)[facts[:, RecordColumn.TAGS].astype(np.int64)],
         },
         index=pd.RangeIndex(len(facts), name="record"),
     )
+
+
+def tags_by_code(view: View) -> NDArray[np.object_]:
+    """Returns the labels that records have beside their type, a tuple for each code."""
+    listed: list[tuple[str, ...]] = [(), *map(_tags, view.names("tags"))]
+    tags = np.empty(len(listed), object)
+    tags[:] = listed
+    return tags
+
+
+def _tags(text: str) -> tuple[str, ...]:
+    return tuple(map(str, json.loads(text)))
 
 
 def slots_table(view: View) -> pd.DataFrame:
@@ -61,7 +79,45 @@ def slots_table(view: View) -> pd.DataFrame:
 
 
 def kpis_table(view: View) -> pd.DataFrame:
-    """Returns one line per recorded KPI value, in order of record, then of first appearance."""
+    """Returns one line per number, in the order in which they were said.
+
+    Numbers that belong to a record come after those of all steps, unless these tell the same.
+    """
+    scalars, recorded = _scalars_table(view), _recorded_kpis_table(view)
+    if recorded.empty or scalars.empty:
+        return recorded if scalars.empty else scalars
+    told = set(zip(scalars["name"], scalars["type"], strict=True))
+    pairs = zip(recorded["name"], recorded["type"], strict=True)
+    news = np.array([pair not in told for pair in pairs])
+    return pd.concat([scalars, recorded[news]], ignore_index=True)
+
+
+def notes_table(view: View) -> pd.DataFrame:
+    """Returns one line per note, in order."""
+    notes = view.notes
+    return pd.DataFrame(
+        {
+            "step": np.array([note.step for note in notes], np.int64),
+            "type": np.array([note.type for note in notes], object),
+            "time": np.array([note.time for note in notes], np.float64),
+            "text": np.array([note.text for note in notes], object),
+        }
+    )
+
+
+def _scalars_table(view: View) -> pd.DataFrame:
+    scalars = view.scalars
+    return pd.DataFrame(
+        {
+            "step": scalars["step"].astype(np.int64),
+            "type": _decoded(scalars["type"], view.names("scalar_type")),
+            "name": _decoded(scalars["name"], view.names("scalar")),
+            "value": scalars["value"].astype(np.float64),
+        }
+    )
+
+
+def _recorded_kpis_table(view: View) -> pd.DataFrame:
     names = view.names("kpi")
     columns = [view.series("kpi", SYSTEM_COLUMNS + code) for code in range(len(names))]
     values = np.stack(columns, axis=1) if columns else np.empty((view.n, 0))
@@ -86,7 +142,7 @@ def empty_table(columns: tuple[str, ...]) -> pd.DataFrame:
     return pd.DataFrame({name: pd.Series(dtype=object) for name in columns})
 
 
-def _decoded(codes: NDArray[np.float64], names: list[str]) -> NDArray[np.object_]:
+def _decoded(codes: NDArray[Any], names: list[str]) -> NDArray[np.object_]:
     lookup = np.array([*names, None], dtype=object)  # code -1: the last, None
     decoded: NDArray[np.object_] = lookup[codes.astype(np.int64)]
     return decoded

@@ -115,6 +115,11 @@ class WriterThread:
             self._waiting_said.append(said)
             self._bytes += size
 
+    def say(self, said: Said) -> None:
+        """Adds what `transform` itself has to say; on the thread, which must not wait for room."""
+        self._said.append(said)
+        self._release(-said.nbytes)
+
     def close(self, timeout: float | None = None) -> None:
         """Commits what is waiting, marks the run as finished and ends the thread.
 

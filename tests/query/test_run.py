@@ -46,7 +46,7 @@ def test_the_table_of_records(run: Run, fake: FakeRun) -> None:
     records = run.records
     assert records.index.name == "record"
     assert list(records.columns) == [
-        "step", "type", "mode", "time", "structure", "batch_size", "cost"
+        "step", "type", "mode", "time", "structure", "batch_size", "cost", "kept"
     ]  # fmt: skip
     evals = records[records["type"] == "eval"]
     assert evals["step"].tolist() == [10, 20]
@@ -55,6 +55,7 @@ def test_the_table_of_records(run: Run, fake: FakeRun) -> None:
     assert records["structure"].iloc[0] == fake.structures[0].hash
     assert records["structure"].iloc[-1] == fake.structures[1].hash
     assert records["time"].is_monotonic_increasing
+    assert records["kept"].isna().all()
 
 
 def test_the_table_of_slots(run: Run, fake: FakeRun) -> None:
