@@ -117,11 +117,14 @@ def _frames() -> Iterator[FrameType]:
 
 
 def _variable(frame: FrameType, tensors: tuple[torch.Tensor, ...]) -> str | None:
-    optimized = bool(frame.f_code.co_flags & inspect.CO_OPTIMIZED)
-    if optimized and sys.gettrace() is not None:
-        return None  # a debugger writes the dict below back into its frame
     variables = frame.f_locals
     found = [n for n, value in variables.items() if any(value is tensor for tensor in tensors)]
-    if optimized and sys.version_info < (3, 13):
-        variables.clear()  # a copy that the frame keeps: it would keep the step's tensors alive
+    if _is_copy(frame):
+        variables.clear()  # the frame keeps it, and so the tensors of this step
     return found[0] if found else None
+
+
+def _is_copy(frame: FrameType) -> bool:
+    """Whether the variables of a frame are a dict of its own, which nobody writes back."""
+    optimized = bool(frame.f_code.co_flags & inspect.CO_OPTIMIZED)
+    return optimized and sys.version_info < (3, 13) and sys.gettrace() is None
