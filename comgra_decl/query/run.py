@@ -31,9 +31,9 @@ class Run:
 
     Many methods take the same arguments: `node`, `role`, `pass_` and `iteration` name the slot,
     see `slots`; `type_` chooses the records by type of execution (or by tag), where None means
-    those in train mode (all records, if none is); `over_batch` is how per-sample statistics were aggregated over
-    the batch: "mean", "std" or "abs_max". In every table NaN means that nothing was recorded; a
-    tensor that held NaN or infinities has a `nonfinite` above 0.
+    those in train mode (all records, if none is); `over_batch` is how per-sample statistics were
+    aggregated over the batch: "mean", "std" or "abs_max". In every table NaN means that nothing was
+    recorded; a tensor that held NaN or infinities has a `nonfinite` above 0.
     """
 
     def __init__(self, path: str | os.PathLike[str]) -> None:
@@ -97,8 +97,13 @@ class Run:
 
     @property
     def report(self) -> dict[str, Any]:
-        """What was matched, fired and written per entry of the spec, and the warnings."""
-        return dict(self._snapshot.view.document("report") or {})
+        """What was matched, fired and written per entry of the spec, and the warnings.
+
+        `keep`, where the spec has it: how often each trigger fired, and what was stored for that.
+        """
+        view = self._snapshot.view
+        keep = view.document("keep")
+        return (view.document("report") or {}) | ({} if keep is None else {"keep": keep})
 
     def refresh(self) -> bool:
         """Looks for new records; returns whether anything is new."""

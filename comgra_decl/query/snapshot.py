@@ -14,7 +14,7 @@ from comgra_decl.records import AGGREGATES, SlotInfo, SlotKey
 from comgra_decl.store.layout import RecordColumn
 from comgra_decl.store.view import View
 
-from .tables import kpis_table, records_table, slots_table
+from .tables import kpis_table, notes_table, records_table, slots_table, tags_by_code
 
 Records = NDArray[np.int64]
 """Record numbers, ascending."""
@@ -47,19 +47,26 @@ class Snapshot:
         return self.view.names("type")
 
     def records(self, type_: str | None) -> Records:
-        """Returns the records of a type; None means those in train mode, or all if none is."""
+        """Returns the records of a type, or with a label where no type is called so.
+
+        None means those in train mode, or all if none is.
+        """
         table = self.view.records
         if type_ is None:
             modes = self.view.names("mode")
             train = modes.index("train") if "train" in modes else -1
             chosen = np.flatnonzero(table[:, RecordColumn.MODE] == train)
             return chosen if len(chosen) else np.arange(len(table))
-        if type_ not in self.types:
-            raise UnknownNameError(
-                f"no record has the type {type_!r}{did_you_mean(type_, self.types) or '.'} "
-                f"This run has {_listed(self.types)}."
-            )
-        return np.flatnonzero(table[:, RecordColumn.TYPE] == self.types.index(type_))
+        if type_ in self.types:
+            return np.flatnonzero(table[:, RecordColumn.TYPE] == self.types.index(type_))
+        if type_ in self.tags:
+            tagged = np.array([type_ in tags for tags in tags_by_code(self.view)])
+            return np.flatnonzero(tagged[table[:, RecordColumn.TAGS].astype(np.int64)])
+        known = [*self.types, *self.tags]
+        raise UnknownNameError(
+            f"no record has the type {type_!r}{did_you_mean(type_, known) or '.'} "
+            f"This run has {_listed(known)}."
+        )
 
     def record(self, step: int, type_: str | None) -> int:
         """Returns the last record of a step; UnknownNameError names the nearest steps."""
@@ -113,6 +120,16 @@ class Snapshot:
     def records_table(self) -> pd.DataFrame:
         """All records, see `Run.records`."""
         return records_table(self.view)
+
+    @cached_property
+    def notes_table(self) -> pd.DataFrame:
+        """All notes, see `Run.notes`."""
+        return notes_table(self.view)
+
+    @cached_property
+    def tags(self) -> list[str]:
+        """All labels that records have beside their type, in order of first appearance."""
+        return list(dict.fromkeys(tag for tags in tags_by_code(self.view) for tag in tags))
 
     @cached_property
     def slots_table(self) -> pd.DataFrame:
