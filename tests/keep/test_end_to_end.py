@@ -1,0 +1,219 @@
+"""A training that is traced with `keep`, against the same training recorded at every step."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from numpy.testing import assert_array_equal
+from torch import nn
+
+import comgra_decl as comgra
+from comgra_decl.keep import StepView
+from comgra_decl.query import Run
+from comgra_decl.records import SlotKey
+
+BASE: dict[str, Any] = {
+    "nodes": {
+        "all": {"select": "**", "capture": ["output", "output_grad"]},
+        "weights": {"select": "**", "capture": ["parameter", "parameter_grad"]},
+    },
+    "samples": {"count": 2},
+    "store": {"commit_interval": 0.01},
+}
+EVERY = {"first": 1, "every": 1}
+RARELY = {"first": 3, "every": 50}
+NOTHING: Mapping[int, float] = {}
+
+
+def train(steps: int, wild: Mapping[int, float]) -> list[float]:
+    """Trains a small network; at the steps named in `wild` the target is multiplied.
+
+    What is wild does not spoil the network.
+    """
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(6, 8), nn.Tanh(), nn.Linear(8, 1))
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+    generator = torch.Generator().manual_seed(1)
+    losses = []
+    for step in range(steps):
+        x = torch.randn(4, 6, generator=generator)
+        target = torch.randn(4, 1, generator=generator) * wild.get(step, 1.0)
+        optimizer.zero_grad()
+        loss = nn.functional.mse_loss(model(x), target)
+        loss.backward()
+        if step in wild:
+            optimizer.zero_grad()
+        optimizer.step()
+        losses.append(loss.item())
+    return losses
+
+
+def record(
+    folder: Path, steps: int = 200, *, wild: Mapping[int, float] = NOTHING, **spec: Any
+) -> tuple[Run, list[float]]:
+    with comgra.trace({**BASE, **spec}, root=folder, group="g") as session:
+        losses = train(steps, wild)
+    assert session.path is not None
+    return comgra.open_run(session.path), losses
+
+
+def keys(run: Run) -> list[SlotKey]:
+    columns = run.slots[["node", "role", "iteration", "pass"]]
+    return [SlotKey(*row) for row in columns.itertuples(index=False)]
+
+
+def reasons(run: Run) -> dict[int, str]:
+    table = run.records.dropna(subset="kept")
+    return dict(zip(table["step"].tolist(), table["kept"].tolist(), strict=True))
+
+
+def test_the_steps_before_a_spike_are_stored_as_if_all_were(tmp_path: Path) -> None:
+    wild = {120: 1000.0}
+    full, losses = record(tmp_path, wild=wild, schedule=EVERY)
+    keep = {"ring": 7, "after": 2}
+    kept, same = record(tmp_path, wild=wild, schedule=RARELY, keep=keep)
+    assert same == losses
+    assert kept.steps.tolist() == sorted({0, 1, 2, 50, 100, 150} | {*range(113, 123)})
+    for key in keys(full):
+        where: Any = {"role": key.role, "pass_": key.pass_, "iteration": key.iteration}
+        for statistic in full.statistics:
+            expected = full.series(key.node, statistic, **where)[kept.steps]
+            assert_array_equal(kept.series(key.node, statistic, **where), expected)
+        for step in (119, 120):
+            if np.isnan(full.series(key.node, "nonfinite", **where)[step]):
+                continue
+            counts, edges = full.histogram(key.node, step, **where)
+            assert_array_equal(kept.histogram(key.node, step, **where)[0], counts)
+            assert_array_equal(kept.histogram(key.node, step, **where)[1], edges)
+    assert kept.edges() == full.edges()
+    assert kept.modules == full.modules
+
+
+def test_the_run_says_why(tmp_path: Path) -> None:
+    keep = {"ring": 2, "after": 1, "when": "loss_spike"}
+    run, _ = record(tmp_path, wild={120: 1000.0}, schedule=RARELY, keep=keep)
+    assert reasons(run) == {
+        118: "before loss_spike at 120",
+        119: "before loss_spike at 120",
+        120: "loss_spike",
+        121: "after loss_spike at 120",
+    }
+    notes = run.notes()
+    assert notes[["step", "text"]].values.tolist() == [[120, "kept for loss_spike"]]
+
+
+def test_nan_is_kept_where_it_begins_and_named(tmp_path: Path) -> None:
+    keep = {"ring": 3, "when": ["nonfinite"]}
+    run, _ = record(tmp_path, wild={90: float("nan")}, schedule={"steps": [0]}, keep=keep)
+    assert run.steps.tolist() == [0, 87, 88, 89, 90]
+    assert reasons(run)[90] == "nonfinite: loss output, forward"
+
+
+def test_a_scheduled_step_within_the_ring_is_stored_once_and_in_its_place(tmp_path: Path) -> None:
+    keep = {"ring": 30, "when": ["nonfinite"]}
+    run, _ = record(tmp_path, wild={110: float("nan")}, schedule=RARELY, keep=keep)
+    assert run.records["step"].tolist() == [0, 1, 2, 50, *range(80, 111), 150]
+    assert reasons(run)[100] == "before nonfinite at 110"
+
+
+def test_quantiles_of_gradients_agree_with_a_full_recording(tmp_path: Path) -> None:
+    of = {"node": "*", "statistic": "l2", "pass": "grad", "role": "weight"}
+    full, _ = record(tmp_path, schedule=EVERY)
+    keep = {"ring": 0, "when": [{"quantile": 0.95, "of": of, "window": 40}]}
+    kept, _ = record(tmp_path, schedule={"steps": [0]}, keep=keep)
+    norms = [
+        full.series(key.node, "l2", role="weight", pass_="grad")
+        for key in keys(full)
+        if (key.role, key.pass_) == ("weight", "grad")
+    ]
+    assert len(norms) == 2
+    largest = np.max([norm.to_numpy() for norm in norms], axis=0)
+    expected = [
+        step
+        for step in range(20, 200)
+        if largest[step]
+        > np.quantile(largest[max(0, step - 40) : step], 0.95, method="inverted_cdf")
+    ]
+    assert kept.steps.tolist() == [0, *expected]
+
+
+def unusual(view: StepView, limit: float) -> str | None:
+    mean = view.lookup("0", "abs_max", over_batch="abs_max")
+    return f"{view.kpis['loss']:.3f}" if mean > limit else None
+
+
+def test_a_function_of_the_user_decides(tmp_path: Path) -> None:
+    full, losses = record(tmp_path, schedule=EVERY)
+    series = full.series("0", "abs_max", over_batch="abs_max")
+    limit = float(np.sort(series)[-6])
+    keep = {"ring": 0, "when": [{"_target_": f"{__name__}.unusual", "limit": limit}]}
+    run, _ = record(tmp_path, schedule={"steps": [0]}, keep=keep)
+    chosen = series.index[series > limit].tolist()
+    assert run.steps.tolist() == sorted({0, *chosen})
+    assert reasons(run) == {step: f"{__name__}.unusual: {losses[step]:.3f}" for step in chosen}
+
+
+def test_values_of_all_tensors_are_stored_of_kept_steps_only(tmp_path: Path) -> None:
+    spec = {"nodes": {**BASE["nodes"], "first": {"select": "0", "values": True}}}
+    wild = {120: 1000.0}
+    all_values = {"nodes": {"all": {**BASE["nodes"]["all"], "values": True}}}
+    full, _ = record(tmp_path, wild=wild, schedule=EVERY, **all_values)
+    keep = {"ring": 2, "values": True, "when": ["loss_spike"]}
+    kept, _ = record(tmp_path, wild=wild, schedule=RARELY, keep=keep, **spec)
+    for step in (118, 120):
+        assert_array_equal(kept.value("2", step), full.value("2", step))
+        grad = kept.value("2", step, pass_="grad")
+        assert_array_equal(grad, full.value("2", step, pass_="grad"))
+        assert kept.value("0", step, role="weight").shape == (1, 8, 6)
+    assert_array_equal(kept.value("0", 50), full.value("0", 50))
+    with pytest.raises(KeyError, match="value"):
+        kept.value("2", 50)
+
+
+def test_no_more_than_at_most_and_the_run_says_what_became_of_it(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    wild = dict.fromkeys(range(100, 200, 20), float("nan"))
+    keep = {"ring": 4, "at_most": 12, "when": ["nonfinite"]}
+    with caplog.at_level(logging.WARNING):
+        run, _ = record(tmp_path, wild=wild, schedule={"steps": [0, 199]}, keep=keep)
+    assert run.steps[0] == 0
+    assert run.steps[-1] == 199
+    assert run.steps[1:-1].tolist() == [*range(96, 101), *range(116, 121), 139, 140]
+    assert sum("at_most" in record.getMessage() for record in caplog.records) == 1
+    kept = run.report["keep"]
+    assert kept["kept"] == 12
+    assert kept["exhausted_at"] is not None
+    assert kept["triggers"][0]["first"] == 100
+
+
+def test_every_loss_stays_whatever_is_dropped(tmp_path: Path) -> None:
+    run, losses = record(tmp_path, schedule={"steps": [0]}, keep={"when": "nonfinite"})
+    assert run.steps.tolist() == [0]
+    kpis = run.kpis()
+    loss = kpis[kpis["name"] == "loss"].drop_duplicates("step")
+    assert loss["value"].tolist() == losses
+
+
+def test_a_ring_that_takes_too_much_memory_is_shorter(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    spec: dict[str, Any] = {
+        "histogram": {"bins": 4096, "elements": 65535},
+        "keep": {"ring": 150, "memory_mb": 1, "when": ["nonfinite"]},
+        "schedule": {"steps": [0]},
+    }
+    with caplog.at_level(logging.WARNING):
+        run, _ = record(tmp_path, wild={190: float("nan")}, **spec)
+    steps = run.steps.tolist()
+    assert steps[-1] == 190
+    assert 2 < len(steps) < 120
+    assert steps[1:] == list(range(steps[1], 191))
+    assert sum("memory_mb" in record.getMessage() for record in caplog.records) == 1
+    assert run.report["keep"]["given_up"] > 0
