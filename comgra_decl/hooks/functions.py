@@ -8,8 +8,9 @@ native call cannot be seen.
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable, Iterator
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -22,6 +23,7 @@ from torch.nn.modules.module import (
 
 from comgra_decl.hooks import attention
 from comgra_decl.hooks.lookup import Found, find
+from comgra_decl.hooks.modes import is_active
 from comgra_decl.hooks.nested import tensors_in
 from comgra_decl.hooks.recorder import TensorRecorder, Wanted
 from comgra_decl.hooks.sites import NOTHING, CallPlan, Inside, Series, Sites
@@ -41,12 +43,20 @@ _NATIVE_IN_EVALUATION = (nn.MultiheadAttention, nn.TransformerEncoder, nn.Transf
 """Layers that run one native kernel in evaluation, unless a torch function mode is active."""
 
 
-class _Running(NamedTuple):
-    """A module that is being called."""
+@dataclass(eq=False, slots=True)
+class _Running:
+    """A module that is being called, and the tensors recorded where the graph could not see."""
 
     module: nn.Module
-    inside: Inside
-    paused: bool  # whether the mode was taken away for it
+    inside: Inside = NOTHING
+    given: tuple[Any, ...] = ()
+    paused: bool = False  # whether the mode was taken away for it
+    hidden: list[torch.Tensor] = field(default_factory=list)
+
+    @property
+    def origins(self) -> list[torch.Tensor]:
+        """What anything computed inside may come from."""
+        return [*(t for _, t in tensors_in(self.given)), *self.module.parameters(recurse=False)]
 
 
 class _Call(NamedTuple):
@@ -145,18 +155,21 @@ class FunctionTracer:
 
     # -- following modules ---------------------------------------------------------------------
 
-    def _before(self, module: nn.Module, _args: Any) -> None:
+    def _before(self, module: nn.Module, args: Any) -> None:
         if is_no_step():
             return
         try:
+            # A global pre hook is not given keyword arguments: its caller's frame has them.
+            kwargs = sys._getframe(1).f_locals.get("kwargs", {})
             outer = self._stack[-1].inside if self._stack else self._enter()
-            inside, paused = NOTHING, False
+            running = _Running(module)
             if self._tracer.capture is not None:
                 tops = () if self._stack else self._tracer.tops.values()
-                inside = outer.nested(self._sites.inside(module, tops))
+                running.inside = outer.nested(self._sites.inside(module, tops))
+                running.given = (args, kwargs)
                 native = not module.training and isinstance(module, _NATIVE_IN_EVALUATION)
-                paused = native and self._watching.pause()
-            self._stack.append(_Running(module, inside, paused))
+                running.paused = native and self._watching.pause()
+            self._stack.append(running)
         except Exception as error:
             self._on_fault(error)
 
@@ -176,7 +189,7 @@ class FunctionTracer:
                 del self._missing[name]
                 self._watching.add([found])
 
-    def _after(self, module: nn.Module, _args: Any, _output: Any) -> None:
+    def _after(self, module: nn.Module, _args: Any, output: Any) -> None:
         if is_no_step() or not any(running.module is module for running in self._stack):
             return
         try:
@@ -185,12 +198,19 @@ class FunctionTracer:
                 if running.paused:
                     self._watching.resume(self._tracer.provenance)
                 if running.module is module:
+                    self._connect(running.hidden, output)
                     break
             outside = self._anywhere and self._training.open and not self._stepping
             if not self._stack and not (outside and module.training):
                 self._watching.stop()
         except Exception as error:
             self._on_fault(error)
+
+    def _connect(self, hidden: list[torch.Tensor], output: Any) -> None:
+        """What a function of torch computes inside comes out in what the module returns."""
+        if hidden and output is not None and self._tracer.provenance is not None:
+            with torch._C.DisableTorchFunction():
+                self._tracer.provenance.connect(hidden, output, gradient=True)
 
     # -- following calls -----------------------------------------------------------------------
 
@@ -244,6 +264,9 @@ class FunctionTracer:
         if not any(wanted):
             return
         inputs = [] if given else [t for _, t in tensors_in((call.args, call.kwargs))]
+        hidden: list[torch.Tensor] = []
+        if not given and self._stack and call.graph is not None and not is_active(call.graph):
+            inputs, hidden = self._stack[-1].origins, self._stack[-1].hidden
         for at, value in values:
             for path, tensor in tensors_in(value):
                 self._recorder.read(
@@ -256,6 +279,7 @@ class FunctionTracer:
                     graph=None if given else call.graph,
                     inputs=inputs,
                 )
+                hidden.append(tensor)
 
     def _recompute(self, series: Series, call: _Call) -> None:
         """Computes the weights of fused attention again, if they are few enough to keep."""
