@@ -7,7 +7,7 @@ from typing import cast
 
 import numpy as np
 
-from comgra_decl.viewer.model.runview import RunView, Steps
+from comgra_decl.viewer.model.runview import RunView, Slot, Steps
 from comgra_decl.viewer.model.series import POINTS, Floats, bounds, log10, thin
 
 
@@ -40,21 +40,30 @@ def charts(view: RunView) -> tuple[Chart, ...]:
 
 
 def _charts(view: RunView) -> tuple[Chart, ...]:
-    lines: dict[str, list[Line]] = {}
-    for slot in view.slots.values():
-        if slot.kind == "loss" and slot.pass_ == "forward":
-            title = slot.node if slot.role == "output" else f"{slot.node} {slot.role}"
-            if slot.iteration:
-                title += f" \u00b7 iteration {slot.iteration}"
-            for type_ in view.run.types:
-                series = view.series(slot, "mean", "mean", type_)
-                _add(lines, title, type_, np.asarray(series.index), np.asarray(series, float))
-    kpis = view.run.kpis()
-    for key, part in kpis.groupby(["name", "type"], sort=False):
+    losses: dict[str, list[Line]] = {}
+    others: dict[str, list[Line]] = {}
+    titles = {_title(slot) for slot in _losses(view)}
+    for key, part in view.run.kpis().groupby(["name", "type"], sort=False):
         name, label = map(str, cast("tuple[str, str]", key))
         steps, values = part["step"].to_numpy(), part["value"].to_numpy(float)
-        _add(lines, name, label, steps, values)
-    return tuple(_chart(title, group) for title, group in lines.items())
+        is_loss = name in titles or name.partition("[")[0] == "loss"
+        _add(losses if is_loss else others, name, label, steps, values)
+    for slot in _losses(view):  # what the curves of all steps do not tell, such as evaluations
+        for type_ in view.run.types:
+            series = view.series(slot, "mean", "mean", type_)
+            steps, values = np.asarray(series.index), np.asarray(series, float)
+            _add(losses, _title(slot), type_, steps, values)
+    return tuple(_chart(title, group) for title, group in {**losses, **others}.items())
+
+
+def _losses(view: RunView) -> list[Slot]:
+    return [slot for slot in view.slots.values() if slot.kind == "loss" and slot.pass_ == "forward"]
+
+
+def _title(slot: Slot) -> str:
+    """Returns how the KPIs call a loss: the number tells several of one step apart."""
+    title = slot.node if slot.role == "output" else f"{slot.node} {slot.role}"
+    return f"{title}[{slot.iteration}]" if slot.iteration else title
 
 
 def _add(

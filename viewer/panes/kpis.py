@@ -16,8 +16,11 @@ from comgra_decl.viewer.panes.figures import Frame, unit_range
 
 _EMPTY = (
     '<div class="notice"><h2>No loss and no KPI yet</h2>'
-    "<p>The loss appears here as soon as a backward pass was seen on a recorded step.</p></div>"
+    "<p>The loss appears here as soon as a backward pass was seen.</p></div>"
 )
+
+_FEW = 300
+"""Points up to which each is marked; more would hide their line."""
 
 _GRID = """
 :host { display: flex !important; flex-flow: row wrap !important; gap: 10px 20px; }
@@ -85,7 +88,7 @@ class _KpiFigure:
         self.frame.title = title
         self.frame.on_tap(jump)
         self.panel = self.frame.pane()
-        self._lines: dict[str, ColumnDataSource] = {}
+        self._lines: dict[str, tuple[ColumnDataSource, Any]] = {}
         self._legend: Any = Legend(
             items=[], orientation="horizontal", border_line_color=None, background_fill_alpha=0,
             label_text_font_size="11px", location="top_right", visible=False,
@@ -98,14 +101,15 @@ class _KpiFigure:
         shown = chart.logarithmic() if log else chart
         self.frame.set_log(log)
         for line, recorded in zip(shown.lines, chart.lines, strict=True):
-            source = self._lines.get(line.label) or self._add(line.label)
+            source, dots = self._lines.get(line.label) or self._add(line.label)
+            dots.size = 4 if len(line.steps) <= _FEW else 2
             labels = [line.label] * len(line.steps)
             source.data = {
                 "x": line.steps, "y": line.values, "value": recorded.values, "label": labels
             }  # fmt: skip
         self.frame.show(x=x, y=shown.bounds)
 
-    def _add(self, label: str) -> ColumnDataSource:
+    def _add(self, label: str) -> tuple[ColumnDataSource, Any]:
         colour = LINES[len(self._lines) % len(LINES)]
         source = ColumnDataSource({"x": [], "y": [], "value": [], "label": []})
         fig: Any = self.frame.figure
@@ -114,5 +118,5 @@ class _KpiFigure:
         fig.hover.renderers = [*fig.hover.renderers, dots]
         self._legend.items = [*self._legend.items, LegendItem(label=label, renderers=[line, dots])]
         self._legend.visible = len(self._legend.items) > 1
-        self._lines[label] = source
-        return source
+        self._lines[label] = source, dots.glyph
+        return self._lines[label]

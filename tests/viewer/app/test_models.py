@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import math
+from pathlib import Path
 
 import numpy as np
 import pytest
 from numpy.typing import NDArray
 
+from comgra_decl.query import open_run
+from comgra_decl.records import Said
 from comgra_decl.viewer.model.kpis import charts
 from comgra_decl.viewer.model.marks import nonfinite_marks
 from comgra_decl.viewer.model.runview import RunView
@@ -163,3 +166,18 @@ def test_the_loss_is_one_chart_with_a_line_per_type(fake: FakeRun, view: RunView
     train = known["loss"].lines[0]
     expected = [float(tensor(fake, "loss", step)) for step in range(12)]
     np.testing.assert_allclose(train.values, expected, rtol=1e-5)
+
+
+def test_the_curve_of_every_step_is_drawn_thinned_with_its_extremes(tmp_path: Path) -> None:
+    fake = FakeRun(tmp_path / "run", nodes=("embed",))
+    fake.write(3)
+    values = np.random.default_rng(0).normal(size=20_000)
+    values[12_345], values[777] = 50.0, -50.0
+    steps, names = np.arange(20_000), ["loss"] * 20_000
+    fake.writer.commit([], [Said(steps, values, names, ["train"] * 20_000)])
+    chart = charts(RunView(open_run(fake.path)))[0]
+    line = chart.lines[0]
+    assert (chart.title, line.label) == ("loss", "train")
+    assert len(line.steps) < 5000
+    assert {0, 777, 12_345, 19_999} <= set(line.steps.tolist())
+    assert np.array_equal(line.values, values[line.steps])
