@@ -1,0 +1,392 @@
+"""Calls of functions are recorded under the module that makes them, whatever they are called."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+from torch.nn import functional as F
+from torch.overrides import TorchFunctionMode
+
+from comgra_decl.hooks import modes
+from tests.support.recording import recording
+from tests.support.traced import roles, traced, train
+
+SOFTMAX = {"probs": {"select": {"function": "torch.softmax"}, "values": True}}
+
+
+class Layer(nn.Module):
+    """A layer that computes something from what its linear map gives."""
+
+    def __init__(self, compute: Callable[[torch.Tensor], torch.Tensor]) -> None:
+        super().__init__()
+        self.linear = nn.Linear(3, 3)
+        self.compute = compute
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.compute(self.linear(x))
+
+
+def stack(compute: Callable[[torch.Tensor], torch.Tensor], *, depth: int = 2) -> nn.Sequential:
+    return nn.Sequential(*(Layer(compute) for _ in range(depth)))
+
+
+def softmaxed(x: torch.Tensor) -> torch.Tensor:
+    return torch.softmax(x, dim=1)
+
+
+@pytest.mark.parametrize("name", ["torch.softmax", "F.softmax", "torch.Tensor.softmax"])
+@pytest.mark.parametrize(
+    "compute",
+    [
+        softmaxed,
+        lambda x: F.softmax(x, dim=1),
+        lambda x: x.softmax(dim=1),
+        lambda x: nn.Softmax(dim=1)(x),
+        lambda x: torch.special.softmax(x, dim=1),
+    ],
+    ids=["torch", "functional", "method", "module", "special"],
+)
+def test_a_function_and_a_method_of_one_name_are_one_operation(
+    name: str, compute: Callable[[torch.Tensor], torch.Tensor]
+) -> None:
+    nodes = {"probs": {"select": {"function": name, "within": "1"}, "values": True}}
+    model, x = stack(compute), torch.randn(4, 3)
+    expected = torch.softmax(model[1].linear(model[0](x)), 1).detach().numpy()  # type: ignore[index]
+    with recording({"nodes": nodes}) as run:
+        train(model, x)
+    assert run.faults == []
+    np.testing.assert_array_equal(run.value("1.softmax"), expected)
+    assert not run.has("1.softmax", iteration=1), "one call under several names is one call"
+    assert not run.has("0.softmax"), "only within the module that was meant"
+
+
+def test_a_run_holds_values_gradients_and_edges_of_calls(tmp_path: Path) -> None:
+    model, x = stack(softmaxed), torch.randn(4, 3)
+    first = model[0].linear(x).softmax(1)  # type: ignore[index]
+    second = model[1].linear(first).softmax(1)  # type: ignore[index]
+    gradients = torch.autograd.grad(second.square().sum(), [first, second])
+    nodes = {"all": {"select": "**"}, **SOFTMAX}
+    run = traced(tmp_path, nodes, lambda: train(model, x))
+    for node, value, gradient in zip(
+        ("0.softmax", "1.softmax"), (first, second), gradients, strict=True
+    ):
+        np.testing.assert_array_equal(run.value(node, 0), value.detach().numpy())
+        np.testing.assert_array_equal(run.value(node, 0, pass_="grad"), gradient.numpy())
+        assert run.series(node, "mean")[0] == pytest.approx(value.mean().item())
+    assert {("0.linear", "0.softmax"), ("0.softmax", "0"), ("0", "1.linear")} <= {*run.edges()}
+    assert run.report["entries"]["probs"] == {
+        "matched": 6,  # two layers, their linear maps, the model, and outside of it
+        "fired": 2,
+        "written": 4,
+        "never_called": [],
+    }
+
+
+def test_repeated_calls_in_one_module_are_iterations() -> None:
+    model = stack(lambda x: x.softmax(1).softmax(1).softmax(1), depth=1)
+    with recording({"nodes": SOFTMAX}, schedule={"first": 9}) as run:
+        train(model, torch.randn(4, 3), steps=2)
+    assert [run.has("0.softmax", iteration=i, step=1) for i in range(4)] == [True] * 3 + [False]
+
+
+def test_inputs_of_a_call_are_recorded_before_it_changes_them() -> None:
+    nodes = {"act": {"select": {"function": "F.relu"}, "capture": ["input", "input_grad"]}}
+    nodes["act"]["values"] = True  # type: ignore[assignment]
+    model, x = stack(lambda x: F.relu(x * 1.0, inplace=True), depth=1), torch.randn(4, 3)
+    before = model[0].linear(x).detach().numpy()  # type: ignore[index]
+    with recording({"nodes": nodes}) as run:
+        train(model, x)
+    np.testing.assert_array_equal(run.value("0.relu", "input"), before)
+    assert not run.has("0.relu", "output")
+
+
+def test_arguments_by_position_and_name_have_roles_of_their_own() -> None:
+    nodes = {"all": {"select": {"function": "torch.lerp"}, "capture": "input"}}
+    model = stack(lambda x: torch.lerp(x, torch.ones(3), weight=torch.tensor(0.5)), depth=1)
+    with recording({"nodes": nodes}) as run:
+        train(model, torch.randn(4, 3))
+    found = [key.role for key in run.slots if key.node == "0.lerp"]
+    assert found == ["input", "input[1]", "input.weight"]
+
+
+def test_calls_inside_nothing_go_by_the_function_alone() -> None:
+    model = nn.Linear(3, 3)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    nodes = {"loss": {"select": {"function": "F.cross_entropy"}}}
+    with recording({"nodes": nodes}) as run:
+        loss = F.cross_entropy(model(torch.randn(4, 3)), torch.tensor([0, 1, 2, 0]))
+        loss.backward()
+        optimizer.step()
+    assert run.faults == []
+    assert run.total("cross_entropy") == pytest.approx(loss.item())
+
+
+def test_a_module_keeps_its_name_when_a_function_has_the_same() -> None:
+    class Net(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.body = nn.Module()
+            self.softmax = nn.Softmax(1)
+            self.linear = nn.Linear(3, 3)
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return self.softmax(self.linear(x))
+
+    within = {"function": "torch.softmax", "within": ""}
+    with recording({"nodes": {"all": {"select": "**"}, "probs": {"select": within}}}) as run:
+        train(Net(), torch.randn(4, 3))
+    assert {"softmax", "Net.softmax()"} <= run.nodes()
+
+
+@pytest.fixture
+def layers() -> Any:
+    """A module of the program, with a function, a class and methods of every sort."""
+    module = ModuleType("my_layers")
+
+    def attend(x: torch.Tensor) -> tuple[torch.Tensor, dict[str, torch.Tensor]]:
+        return x * 2, {"weights": x * 3}
+
+    class Maths:
+        @staticmethod
+        def double(x: torch.Tensor) -> torch.Tensor:
+            return x * 2
+
+        @classmethod
+        def triple(cls, x: torch.Tensor) -> torch.Tensor:
+            return x * 3
+
+        def halve(self, x: torch.Tensor) -> torch.Tensor:
+            return x / 2
+
+    for thing in (attend, Maths):
+        thing.__module__ = "my_layers"
+        setattr(module, thing.__name__, thing)
+    sys.modules["my_layers"] = module
+    yield module
+    del sys.modules["my_layers"]
+
+
+@pytest.mark.usefixtures("layers")
+def test_functions_of_the_program_are_recorded_wherever_they_were_imported(layers: Any) -> None:
+    user = ModuleType("my_model")
+    user.shortcut = layers.attend  # type: ignore[attr-defined]  # from my_layers import attend as shortcut
+    sys.modules["my_model"] = user
+    before = {**vars(layers)}
+    nodes = {
+        "own": {"select": {"function": ["my_layers.attend", "my_layers.Maths.double"]}},
+        "more": {"select": {"function": ["my_layers.Maths.triple", "my_layers.Maths.halve"]}},
+    }
+
+    def compute(x: torch.Tensor) -> torch.Tensor:
+        x, _ = user.shortcut(x)
+        maths = layers.Maths
+        return maths.triple(maths.double(maths().halve(x)))
+
+    try:
+        with recording({"nodes": nodes}) as run:
+            train(stack(compute, depth=1), torch.randn(4, 3))
+    finally:
+        del sys.modules["my_model"]
+    assert run.faults == []
+    found = {(k.node, k.role) for k in run.slots if k.node.startswith("0.")}
+    assert found == {
+        ("0.attend", "output[0]"),
+        ("0.attend", "output[1].weights"),
+        ("0.double", "output"),
+        ("0.triple", "output"),
+        ("0.halve", "output"),
+    }
+    assert vars(layers) == before, "nothing stays wrapped"
+    assert user.shortcut is layers.attend
+
+
+def test_a_function_that_does_not_exist_is_reported_with_near_names(tmp_path: Path) -> None:
+    nodes = {
+        "a": {"select": {"function": "torch.sofmax"}},
+        "b": {"select": {"function": "my_unknown.layers.attend"}},
+        "c": {"select": {"function": "torch.nn.Softmax"}},
+        "d": {"select": {"function": "torch.erfinv", "within": "0"}},
+    }
+    run = traced(tmp_path, nodes, lambda: train(nn.Sequential(nn.Linear(3, 3)), torch.randn(2, 3)))
+    a, b, c, d = run.report["unmatched"]
+    assert a.startswith("comgra.nodes.a.select: there is no function 'torch.sofmax'")
+    assert "'softmax'" in a
+    assert b.startswith("comgra.nodes.b.select: there is no function 'my_unknown.layers.attend'")
+    assert "is a class; select modules of it by {class: Softmax}" in c
+    assert d.startswith("comgra.nodes.d.select: 'torch.erfinv' was not called within '0'")
+
+
+def test_attention_of_torch_shows_its_weights(tmp_path: Path) -> None:
+    torch.manual_seed(0)
+    model, x = nn.MultiheadAttention(4, 2, batch_first=True), torch.randn(3, 5, 4)
+    _, expected = model(x, x, x, average_attn_weights=False)
+
+    class Net(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.attn = model
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return self.attn(x, x, x)[0]  # type: ignore[no-any-return]
+
+    nodes = {"all": {"select": "**"}, "p": {"select": {"function": "F.softmax"}, "batch_dim": 0}}
+    nodes["p"]["values"] = True  # type: ignore[index]
+    run = traced(tmp_path, nodes, lambda: train(Net(), x), samples={"count": 6})
+    weights = run.value("attn.softmax", 0).reshape(3, 2, 5, 5)
+    np.testing.assert_allclose(weights, expected.detach().numpy(), rtol=1e-6)
+    assert {("input", "attn.softmax"), ("attn.softmax", "attn")} <= {*run.edges()}
+
+
+class Encoder(nn.Module):
+    """What uses a native kernel in evaluation, beside a softmax of its own."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        layer = nn.TransformerEncoderLayer(8, 2, 16, batch_first=True)
+        self.encoder = nn.TransformerEncoder(layer, 2)
+        self.head = nn.Linear(8, 4)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return torch.softmax(self.head(self.encoder(x)), -1)
+
+
+def trained(*, steps: int = 6) -> tuple[list[float], dict[str, Any], Any]:
+    torch.manual_seed(0)
+    model = Encoder()
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
+    losses = []
+    with torch.device("cpu"):  # a mode of the program's own, entered before ours
+        for step in range(steps):
+            loss = model(torch.randn(4, 5, 8)).square().mean()
+            optimizer.zero_grad()
+            loss.backward()
+            optimizer.step()
+            losses.append(loss.item())
+            if step % 2:
+                model.eval()
+                with torch.no_grad():
+                    losses.append(model(torch.randn(4, 5, 8)).sum().item())
+                model.train()
+    return losses, model.state_dict(), torch.get_rng_state()
+
+
+FUNCTIONS = {
+    "all": {"select": "**"},
+    "calls": {
+        "select": {"function": ["torch.softmax", "F.dropout", "torch.add", "torch.matmul"]},
+        "capture": ["input", "input_grad", "output", "output_grad"],
+        "values": True,
+    },
+    "fused": {"select": "**.self_attn", "attention": {"recompute": True}},
+}
+
+
+@pytest.mark.parametrize("graph", [False, True])
+def test_training_and_evaluation_stay_bit_for_bit_the_same(graph: bool) -> None:
+    losses, state, rng = trained()
+    with recording({"nodes": FUNCTIONS}, graph=graph, schedule={"first": 4, "every": 2}) as run:
+        same_losses, same_state, same_rng = trained()
+    assert run.faults == []
+    assert losses == same_losses
+    assert torch.equal(rng, same_rng)
+    assert all(torch.equal(state[name], same_state[name]) for name in state)
+    assert run.has("Encoder.softmax", step=len(run.steps) - 1)
+    evaluations = [i for i, step in enumerate(run.steps) if step.info.mode == "eval"]
+    assert evaluations
+    assert all(run.has("Encoder.softmax", step=i) for i in evaluations)
+
+
+def watched() -> tuple[Any, ...]:
+    """All that is replaced while calls are followed."""
+    functions = F.softmax, F.scaled_dot_product_attention, F.dropout
+    return *functions, torch._C._len_torch_function_stack()
+
+
+def test_nothing_is_left_behind() -> None:
+    before = watched()
+    with recording({"nodes": FUNCTIONS}, schedule={"first": 1, "every": 1000}) as run:
+        trained()
+        assert watched() == before
+    assert len(run.of("train")) == 1
+
+
+class Doubling(TorchFunctionMode):
+    """A mode of the program's own, which changes a result."""
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        result = func(*args, **(kwargs or {}))
+        return result * 2 if func is torch.softmax else result
+
+
+def test_modes_of_the_program_stay_above_ours() -> None:
+    model, x = stack(softmaxed, depth=1), torch.randn(4, 3)
+    expected = torch.softmax(model[0].linear(x), 1).detach().numpy()  # type: ignore[index]
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    with recording({"nodes": SOFTMAX}) as run:
+        mode = Doubling()
+        with mode:
+            out = model(x)
+            assert torch._C._get_function_stack_at(torch._C._len_torch_function_stack() - 1) is mode
+        out.sum().backward()
+        optimizer.step()
+    assert not modes.is_active(mode)
+    np.testing.assert_array_equal(run.value("0.softmax"), expected)
+
+
+def test_a_call_that_raises_is_the_programs_own_business() -> None:
+    def compute(x: torch.Tensor) -> torch.Tensor:
+        try:
+            return torch.softmax(x, dim=7)
+        except IndexError:
+            return torch.softmax(x, dim=1)
+
+    with recording({"nodes": SOFTMAX}) as run:
+        train(stack(compute, depth=1), torch.randn(4, 3))
+    assert run.faults == []
+    assert run.has("0.softmax", iteration=1)
+    assert not run.has("0.softmax", iteration=0), "the call that failed has no result"
+
+
+def test_recomputed_code_is_no_further_call() -> None:
+    from torch.utils.checkpoint import checkpoint
+
+    class Net(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.inner = Layer(softmaxed)
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            result: torch.Tensor = checkpoint(self.inner, x, use_reentrant=False)
+            return result
+
+    with recording({"nodes": SOFTMAX}) as run:
+        train(Net(), torch.randn(4, 3))
+    assert run.has("inner.softmax", pass_="grad")
+    assert not run.has("inner.softmax", iteration=1)
+
+
+def test_calls_inside_a_transform_are_left_out_and_said() -> None:
+    model = stack(lambda x: torch.vmap(lambda row: row.softmax(0))(x), depth=1)
+    with recording({"nodes": SOFTMAX}) as run:
+        train(model, torch.randn(4, 3))
+    assert run.faults == []
+    assert not run.has("0.softmax")
+    assert "functorch" in run.report["refused"]["0.softmax output"]
+
+
+def test_parts_of_calls_are_roles_of_their_node(tmp_path: Path) -> None:
+    nodes = {"probs": {**SOFTMAX["probs"], "split": {"dim": 1, "name": "class"}}}
+    run = traced(tmp_path, nodes, lambda: train(stack(softmaxed, depth=1), torch.randn(4, 3)))
+    parts = ["output", "output.class 0", "output.class 1", "output.class 2"]
+    assert roles(run, "0.softmax") == parts
+    assert roles(run, "0.softmax", "grad") == parts
+    whole, part = (run.value("0.softmax", 0, role=role) for role in (parts[0], parts[2]))
+    np.testing.assert_array_equal(part, whole[:, 1])
