@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import weakref
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import TYPE_CHECKING
@@ -51,7 +52,8 @@ class ModulePlan:
         self.role = (mark and mark.role) or "output"
         self.kind = (mark and mark.kind) or "computed"
         # ModuleList and its kin have no forward: nothing to wait for
-        has_forward = type(module).forward is not nn.Module.forward
+        # (looked up without waking descriptors: that of a scripted class cannot be asked)
+        has_forward = inspect.getattr_static(type(module), "forward") is not nn.Module.forward
         self.can_fire = has_forward and (
             capture.output or capture.output_grad or capture.input or capture.input_grad
         )

@@ -1,70 +1,62 @@
 """Which traced tensors each tensor was computed from: the dependency graph of one step.
 
 A torch function mode sees every torch call of the step, also those autograd does not follow
-(detached, integer, without gradients). For each tensor it keeps the set of *nearest* traced
-ancestors; when a traced tensor appears, that set becomes its incoming edges and the tensor its
-own only ancestor. Autograd only decides whether an edge carries gradient.
+(detached, integer, without gradients). For each tensor the lineage keeps its *nearest* traced
+ancestors; when a traced tensor appears, they become its incoming edges and the tensor its own
+only ancestor. Autograd only decides whether an edge carries gradient.
 """
 
 from __future__ import annotations
 
-import hashlib
-import weakref
 from collections.abc import Callable, Iterable, Iterator
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch.overrides import TorchFunctionMode
 
+from comgra_decl.hooks.calls import Call, meaning
+from comgra_decl.hooks.following import Follower
+from comgra_decl.hooks.lineage import NO_SOURCES, Lineage, Sources, storage_id
+from comgra_decl.hooks.memory import EarlierSlots, Memory
 from comgra_decl.hooks.nested import tensors_in
+from comgra_decl.hooks.opaque import OpaqueCalls
+from comgra_decl.hooks.structure_hash import stable_hash
 from comgra_decl.records import SlotKey, Structure
 
 if TYPE_CHECKING:
     from comgra_decl.hooks.slots import Slot
 
-_NO_VALUES = frozenset(
-    "size stride dim ndimension numel nelement storage_offset is_floating_point is_complex "
-    "is_contiguous element_size data_ptr untyped_storage storage register_hook backward "
-    "requires_grad_ retain_grad __len__ __repr__ __format__ __hash__ get_device type".split()
-)
-"""Calls that read facts about a tensor, not its values."""
-
-_NO_DEPENDENCE = ("_like", "new_")  # results that take only shape and dtype from the argument
-_CUTS = frozenset("item tolist numpy __array__ __int__ __float__ __bool__ __index__".split())
-_IN_PLACE_OPERATORS = frozenset(
-    "__setitem__ __iadd__ __isub__ __imul__ __itruediv__ __ifloordiv__ __ipow__ __imod__ "
-    "__iand__ __ior__ __ixor__ __imatmul__".split()
-)
-_OVERWRITES = frozenset("copy_ fill_ zero_ normal_ uniform_ bernoulli_ random_".split())
-
-
-class Sources(NamedTuple):
-    """Nearest traced ancestors: all of them, and those reached along a gradient."""
-
-    all: frozenset[int]
-    grad: frozenset[int]
-
-
-_NONE = Sources(frozenset(), frozenset())
-
 
 class Provenance(TorchFunctionMode):
-    """Collects the dependency graph of one step while it is active."""
+    """Collects the dependency graph of one step while it is active.
+
+    Args:
+        leaf_slot: gives the slot of a parameter or buffer that is traced, else None.
+        on_fault: told about an error of our own.
+        memory: what earlier steps left behind.
+    """
 
     def __init__(
         self,
-        parameter_node: Callable[[torch.Tensor], Slot | None],
+        leaf_slot: Callable[[torch.Tensor], Slot | None],
         *,
         on_fault: Callable[[BaseException], None],
+        memory: Memory | None = None,
     ) -> None:
         super().__init__()
-        self._parameter_node = parameter_node
+        self._leaf_slot = leaf_slot
         self._on_fault = on_fault
-        self._tensors: dict[int, tuple[weakref.ref[torch.Tensor], Sources]] = {}
-        self._storages: dict[int, tuple[Any, Sources]] = {}
+        self._memory = Memory() if memory is None else memory
+        self._earlier = EarlierSlots()
+        self._lineage = Lineage(self._origin)
+        self._follower = Follower(self._lineage, cut=self._cut)
+        self._opaque = OpaqueCalls(self._lineage, self._follower, on_fault=on_fault)
         self._nodes: dict[Slot, int] = {}
         self._edges: dict[tuple[int, int], bool] = {}
-        self._cuts: dict[str, None] = {}
+        self._own: dict[int, tuple[Any, int]] = {}  # id of a traced tensor -> it, its node
+        self._outside: set[int] = set()  # storages that came into the step from elsewhere
+        self._named: dict[tuple[str, str], None] = {}  # edges stated by name
+        self._cuts: dict[tuple[int, str], None] = {}
 
     def __torch_function__(
         self,
@@ -73,82 +65,55 @@ class Provenance(TorchFunctionMode):
         args: tuple[Any, ...] = (),
         kwargs: dict[str, Any] | None = None,
     ) -> Any:
-        result = func(*args, **(kwargs or {}))
-        name = getattr(func, "__name__", "")
-        if name == "__get__":  # a property: `.shape`, `.T`, `.data`
-            name = getattr(getattr(func, "__self__", None), "__name__", name)
-        if name not in _NO_VALUES:
+        kwargs = kwargs or {}
+        result = func(*args, **kwargs)
+        name, call = meaning(func)
+        if call is not Call.IGNORED:
             try:
-                self._follow(name, args, kwargs or {}, result)
+                self._follower.follow(name, call, args, kwargs, result)
             except Exception as error:
                 self._on_fault(error)
         return result
 
-    def _follow(self, name: str, args: Any, kwargs: dict[str, Any], result: Any) -> None:
-        inputs = [tensor for _, tensor in tensors_in((args, kwargs))]
-        if not inputs or any(part in name for part in _NO_DEPENDENCE):
-            return
-        sources = self._union(inputs)
-        if name in _CUTS:
-            self._cut(name, sources)
-        elif name in _IN_PLACE_OPERATORS or (name.endswith("_") and not name.endswith("__")):
-            self._mutate(inputs[0], self._mutation_sources(name, inputs, sources))
-        else:
-            for _, tensor in tensors_in(result):
-                self._set(tensor, sources)
-            if kwargs.get("out") is not None:
-                for _, tensor in tensors_in(kwargs["out"]):
-                    self._mutate(tensor, self._union(t for t in inputs if t is not tensor))
+    def begin(self) -> None:
+        """Starts to follow calls that no function mode sees."""
+        self._opaque.apply()
 
-    def _mutation_sources(self, name: str, inputs: list[torch.Tensor], sources: Sources) -> Sources:
-        whole = inputs and name in _OVERWRITES and inputs[0]._base is None
-        return self._union(inputs[1:]) if whole else sources
+    def end(self) -> None:
+        """Stops following them."""
+        self._opaque.restore()
 
-    def _union(self, tensors: Iterable[torch.Tensor]) -> Sources:
-        found = [source for tensor in tensors if (source := self.of(tensor)) is not _NONE]
-        if len(found) < 2:
-            return found[0] if found else _NONE
-        return Sources(
-            frozenset().union(*(s.all for s in found)), frozenset().union(*(s.grad for s in found))
-        )
+    # -- sources -------------------------------------------------------------------------------
 
     def of(self, tensor: torch.Tensor) -> Sources:
         """Returns the nearest traced ancestors of a tensor."""
-        known = self._tensors.get(id(tensor))
-        sources = known[1] if known is not None and known[0]() is tensor else _NONE
-        if sources is _NONE and tensor.is_leaf:
-            slot = self._parameter_node(tensor)
-            if slot is not None:
-                index = frozenset((self._node(slot),))
-                sources = Sources(index, index if tensor.requires_grad else frozenset())
-                self._remember(tensor, sources)
-        mutated = self._storages.get(_storage_id(tensor)) if self._storages else None
-        if mutated is not None:
-            sources = Sources(sources.all | mutated[1].all, sources.grad | mutated[1].grad)
-        return sources
+        return self._lineage.of(tensor)
 
-    def _set(self, tensor: torch.Tensor, sources: Sources) -> None:
-        if not tensor.requires_grad and sources.grad:
-            sources = Sources(sources.all, frozenset())
-        if sources is not _NONE:
-            self._remember(tensor, sources)
+    def enters(self, tensor: torch.Tensor) -> bool:
+        """Whether the tensor comes into the step from outside: nothing in the step computed it."""
+        own = {self._nodes[slot] for slot in self._earlier if slot in self._nodes}
+        return self._lineage.of(tensor).all <= own
 
-    def _remember(self, tensor: torch.Tensor, sources: Sources) -> None:
-        self._tensors[id(tensor)] = (weakref.ref(tensor), sources)
-
-    def _mutate(self, target: torch.Tensor, sources: Sources) -> None:
-        """A write through any view is seen by every tensor on the same storage."""
-        if (key := _storage_id(target)) and sources is not _NONE:
-            # Holding the storage object keeps its id from being given to another one.
-            self._storages[key] = (target.untyped_storage(), sources)
-        self._set(target, sources)
-
-    def _cut(self, name: str, sources: Sources) -> None:
-        for node in sources.all:
-            self._cuts.setdefault(f"{node} .{name}()")
+    def _origin(self, tensor: torch.Tensor) -> Sources:
+        """Where a tensor comes from that no call of this step has made."""
+        slot = self._leaf_slot(tensor) if tensor.is_leaf else None
+        if slot is not None:
+            index = frozenset((self._node(slot),))
+            return Sources(index, index if tensor.requires_grad else frozenset())
+        if self._memory:
+            found = frozenset(self._node(self._earlier.of(s)) for s in self._memory.of(tensor))
+            return Sources(found, frozenset()) if found else NO_SOURCES
+        return NO_SOURCES
 
     def _node(self, slot: Slot) -> int:
         return self._nodes.setdefault(slot, len(self._nodes))
+
+    def _cut(self, name: str, sources: Sources) -> None:
+        if not self._opaque.inside:
+            for node in sorted(sources.all):
+                self._cuts.setdefault((node, name))
+
+    # -- traced tensors ------------------------------------------------------------------------
 
     def trace(
         self, slot: Slot, tensor: torch.Tensor, fallback: Iterable[torch.Tensor] = ()
@@ -156,52 +121,95 @@ class Provenance(TorchFunctionMode):
         """Declares `tensor` to be the traced tensor of `slot`: edges end and start here.
 
         `fallback` are the inputs of the module it came from, used when nothing is known about
-        the tensor itself (scripted code, custom C++ calls, numpy inside).
+        the tensor itself (custom C++ calls, numpy inside).
         """
         node = self._node(slot)
-        sources = self.of(tensor)
-        if sources is _NONE:
-            inputs = self._union(fallback)
-            sources = inputs if tensor.requires_grad else Sources(inputs.all, frozenset())
-        for source in sources.all - {node}:
-            carries = source in sources.grad
-            self._edges[source, node] = self._edges.get((source, node), False) or carries
+        sources = self._lineage.of(tensor)
+        again = self._follower.recomputed > 0 and tensor.is_floating_point()
+        follows = tensor.requires_grad or again
+        if sources is NO_SOURCES:
+            inputs = self._lineage.union(fallback)
+            sources = inputs if follows else Sources(inputs.all, frozenset())
+        self._connect(sources, node)
+        if slot.kind != "computed":
+            self._outside.add(storage_id(tensor))
         own = frozenset((node,))
-        self._remember(tensor, Sources(own, own if tensor.requires_grad else frozenset()))
-        self._storages.pop(_storage_id(tensor), None)
+        self._lineage.replace(tensor, Sources(own, own if follows else frozenset()))
+        self._own[id(tensor)] = (self._lineage.reference(tensor), node)
+
+    def _connect(self, sources: Sources, node: int) -> None:
+        for source in sources.all - {node}:
+            known = self._edges.get((source, node), False)
+            self._edges[source, node] = known or source in sources.grad
+
+    def connect(self, source: Any, sink: Any, *, gradient: bool = False) -> None:
+        """States a dependence that no torch call shows; it carries no gradient, unless stated.
+
+        Args:
+            source: a tensor, anything containing tensors, or the name of a node.
+            sink: likewise. A traced tensor gets an incoming edge; of any other, what is computed
+                from it later depends on the source too.
+            gradient: whether gradient flows, where the source has one.
+
+        Raises:
+            TypeError: one of them is a name and the other is not.
+        """
+        if isinstance(source, str) != isinstance(sink, str):
+            raise TypeError("connect() takes two tensors or two names of nodes, not one of each")
+        if isinstance(source, str):
+            self._named.setdefault((source, sink))
+            return
+        given = self._lineage.union(tensor for _, tensor in tensors_in(source))
+        reached = given.grad if gradient else frozenset[int]()
+        for _, tensor in tensors_in(sink):
+            reference, node = self._own.get(id(tensor), (None, -1))
+            if reference is not None and reference() is tensor:
+                self._connect(Sources(given.all, reached), node)
+            else:
+                known = self._lineage.of(tensor)
+                self._lineage.set(tensor, Sources(known.all | given.all, known.grad | reached))
+
+    # -- the result ----------------------------------------------------------------------------
 
     def finish(self) -> Structure:
         """Returns the graph; called when the slots of the step have their names."""
         slots = list(self._nodes)
         keys = [slot.key for slot in slots]
-        edges = sorted((s, t, grad) for (s, t), grad in self._edges.items())
-        cuts = [_name_cut(cut, keys) for cut in self._cuts]
         kinds = [slot.kind for slot in slots]
-        return Structure(_stable_hash(keys, kinds, edges), keys, kinds, edges, cuts)
+        for source, sink in self._by_name(keys):
+            self._edges.setdefault((source, sink), False)
+        edges = sorted((s, t, grad) for (s, t), grad in self._edges.items())
+        cuts = [f"{keys[node].node}.{name}()" for node, name in self._cuts if kinds[node] != "loss"]
+        return Structure(
+            stable_hash(keys, kinds, edges), keys, kinds, edges, list(dict.fromkeys(cuts))
+        )
 
+    def _by_name(self, keys: list[SlotKey]) -> Iterator[tuple[int, int]]:
+        """Yields the edges that were stated by name: within an iteration where both have it."""
+        for source_name, sink_name in self._named:
+            sources = [i for i, key in enumerate(keys) if key.node == source_name]
+            sinks = [i for i, key in enumerate(keys) if key.node == sink_name]
+            common = {keys[i].iteration for i in sources} & {keys[i].iteration for i in sinks}
+            for source in sources:
+                for sink in sinks:
+                    together = keys[source].iteration == keys[sink].iteration
+                    if source != sink and (together or not common):
+                        yield source, sink
 
-def _storage_id(tensor: torch.Tensor) -> int:
-    try:
-        return int(tensor.untyped_storage()._cdata)
-    except (RuntimeError, NotImplementedError):  # sparse, opaque: no storage to share
-        return 0
+    def unknown_names(self) -> list[str]:
+        """Returns the names given to `connect` that no node of this step has."""
+        present = {slot.node() for slot in self._nodes}
+        return sorted({name for pair in self._named for name in pair} - present)
 
+    def leave_behind(self) -> None:
+        """Remembers which tensors of this step live on, and what they were computed from."""
+        slots = list(self._nodes)
+        self._memory.keep(
+            (tensor, self._computed_from(tensor, slots))
+            for tensor in self._lineage.living()
+            if storage_id(tensor) not in self._outside or self._lineage.was_written(tensor)
+        )
 
-def _name_cut(cut: str, keys: list[SlotKey]) -> str:
-    node, _, call = cut.partition(" ")
-    return f"{keys[int(node)].node}{call}"
-
-
-def _stable_hash(keys: list[SlotKey], kinds: list[str], edges: list[tuple[int, int, bool]]) -> str:
-    """Equal for equal graphs in any process: by names, never by Python's `hash`."""
-    digest = hashlib.blake2b(digest_size=8)
-    for line in sorted(_lines(keys, kinds, edges)):
-        digest.update(line.encode())
-    return digest.hexdigest()
-
-
-def _lines(
-    keys: list[SlotKey], kinds: list[str], edges: list[tuple[int, int, bool]]
-) -> Iterator[str]:
-    yield from (f"{tuple(key)} {kind}\n" for key, kind in zip(keys, kinds, strict=True))
-    yield from (f"{tuple(keys[s])} -> {tuple(keys[t])} {grad}\n" for s, t, grad in edges)
+    def _computed_from(self, tensor: torch.Tensor, slots: list[Slot]) -> tuple[Slot, ...]:
+        sources = (slots[index] for index in sorted(self._lineage.of(tensor).all))
+        return tuple(slot for slot in sources if slot.kind == "computed")

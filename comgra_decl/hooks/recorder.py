@@ -144,10 +144,10 @@ class TensorRecorder:
         slot: Slot,
         values: bool,
         batch_dim: int | None,
-        gradient: torch.Tensor,
+        gradient: torch.Tensor | None,
     ) -> None:
-        if capture.epoch != epoch or not capture.open:
-            return
+        if gradient is None or capture.epoch != epoch or not capture.open:
+            return  # autograd hands over None where a function has no gradient for this result
         try:
             pass_ = gradient_slot(capture, slot)
             capture.add(pass_, gradient, batch_dim=batch_dim, values=values)
@@ -161,10 +161,10 @@ class TensorRecorder:
         slots: list[Slot],
         how: Capture,
         batch_dim: int | None,
-        gradient: torch.Tensor,
+        gradient: torch.Tensor | None,
     ) -> None:
-        if capture.epoch != epoch or not capture.open:
-            return
+        if gradient is None or capture.epoch != epoch or not capture.open:
+            return  # autograd hands over None where a function has no gradient for this result
         try:
             assert how.split is not None
             parts = take_apart(gradient, how.split, batch_dim=batch_dim)

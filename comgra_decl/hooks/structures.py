@@ -7,6 +7,8 @@ from functools import partial
 from typing import TYPE_CHECKING
 
 from comgra_decl.hooks import modes
+from comgra_decl.hooks.carried import Carried
+from comgra_decl.hooks.memory import Memory
 from comgra_decl.hooks.provenance import Provenance
 
 if TYPE_CHECKING:
@@ -18,6 +20,9 @@ if TYPE_CHECKING:
 _RECAPTURE_EVERY = 10
 """A connection can change without any traced call changing, so every tenth record looks again."""
 
+_FOLLOWED_FIRST = 2
+"""The second record is followed as well: only two steps in a row show what one leaves the next."""
+
 
 class Structures:
     """Captures a graph when a step ran in a new way, and about every tenth record.
@@ -28,12 +33,14 @@ class Structures:
 
     def __init__(
         self,
-        parameter_slot: Callable[[torch.Tensor], Slot | None],
+        leaf_slot: Callable[[torch.Tensor], Slot | None],
         *,
         enabled: bool,
         on_fault: Callable[[BaseException], None],
     ) -> None:
-        self._new = partial(Provenance, parameter_slot, on_fault=on_fault)
+        self._memory = Memory()
+        self._carried = Carried()
+        self._new = partial(Provenance, leaf_slot, on_fault=on_fault, memory=self._memory)
         self._enabled = enabled
         self._known: dict[int, str] = {}  # signature of a step -> hash of its graph
         self._stored: set[str] = set()
@@ -44,6 +51,7 @@ class Structures:
     def start(self) -> Provenance | None:
         """Makes ready to follow torch calls, from the first model call on, if this is wanted."""
         wanted = self._wanted or self._records % _RECAPTURE_EVERY == 0
+        wanted = wanted or self._records < _FOLLOWED_FIRST
         self._active = self._new() if self._enabled and wanted else None
         return self._active
 
@@ -51,11 +59,13 @@ class Structures:
         """Takes the mode away for an evaluation pass: it would change which kernels run there."""
         if self._active is not None:
             modes.remove(self._active)
+            self._active.end()
 
     def resume(self) -> None:
         """Begins, or goes on, following at a model call of the training."""
         if self._active is not None and not modes.is_active(self._active):
             modes.insert_at_bottom(self._active)
+            self._active.begin()
 
     def stop(self) -> None:
         """Stops following, whatever was found."""
@@ -74,7 +84,8 @@ class Structures:
                 self._records += 1
                 self._wanted = info.structure is None
             return None
-        structure = self._active.finish()
+        structure = self._carried.complete(self._active.finish(), signature, step=info.step)
+        self._active.leave_behind()
         self.stop()
         self._records += 1
         self._wanted = False

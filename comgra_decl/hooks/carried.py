@@ -1,0 +1,61 @@
+"""Keeps what is known of carry-over between steps when a graph is looked at again.
+
+That a tensor comes from an earlier step can only be seen if that step was followed too. A step
+followed on its own says nothing about it, so it keeps the connections that were seen the last
+time a step ran this way: the same convention as for records that are not followed at all.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import TYPE_CHECKING, NamedTuple
+
+from comgra_decl.hooks.memory import EARLIER
+from comgra_decl.hooks.structure_hash import stable_hash
+
+if TYPE_CHECKING:
+    from comgra_decl.records import SlotKey, Structure
+
+
+class _Edge(NamedTuple):
+    source: SlotKey
+    kind: str
+    sink: SlotKey
+
+
+class Carried:
+    """The edges from earlier steps, by the way a step ran."""
+
+    def __init__(self) -> None:
+        self._edges: dict[int, set[_Edge]] = {}
+        self._followed = -2  # the last step that was followed
+
+    def complete(self, structure: Structure, signature: int, *, step: int) -> Structure:
+        """Returns the structure with the edges that this step alone could not show."""
+        seen = self._followed == step - 1
+        self._followed = step
+        if seen:
+            self._edges[signature] = set(_from_earlier(structure))
+            return structure
+        missing = self._edges.get(signature, set()) - set(_from_earlier(structure))
+        return _with(structure, sorted(missing)) if missing else structure
+
+
+def _from_earlier(structure: Structure) -> list[_Edge]:
+    keys, kinds = structure.keys, structure.kinds
+    edges = ((keys[s], kinds[s], keys[t]) for s, t, _ in structure.edges)
+    return [_Edge(*edge) for edge in edges if edge[0].role.endswith(EARLIER)]
+
+
+def _with(structure: Structure, added: list[_Edge]) -> Structure:
+    keys, kinds, edges = list(structure.keys), list(structure.kinds), list(structure.edges)
+    for source, kind, sink in added:
+        if sink not in keys:
+            continue
+        if source not in keys:
+            keys.append(source)
+            kinds.append(kind)
+        edges.append((keys.index(source), keys.index(sink), False))
+    edges.sort()
+    name = stable_hash(keys, kinds, edges)
+    return replace(structure, hash=name, keys=keys, kinds=kinds, edges=edges)

@@ -1,0 +1,177 @@
+"""From which traced tensors each tensor of a step was computed, through views and writes.
+
+Tensors share memory: a write through one name changes what the others hold. Two views of the same
+tensor also share their gradient's way, a detached alias does not. Writes are therefore kept per
+storage, the gradients' ways per root (the tensor that the views are views of), and a clock tells
+what was known before a write from what was learned after it.
+"""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Callable, Iterable, Iterator
+from typing import Any, NamedTuple
+
+import torch
+
+_functorch_active: Callable[[], bool] = torch._C._are_functorch_transforms_active
+
+
+class Sources(NamedTuple):
+    """Nearest traced ancestors: all of them, and those reached along a gradient."""
+
+    all: frozenset[int]
+    grad: frozenset[int]
+
+
+NO_SOURCES = Sources(frozenset(), frozenset())
+
+
+def merged(found: Iterable[Sources]) -> Sources:
+    """Returns the union of several sets of ancestors."""
+    distinct = [sources for sources in found if sources is not NO_SOURCES]
+    if len(distinct) < 2:
+        return distinct[0] if distinct else NO_SOURCES
+    return Sources(
+        frozenset().union(*(s.all for s in distinct)),
+        frozenset().union(*(s.grad for s in distinct)),
+    )
+
+
+class _Written:
+    """A storage that was written to, and what it holds since."""
+
+    __slots__ = ("all", "grads", "overwritten", "storage", "time", "whole")
+
+    def __init__(self, storage: Any) -> None:
+        self.storage = storage  # kept, so that its id is not given to another one
+        self.time = 0
+        self.overwritten = 0  # when everything in it was last replaced
+        self.all: frozenset[int] = frozenset()
+        self.whole = False  # `all` speaks of all of the storage, not only of a part
+        self.grads: dict[int, tuple[weakref.ref[torch.Tensor], frozenset[int]]] = {}
+
+    def grad(self, root: torch.Tensor) -> frozenset[int] | None:
+        """Returns what reaches a root along a gradient since it was written to, if it was."""
+        known = self.grads.get(id(root))
+        return known[1] if known is not None and known[0]() is root else None
+
+
+class Lineage:
+    """The nearest traced ancestors of every tensor of a step.
+
+    Args:
+        origin: gives the ancestors of a tensor that no call has made: a parameter, a buffer.
+    """
+
+    def __init__(self, origin: Callable[[torch.Tensor], Sources]) -> None:
+        self._origin = origin
+        self._tensors: dict[int, tuple[weakref.ref[torch.Tensor], Sources, int]] = {}
+        self._written: dict[int, _Written] = {}
+        self._clock = 0
+
+    def of(self, tensor: torch.Tensor) -> Sources:
+        """Returns the nearest traced ancestors of what a tensor holds now."""
+        known = self._tensors.get(id(tensor))
+        if known is not None and known[0]() is tensor:
+            sources, time = known[1], known[2]
+        else:
+            sources, time = self._origin(tensor), 0
+        if self._written:
+            written = self._written.get(storage_id(tensor))
+            if written is not None and written.time > time:
+                return _since(written, tensor, sources, time)
+        return sources
+
+    def union(self, tensors: Iterable[torch.Tensor]) -> Sources:
+        """Returns the ancestors of several tensors together."""
+        return merged([self.of(tensor) for tensor in tensors])
+
+    def set(self, tensor: torch.Tensor, sources: Sources, *, recomputed: bool = False) -> None:
+        """States the ancestors of a tensor; gradient ways end where autograd does not follow.
+
+        Under a transform of `torch.func` a wrapper does not say whether autograd follows what it
+        wraps; in code that is computed again in the backward pass (`recomputed`) autograd will
+        follow although it does not now. In both cases the result at the end decides.
+        """
+        if sources.grad and not tensor.requires_grad:
+            real = tensor.is_floating_point() or tensor.is_complex()
+            if not real or not (recomputed or _functorch_active()):
+                sources = Sources(sources.all, frozenset())
+        self._tensors[id(tensor)] = (weakref.ref(tensor), sources, self._clock)
+
+    def write(
+        self, target: torch.Tensor, inputs: Sources, *, overwrite: bool, recomputed: bool = False
+    ) -> None:
+        """A write into `target` is seen by every tensor on the same storage.
+
+        Autograd makes the root's new history from its old one and from the inputs; the history
+        of the view that was written through is no part of it.
+        """
+        root = target if target._base is None else target._base
+        if overwrite and root is target:
+            new = inputs
+        else:
+            old, own = self.of(root), self.of(target)
+            new = Sources(old.all | own.all | inputs.all, old.grad | inputs.grad)
+        if not root.requires_grad and not recomputed:
+            new = Sources(new.all, frozenset())
+        self._clock += 1
+        if (key := storage_id(target)) != 0:
+            self._note(key, root, new, overwritten=overwrite and root is target)
+        for tensor in (root, target):
+            self._tensors[id(tensor)] = (weakref.ref(tensor), new, self._clock)
+
+    def _note(self, key: int, root: torch.Tensor, new: Sources, *, overwritten: bool) -> None:
+        storage = root.untyped_storage()
+        written = self._written.get(key)
+        if written is None:
+            written = self._written[key] = _Written(storage)
+        written.time = self._clock
+        written.whole = root.numel() * root.element_size() == storage.nbytes()
+        written.all = new.all if written.whole else written.all | new.all
+        if overwritten and written.whole:
+            written.overwritten = self._clock
+        written.grads[id(root)] = (weakref.ref(root), new.grad)
+
+    def replace(self, tensor: torch.Tensor, own: Sources) -> None:
+        """Makes a tensor its own only ancestor, for itself and for views of it written before."""
+        self._tensors[id(tensor)] = (weakref.ref(tensor), own, self._clock)
+        written = self._written.get(storage_id(tensor)) if self._written else None
+        if written is not None and written.grad(tensor) is not None:
+            written.grads[id(tensor)] = (weakref.ref(tensor), own.grad)
+            written.all = own.all if written.whole else written.all | own.all
+
+    def reference(self, tensor: torch.Tensor) -> weakref.ref[torch.Tensor]:
+        """Returns the weak reference kept of a tensor whose ancestors are known."""
+        return self._tensors[id(tensor)][0]
+
+    def was_written(self, tensor: torch.Tensor) -> bool:
+        """Whether anything was written into the tensor's memory in this step."""
+        return storage_id(tensor) in self._written
+
+    def living(self) -> Iterator[torch.Tensor]:
+        """Yields the tensors that calls have made and that still exist."""
+        for reference, _, _ in list(self._tensors.values()):
+            tensor = reference()
+            if tensor is not None:
+                yield tensor
+
+
+def _since(written: _Written, tensor: torch.Tensor, known: Sources, time: int) -> Sources:
+    """Returns the ancestors of a tensor whose storage was written to after `time`."""
+    root = tensor if tensor._base is None else tensor._base
+    grad = written.grad(root)
+    replaced = written.overwritten > time or (written.whole and grad is not None)
+    values = written.all if replaced else known.all | written.all
+    if not tensor.requires_grad:
+        return Sources(values, frozenset())
+    return Sources(values, known.grad if grad is None else grad)
+
+
+def storage_id(tensor: torch.Tensor) -> int:
+    """Returns what identifies a tensor's memory while it lives, 0 if it has none of its own."""
+    try:
+        return int(tensor.untyped_storage()._cdata)
+    except (RuntimeError, NotImplementedError):  # sparse, opaque: no storage to share
+        return 0

@@ -1,0 +1,75 @@
+"""What an earlier step left behind: hidden states, replay buffers, anything kept and used again.
+
+Between recorded steps nothing is followed, so this is known of tensors made in a followed step
+that still exist when a later followed step uses them. Recognised by their storage, because
+`h = h.detach()` between two steps makes another tensor of the same memory.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from typing import TYPE_CHECKING
+
+from torch.multiprocessing.reductions import StorageWeakRef
+
+from comgra_decl.hooks.lineage import storage_id
+from comgra_decl.hooks.slots import Slot
+
+if TYPE_CHECKING:
+    import torch
+
+EARLIER = " (earlier step)"
+"""Ends the role of a node that stands for a tensor of an earlier step."""
+
+_MAX_KEPT = 10_000
+
+
+class Memory:
+    """Which slots the surviving tensors of earlier steps came from."""
+
+    def __init__(self) -> None:
+        self._kept: dict[int, tuple[StorageWeakRef, tuple[Slot, ...]]] = {}
+
+    def __bool__(self) -> bool:
+        return bool(self._kept)
+
+    def of(self, tensor: torch.Tensor) -> tuple[Slot, ...]:
+        """Returns the slots that a tensor came from in an earlier step, if it did."""
+        known = self._kept.get(storage_id(tensor))
+        return known[1] if known is not None and not known[0].expired() else ()
+
+    def keep(self, survivors: Iterable[tuple[torch.Tensor, tuple[Slot, ...]]]) -> None:
+        """Remembers the tensors that outlive a step, and forgets those that are gone."""
+        self._kept = {key: kept for key, kept in self._kept.items() if not kept[0].expired()}
+        for tensor, slots in survivors:
+            key = storage_id(tensor)
+            if key and slots and len(self._kept) < _MAX_KEPT:
+                self._kept[key] = (StorageWeakRef(tensor.untyped_storage()), slots)
+
+    def forget(self) -> None:
+        """Forgets everything."""
+        self._kept.clear()
+
+
+class EarlierSlots:
+    """The slots of a step's graph that stand for tensors of earlier steps."""
+
+    def __init__(self) -> None:
+        self._slots: dict[Slot, Slot] = {}
+
+    def of(self, slot: Slot) -> Slot:
+        """Returns the stand-in of a slot."""
+        known = self._slots.get(slot)
+        if known is None:
+            role = slot.role if slot.role.endswith(EARLIER) else slot.role + EARLIER
+            known = self._slots[slot] = Slot(
+                slot.node,
+                role,
+                iteration=slot.iteration,
+                kind=slot.kind,
+                module_class=slot.module_class,
+            )
+        return known
+
+    def __iter__(self) -> Iterator[Slot]:
+        return iter(self._slots.values())

@@ -1,0 +1,184 @@
+"""Calls that no torch function mode sees, connected while a graph is followed.
+
+Functions with a backward of their own may compute in numpy; scripted code runs in C++; the
+transforms of `torch.func` wrap and unwrap tensors in C++. Each is wrapped where all its users,
+also those who kept a reference to it (`op = MyFunction.apply`), come by.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Iterator
+from typing import TYPE_CHECKING, Any, cast
+
+import torch
+import torch._functorch.eager_transforms as _transforms
+import torch._functorch.vmap as _vmap
+from torch.autograd.function import _SingleLevelFunction
+from torch.utils.checkpoint import CheckpointFunction
+
+from comgra_decl.hooks.calls import tensors_of
+from comgra_decl.hooks.lineage import Lineage, Sources, merged
+
+if TYPE_CHECKING:
+    from comgra_decl.hooks.following import Follower
+
+_ABSENT = object()
+
+
+class _Attribute:
+    """One attribute of a class or module, replaced while a graph is followed."""
+
+    def __init__(self, owner: Any, name: str, wrapper: Callable[[Any], Any]) -> None:
+        self._owner = owner
+        self._name = name
+        self._wrap = wrapper
+        self._before: Any = None
+        self._wrapper: Any = None
+
+    def apply(self) -> None:
+        """Puts the wrapper in place; calling it twice is harmless."""
+        if self._wrapper is None:
+            self._before = vars(self._owner).get(self._name, _ABSENT)
+            self._wrapper = self._wrap(self._before)
+            setattr(self._owner, self._name, self._wrapper)
+
+    def restore(self) -> None:
+        """Puts back what was there, unless somebody else has replaced it since."""
+        ours = self._wrapper is not None and vars(self._owner).get(self._name) is self._wrapper
+        if ours and self._before is _ABSENT:
+            delattr(self._owner, self._name)
+        elif ours:
+            setattr(self._owner, self._name, self._before)
+        self._wrapper = None
+
+
+class OpaqueCalls:
+    """Connects the results of opaque calls to their arguments.
+
+    Args:
+        lineage: is told what the results were computed from.
+        follower: is told while code runs that the backward pass will run again.
+        on_fault: told about an error of our own.
+    """
+
+    def __init__(
+        self, lineage: Lineage, follower: Follower, *, on_fault: Callable[[BaseException], None]
+    ) -> None:
+        self._lineage = lineage
+        self._follower = follower
+        self._on_fault = on_fault
+        self.inside = 0  # depth of calls whose insides need not be followable
+        self._attributes = [
+            _Attribute(_SingleLevelFunction, "apply", self._wrap_function),
+            *(
+                _Attribute(kind, "__call__", self._wrap_script)
+                for kind in (torch._C.ScriptFunction, torch._C.ScriptMethod)
+            ),
+            *(
+                _Attribute(module, name, self._wrap_wrapping)
+                for module, name in (
+                    (_vmap, "_add_batch_dim"),
+                    (_vmap, "_remove_batch_dim"),
+                    (_transforms, "_wrap_for_grad"),
+                    (_transforms, "_unwrap_for_grad"),
+                )
+            ),
+        ]
+
+    def apply(self) -> None:
+        """Starts following; calling it twice is harmless."""
+        for attribute in self._attributes:
+            attribute.apply()
+
+    def restore(self) -> None:
+        """Stops following."""
+        for attribute in self._attributes:
+            attribute.restore()
+
+    # -- functions with a backward of their own ------------------------------------------------
+
+    def _wrap_function(self, before: Any) -> Any:
+        method = _SingleLevelFunction.__mro__[1].__dict__["apply"] if before is _ABSENT else before
+
+        @functools.wraps(method)
+        def apply(cls: Any, *args: Any, **kwargs: Any) -> Any:
+            call = method.__get__(None, cls)
+            if torch._C._current_graph_task_id() != -1:  # within backward: no part of the graph
+                return call(*args, **kwargs)
+            again = cls is CheckpointFunction
+            inputs = self._quietly(lambda: self._sources([*args, *kwargs.values()]))
+            self.inside += not again
+            self._follower.recomputed += again
+            try:
+                result = call(*args, **kwargs)
+            finally:
+                self.inside -= not again
+                self._follower.recomputed -= again
+            self._quietly(lambda: self._after_function(inputs, result, again=again))
+            return result
+
+        return classmethod(apply)
+
+    def _after_function(self, inputs: Sources, result: Any, *, again: bool) -> None:
+        """Autograd connects results to all arguments; values come as the inside was seen to work.
+
+        Recomputed code is followed as if it were not wrapped at all.
+        """
+        for tensor in tensors_of((result,)):
+            seen = self._lineage.of(tensor)
+            if again and seen.all:
+                self._lineage.set(tensor, seen)
+                continue
+            values = seen.all or inputs.all
+            reached = inputs.grad if tensor.requires_grad else frozenset()
+            self._lineage.set(tensor, Sources(values | reached, reached))
+
+    # -- scripted code -------------------------------------------------------------------------
+
+    def _wrap_script(self, before: Any) -> Any:
+        def call(script: Any, *args: Any, **kwargs: Any) -> Any:
+            result = before(script, *args, **kwargs)
+            self._quietly(lambda: self._after_script(script, [*args, *kwargs.values()], result))
+            return result
+
+        return call
+
+    def _after_script(self, script: Any, arguments: list[Any], result: Any) -> None:
+        held = list(_held(script.owner)) if isinstance(script, torch._C.ScriptMethod) else []
+        sources = merged([self._sources(arguments), self._lineage.union(held)])
+        for tensor in tensors_of((result,)):
+            self._lineage.set(tensor, sources)
+
+    # -- transforms ----------------------------------------------------------------------------
+
+    def _wrap_wrapping(self, before: Any) -> Any:
+        def wrap(tensor: Any, *args: Any) -> Any:
+            result = before(tensor, *args)
+            self._quietly(lambda: self._lineage.set(result, self._lineage.of(tensor)))
+            return result
+
+        return wrap
+
+    # -- helpers -------------------------------------------------------------------------------
+
+    def _sources(self, values: list[Any]) -> Sources:
+        return self._lineage.union(tensors_of(values))
+
+    def _quietly(self, work: Callable[[], Any]) -> Any:
+        """Runs our own bookkeeping unseen by function modes; a fault of ours goes no further."""
+        try:
+            with torch._C.DisableTorchFunction():
+                return work()
+        except Exception as error:
+            self._on_fault(error)
+            return Sources(frozenset(), frozenset())
+
+
+def _held(script: Any) -> Iterator[torch.Tensor]:
+    """Yields the parameters and buffers of a scripted module and its children."""
+    of = cast("Any", torch._C)  # the views of a scripted module have no stubs
+    for name_and_tensor in (*of.ParameterDict(script).items(), *of.BufferDict(script).items()):
+        yield name_and_tensor[1]
+    for name_and_child in of.ModuleDict(script).items():
+        yield from _held(name_and_child[1])
