@@ -112,8 +112,12 @@ class Agenda:
 
     # -- within a step -------------------------------------------------------------------------
 
-    def label(self, names: Iterable[str], *, too_late: bool = False) -> None:
-        """The step in progress has these labels; `too_late`: it is not being captured."""
+    def declare(self, names: Iterable[str]) -> None:
+        """The first of `names` is the type of the step in progress, whatever it is tagged with."""
+        self.labels = {**dict.fromkeys(names), **self.labels}
+
+    def tag(self, names: Iterable[str], *, too_late: bool) -> None:
+        """The step in progress has these labels too; `too_late`: it is not being captured."""
         for name in names:
             self.labels[name] = None
             if too_late and self._due_for(name):

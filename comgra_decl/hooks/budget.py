@@ -24,11 +24,13 @@ class Meter:
 
     Attributes:
         disk_bytes: size of the run's folder.
+        polls: how often that was measured.
         writer_seconds: processor time of the writer thread until now.
     """
 
     def __init__(self) -> None:
         self.disk_bytes = 0.0
+        self.polls = 0
         self.writer_seconds = 0.0
 
 
@@ -40,7 +42,9 @@ class Budget:
     what its step took longer than a plain one, but at least what the capture itself measured, and
     the processor time of the writer on top.
 
-    Disk: with r of the budget remaining, gaps are 2**floor(log2(1/r)) times longer.
+    Disk: whenever half of what remained is used, gaps become four times longer. So each half of the
+    remainder lasts twice as long as the one before, and a training of unknown length is recorded
+    ever more rarely, but until its end.
 
     Args:
         spec: the budget; None in it means no limit.
@@ -68,7 +72,8 @@ class Budget:
         self._last: float | None = None  # end of the last step
         self._paid = -math.inf  # when the debt will be paid off
         self._writer = meter.writer_seconds
-        self._polled, self._since, self._records = 0.0, 0, 0
+        self._polls, self._polled = 0, 0.0
+        self._records = self._then = self._before = 0  # now, at the newest measurement, the last
         self._said: dict[str, float] = {}
 
     # -- time ----------------------------------------------------------------------------------
@@ -127,7 +132,7 @@ class Budget:
         if self._limit is None:
             return 1.0
         left = max(1 - self._used() / self._limit, 2.0**-30)
-        factor = 2.0 ** math.floor(-math.log2(left))
+        factor = 4.0 ** math.floor(-math.log2(left))
         if factor > 1 and self._news("disk", factor):
             self._say(
                 "disk",
@@ -139,15 +144,19 @@ class Budget:
     def recorded(self) -> None:
         """A record was handed over."""
         self._records += 1
-        if self._meter.disk_bytes != self._polled:
-            self._polled, self._since = self._meter.disk_bytes, self._records
 
     def _per_record(self) -> float:
-        return self._polled / self._since if self._since else 0.0
+        return self._polled / self._then if self._then else 0.0
 
     def _used(self) -> float:
-        """Bytes on disk, with what has been recorded since they were last looked at."""
-        return self._polled + (self._records - self._since) * self._per_record()
+        """Bytes on disk, with what is on its way there.
+
+        What was recorded since the last measurement but one may not have been written yet.
+        """
+        if self._polls != self._meter.polls:
+            self._polls, self._polled = self._meter.polls, self._meter.disk_bytes
+            self._before, self._then = self._then, self._records
+        return self._polled + (self._records - self._before) * self._per_record()
 
     def _news(self, what: str, value: float) -> bool:
         """Whether `value` differs from what was said last by more than a factor."""

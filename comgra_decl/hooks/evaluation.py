@@ -68,6 +68,7 @@ class EvaluationPhases:
         if step == self.step:
             return self.open
         self.step = step
+        self.tags.clear()
         self._phase += 1
         self._limit = self._calls(max(1, training_calls))
         self._pending = self._countdown is not None and self._countdown.due(self._phase)
@@ -94,5 +95,4 @@ class EvaluationPhases:
     def close(self) -> None:
         """Ends a phase, recorded or not."""
         self._pending = False
-        self.tags.clear()
         self.capture.open = False

@@ -29,7 +29,7 @@ from comgra_decl.hooks.compiled import EagerStance
 from comgra_decl.hooks.ending import StepEnd
 from comgra_decl.hooks.evaluation import EvaluationPhases
 from comgra_decl.hooks.hearing import Hearing
-from comgra_decl.hooks.patches import LossWatch, watch_eval
+from comgra_decl.hooks.patches import LossWatch, watch_mode
 from comgra_decl.hooks.report import Reporter
 from comgra_decl.hooks.scalars import Scalars
 from comgra_decl.hooks.slots import SlotTable
@@ -77,6 +77,7 @@ class HookManager:
         self._quiet = 0.0  # no step before this one can be due
         self._deferred = False  # whether the step is decided about again at its end
         self._watched = False  # whether it is decided about when the model is called
+        self._evaluating = False  # as far as the program has said so
         self._armed = False
         self._stopped = False
         self._stop_requested = False
@@ -94,7 +95,7 @@ class HookManager:
         )
         self._follow(spec)
         self._losses = LossWatch(self._on_loss, self._train.backwards.end)
-        self._eval_patch = watch_eval(self._on_eval)
+        self._mode_patch = watch_mode(self._on_mode)
         self._hearing = Hearing(self)
         self._scalars = Scalars(spec, scalars, on_fault=self._fault)
         self._handles: list[RemovableHandle] = []
@@ -132,7 +133,7 @@ class HookManager:
             register_optimizer_step_post_hook(self._after_optimizer),
             register_module_module_registration_hook(self._owners.note),
         ]
-        self._eval_patch.apply()
+        self._mode_patch.apply()
         self._scalars.start()
         self._hearing.start()
         self._begin_step()
@@ -160,7 +161,7 @@ class HookManager:
         self._disarm()
         self._hearing.stop()
         self._scalars.stop()
-        self._eval_patch.restore()
+        self._mode_patch.restore()
         for handle in self._handles:
             handle.remove()
         self._handles.clear()
@@ -244,6 +245,7 @@ class HookManager:
         if self._budget.timed:
             self._budget.step_ended(cost)
         self._step += 1
+        self._evaluating = False
         self._begin_step()
 
     def _begin_step(self) -> None:
@@ -271,7 +273,7 @@ class HookManager:
             attached = self._tracer.installed
             training = not self._tracer.is_evaluation(module)
             if not training:
-                self._on_eval(module)
+                self._begin_evaluation()
             elif next(module.parameters(), None) is not None:
                 self._decide(module, args, kwargs)
             else:
@@ -287,20 +289,30 @@ class HookManager:
     def _decide(self, module: nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> None:
         """Arms in the middle of the step if its labels say so."""
         if self._labeller is not None:
-            self._agenda.label(self._labeller(module, args, kwargs))
+            self._agenda.declare(self._labeller(module, args, kwargs))
         if self._watched and self._agenda.due:
             self._arm()
 
-    def _on_eval(self, module: nn.Module) -> None:
-        if self._stopped or torch.compiler.is_compiling():
+    def _on_mode(self, module: nn.Module, training: bool) -> None:
+        """A module was switched to training or evaluation, as each of its children was before."""
+        if training == (not self._evaluating) or self._stopped or torch.compiler.is_compiling():
             return
         try:
-            self._structures.pause()
-            self._beside.leave_training()
-            if self._evaluation.begin(self._step, self._train.root_calls) and not self._armed:
-                self._install()
+            self._evaluating = not training and not self._is_frozen(module)
+            if self._evaluating:
+                self._begin_evaluation()
         except Exception as error:
             self._fault(error)
+
+    def _is_frozen(self, module: nn.Module) -> bool:
+        """Whether a module is only a part, kept in evaluation mode, of one that is trained."""
+        top = self._owners.top_of(module)
+        return top is not module and top.training
+
+    def _begin_evaluation(self) -> None:
+        self._structures.pause()
+        if self._evaluation.begin(self._step, self._train.root_calls) and not self._armed:
+            self._install()
 
     def _choose(self, root: nn.Module, top: Top) -> StepCapture | None:
         """Decides which record a root call belongs to."""
@@ -311,6 +323,7 @@ class HookManager:
         if self._evaluation.capture.open and top.parametric:
             self._finish_evaluation()
         self._structures.resume()
+        self._evaluating = False
         top.trained = top.trained or training
         capture = self._train
         if not capture.open or capture.root_calls >= _MAX_ROOT_CALLS:
@@ -345,11 +358,11 @@ class HookManager:
 
     def _on_tag(self, *names: str) -> None:
         """The program labels the step in progress, or the evaluation it is in."""
-        if self._evaluation.capture.open:
+        if self._evaluating:
             self._evaluation.tags.update(dict.fromkeys(names))
             return
         too_late = self._watched and not self._watch.waiting and not self._armed
-        self._agenda.label(names, too_late=too_late)
+        self._agenda.tag(names, too_late=too_late)
         self._quiet = -math.inf
 
     def _on_step(self) -> None:
@@ -431,7 +444,7 @@ class HookManager:
 
 def _new_capture(spec: Spec, *, followed: bool) -> StepCapture:
     histogram = None if spec.histogram is None else spec.histogram.elements
-    return StepCapture(
+    capture = StepCapture(
         Reducer(histogram_elements=histogram, sample_count=spec.samples.count),
         max_value_elements=spec.values.max_elements,
         sample_count=spec.samples.count,

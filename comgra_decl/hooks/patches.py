@@ -100,8 +100,8 @@ class LossWatch:
         return scale
 
 
-def watch_eval(on_eval: Callable[[nn.Module], None]) -> Patch:
-    """Tells `on_eval` each module that is switched to evaluation, afterwards.
+def watch_mode(on_mode: Callable[[nn.Module, bool], None]) -> Patch:
+    """Tells `on_mode` each module that is switched to training or evaluation, afterwards.
 
     `eval()` is `train(False)`. This is what makes evaluation visible at no cost: between recorded
     steps nothing is attached to any module, and a program switches once per evaluation phase, not
@@ -111,8 +111,7 @@ def watch_eval(on_eval: Callable[[nn.Module], None]) -> Patch:
     def wrap(original: Callable[..., Any]) -> Callable[..., Any]:
         def train(self: nn.Module, mode: bool = True) -> Any:
             result = original(self, mode)
-            if not mode:
-                on_eval(self)
+            on_mode(self, mode)
             return result
 
         return train

@@ -30,7 +30,7 @@ class Labeller:
 
     Args:
         spec: where labels come from; it says something.
-        warn: told, once for each cause, why a call got no label.
+        warn: told, once, why a call got no label.
     """
 
     def __init__(self, spec: TypesSpec, *, warn: Callable[[str], None]) -> None:
@@ -38,6 +38,7 @@ class Labeller:
         self._by = spec.by
         self._warn = warn
         self._label: Label | None = None
+        self._failed = False
 
     def __call__(
         self, module: nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any]
@@ -50,11 +51,16 @@ class Labeller:
                 found = self._label(module, args, kwargs)
             return _texts(found)
         except Exception as error:
+            self._say_why(error)
+            return []
+
+    def _say_why(self, error: Exception) -> None:
+        if not self._failed:
+            self._failed = True
             self._warn(
-                f"types.by gives no type to a step, which is then of type 'train': "
+                "types.by gives no type to a step, which is then of type 'train': "
                 f"{type(error).__name__}: {error}"
             )
-            return []
 
 
 def _label_of(by: ByInput | ByFunction) -> Label:
@@ -78,7 +84,7 @@ def _texts(found: Any) -> list[str]:
 def _label_of_input(
     by: ByInput, module: nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any]
 ) -> str:
-    value = _input(by.input, module, args, kwargs)
+    value = find_input(by.input, module, args, kwargs)
     number = _size(value, by.shape) if by.shape is not None else _plain(value)
     if by.bins is None:
         return by.names[0] if by.names else str(number)
@@ -86,9 +92,14 @@ def _label_of_input(
     return by.names[position] if by.names else _between(by.bins, position)
 
 
-def _input(
+def find_input(
     which: int | str, module: nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any]
 ) -> Any:
+    """Returns an input of a call by its position, its name, or its key in a mapping.
+
+    Raises:
+        LookupError: there is none.
+    """
     given = dict(enumerate(args)) | dict(kwargs)
     if which in given:
         return given[which]

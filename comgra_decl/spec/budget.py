@@ -72,8 +72,9 @@ class BudgetSpec(SpecModel):
     disk: Annotated[str, BeforeValidator(_bytes_as_text), AfterValidator(_checked_size)] | None = (
         None
     )
-    """Size that the run's folder may have, such as 5GB. The gaps between records double whenever
-    half of what remained is used, so that a training of any length has records until its end."""
+    """Size that the run's folder may have, such as 5GB. The gaps between records become four times
+    longer whenever half of what remained is used, so that a long training, too, has records until
+    its end."""
 
     @property
     def share(self) -> float | None:
