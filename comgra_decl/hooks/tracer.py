@@ -20,6 +20,7 @@ from comgra_decl.hooks.parameters import Parameters
 from comgra_decl.hooks.plans import ModulePlan, TopPlan
 from comgra_decl.hooks.recorder import TensorRecorder
 from comgra_decl.hooks.slots import Slot
+from comgra_decl.hooks.targets import Targets
 from comgra_decl.hooks.tree import Owners, Top
 
 if TYPE_CHECKING:
@@ -80,6 +81,8 @@ class ModuleTracer:
         self._inputs: dict[tuple[str, int], Slot] = {}
         self._losses: dict[tuple[str, int], Slot] = {}
         self._recorder = TensorRecorder(on_fault=on_fault)
+        self._targets = Targets(on_fault=on_fault)
+        self._in_model = False  # whether the root being called has parameters: no loss, no metric
         self.parameters = Parameters(on_fault=on_fault)
         self._depth = 0
         self._capture: StepCapture | None = None
@@ -136,6 +139,7 @@ class ModuleTracer:
         self._release()
 
     def _release(self) -> None:
+        self._targets.stop()
         self._recorder.release()
         self.parameters.release()
 
@@ -206,12 +210,19 @@ class ModuleTracer:
             self._depth = max(0, self._depth - 1)  # installed inside a call: its end only
             if self._depth == 0:
                 self._capture = None
+                if capture is not None and capture.followed and self._in_model:
+                    self._look_for_targets(capture, args, output)
+                if capture is not None and capture.categories is not None:
+                    capture.categories.leave(output)
                 self._left()
         except Exception as error:
             self._on_fault(error)
 
     def _enter_root(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         plan = self._adopt(module)
+        self._in_model = any(True for _ in module.parameters())
+        if self._in_model:
+            self._targets.pause()
         if not _takes_part(plan.top, args, kwargs):
             self._capture = None
             return
@@ -220,9 +231,12 @@ class ModuleTracer:
         if capture is None:
             return
         capture.batch_size = first_batch_size(args, kwargs) or capture.batch_size
+        if capture.categories is not None:
+            capture.categories.enter(module, args, kwargs, capture.batch_size)
         if plan.top.parametric and capture.count(plan) == 0:
             self.parameters.read(plan, capture)
-        if any(True for _ in module.parameters()):  # not a loss or a metric: those end the model
+        if self._in_model:
+            self._targets.know((args, kwargs))
             self._read_inputs(capture, args, kwargs)
 
     def _adopt(self, root: nn.Module) -> TopPlan:
@@ -301,8 +315,13 @@ class ModuleTracer:
         except Exception as error:
             self._on_fault(error)
 
+    def _look_for_targets(self, capture: StepCapture, args: Any, output: Any) -> None:
+        self._targets.know((args, output))
+        self._targets.look(capture, self.provenance, values=self._keeps_values)
+
     def before_optimizer(self, optimizer: torch.optim.Optimizer) -> None:
-        """Keeps what an optimizer is about to change."""
+        """Keeps what an optimizer is about to change; its arithmetic is none of the loss."""
+        self._targets.pause()
         if self.parameters.follows_steps or not self.tops:
             with torch._C.DisableTorchFunction():
                 self.parameters.before_step(_parameters(optimizer))
@@ -344,6 +363,8 @@ class ModuleTracer:
             node, iteration = key
             slot = Slot(lambda: node, "output", iteration=iteration, kind="loss")
             self._losses[key] = slot
+        if capture.categories is not None:
+            capture.categories.loss(backwarded)
         index = capture.add(slot, loss, batch_dim=None, values=False)
         if index is not None and loss.numel() == 1:
             capture.kpi_tensors["loss" if number == 0 else f"loss[{number}]"] = index

@@ -22,6 +22,14 @@ def network() -> nn.Sequential:
     return nn.Sequential(nn.Linear(3, 4), nn.Tanh(), nn.Linear(4, 2))
 
 
+def weight(model: nn.Sequential, layer: int = 0) -> torch.Tensor:
+    return model.get_parameter(f"{layer}.weight")
+
+
+def gradients(model: nn.Module) -> dict[str, torch.Tensor]:
+    return {n: p.grad.clone() for n, p in model.named_parameters() if p.grad is not None}
+
+
 def held(run: Recording, name: str, step: int, pass_: str = "forward") -> np.ndarray:
     """The value recorded of a parameter, by the name that torch gives it."""
     node, _, role = name.partition(".")
@@ -66,9 +74,9 @@ def test_updates_by_a_closure_are_those_of_the_whole_step() -> None:
 
     with recording(spec("update")) as run:
         for step in range(2):  # the first one discovers the model within the optimizer's step
-            before = model[0].weight.detach().clone()
+            before = weight(model).detach().clone()
             optimizer.step(closure)
-            change = (model[0].weight.detach() - before).numpy()
+            change = (weight(model).detach() - before).numpy()
             np.testing.assert_array_equal(held(run, "0.weight", step, "update"), change)
     assert run.faults == []
 
@@ -82,19 +90,18 @@ def test_each_of_several_optimizers_updates_its_own_parameters() -> None:
         first.step()
         second.step()
     for layer, lr in (("0", 0.1), ("2", 0.5)):
-        layer_ = model[int(layer)]
-        expected = -lr * layer_.weight.grad
+        expected = -lr * gradients(model)[f"{layer}.weight"]
         np.testing.assert_allclose(held(run, f"{layer}.weight", 0, "update"), expected, rtol=1e-4)
 
 
 def test_an_update_smaller_than_half_precision_shows_is_exact() -> None:
     model = nn.Sequential(nn.Linear(3, 2, bias=False)).bfloat16()
     optimizer = torch.optim.SGD(model.parameters(), lr=0.5)
-    before = model[0].weight.detach().float()
+    before = weight(model).detach().float()
     with recording(spec("update")) as run:
         model(torch.randn(4, 3).bfloat16()).float().square().mean().backward()
         optimizer.step()
-    expected = model[0].weight.detach().float() - before
+    expected = weight(model).detach().float() - before
     np.testing.assert_array_equal(held(run, "0.weight", 0, "update"), expected.numpy())
 
 
@@ -116,7 +123,7 @@ def test_optimizer_states_are_as_the_optimizer_left_them() -> None:
             optimizer.zero_grad()
             model(torch.randn(5, 3)).square().mean().backward()
             optimizer.step()
-            state = optimizer.state[model[0].weight]
+            state = optimizer.state[weight(model)]
             expected.append({k: state[k].clone() for k in ("exp_avg", "exp_avg_sq")})
     for step, states in enumerate(expected):
         for name, value in states.items():
@@ -133,7 +140,7 @@ def test_the_momentum_of_sgd_is_a_state() -> None:
     with recording(spec("optimizer_state")) as run:
         model(torch.randn(5, 3)).square().mean().backward()
         optimizer.step()
-        buffer = optimizer.state[model[0].bias]["momentum_buffer"].numpy().copy()
+        buffer = optimizer.state[model.get_parameter("0.bias")]["momentum_buffer"].numpy().copy()
     np.testing.assert_array_equal(held(run, "0.bias.momentum_buffer", 0), buffer)
 
 
@@ -143,7 +150,7 @@ def test_buffers_are_as_the_forward_pass_found_them() -> None:
     expected = []
     with recording(spec("buffer")) as run:
         for _ in range(3):
-            expected.append(model[1].running_mean.clone())
+            expected.append(model.get_buffer("1.running_mean").clone())
             model(torch.randn(5, 3)).square().mean().backward()
             optimizer.step()
     for step, mean in enumerate(expected):
@@ -158,9 +165,9 @@ def test_raw_gradients_are_those_before_clipping() -> None:
     with recording(spec("parameter_grad", "parameter_grad_raw")) as run:
         for _ in range(2):  # accumulated
             (100 * model(torch.randn(4, 3)).square().mean()).backward()
-        left = {n: p.grad.clone() for n, p in model.named_parameters()}
+        left = gradients(model)
         torch.nn.utils.clip_grad_norm_(model.parameters(), 0.01)
-        used = {n: p.grad.clone() for n, p in model.named_parameters()}
+        used = gradients(model)
         optimizer.step()
     for name in left:
         np.testing.assert_array_equal(held(run, name, 0, "grad:raw"), left[name].numpy())
@@ -186,7 +193,7 @@ def test_a_gradient_that_no_optimizer_used_is_recorded_as_left() -> None:
     with recording(spec("parameter_grad", "parameter_grad_raw")) as run:
         model(torch.randn(4, 3)).square().mean().backward()
         optimizer.step()
-    left = model[0].weight.grad
+    left = gradients(model)["0.weight"]
     np.testing.assert_array_equal(held(run, "0.weight", 0, "grad:raw"), left.numpy())
     assert not run.has("0", "weight", pass_="grad")
 

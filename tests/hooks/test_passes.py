@@ -57,7 +57,7 @@ def test_the_share_of_each_backward_in_a_parameter_is_its_own() -> None:
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     loss_a, loss_b = model(x).square().mean(), model(x).abs().sum()
     expected = {
-        name: torch.autograd.grad(loss, model[0].weight)[0]
+        name: torch.autograd.grad(loss, model.get_parameter("0.weight"))[0]
         for name, loss in (("grad:loss_a", loss_a), ("grad:loss_b", loss_b))
     }
     with recording(RAW) as run:
@@ -175,7 +175,7 @@ def test_the_gradients_of_a_penalty_are_no_backward() -> None:
         (slope,) = torch.autograd.grad(out.sum(), x, create_graph=True)
         return out.mean() + (slope.norm(dim=1) - 1).square().mean()
 
-    expected = torch.autograd.grad(loss_of(), critic[0].weight)[0]
+    expected = torch.autograd.grad(loss_of(), critic.get_parameter("0.weight"))[0]
     with recording(RAW) as run:
         loss = loss_of()
         loss.backward()

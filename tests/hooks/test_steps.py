@@ -117,7 +117,7 @@ def test_one_model_and_a_loss_module_need_no_prefix() -> None:
     with recording() as run:
         criterion(model(torch.randn(4, 3)), torch.zeros(4, 2)).backward()
         optimizer.step()
-    assert run.nodes() == {"0", "1", "Sequential", "MSELoss", "input", "loss"}
+    assert run.nodes() == {"0", "1", "Sequential", "MSELoss", "input", "target", "loss"}
 
 
 def test_what_a_loss_or_a_second_model_is_given_is_no_input() -> None:

@@ -1,0 +1,183 @@
+"""Targets: what enters a loss without having been computed by the model."""
+
+from __future__ import annotations
+
+import inspect
+import weakref
+from collections.abc import Callable, Iterable, Iterator
+from functools import lru_cache
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch.overrides import TorchFunctionMode
+
+from comgra_decl.hooks import modes
+from comgra_decl.hooks.nested import tensors_in
+from comgra_decl.hooks.slots import Slot
+
+if TYPE_CHECKING:
+    from comgra_decl.hooks.capture import StepCapture
+    from comgra_decl.hooks.provenance import Provenance
+
+_SHAPE_ONLY = ("_like", "new_", "_as")
+"""Calls that take only shape or dtype from (one of) their tensors."""
+_NOISE = ("rand", "normal", "bernoulli", "multinomial", "poisson", "exponential_", "uniform_")
+_in_backward: Callable[[], int] = torch._C._current_graph_task_id
+
+
+class Targets(TorchFunctionMode):
+    """Finds targets between a model's return and the next call of a model, or the optimizer.
+
+    There, a tensor is a target if a call puts it together with something the model computed, with
+    gradient, and it was neither computed by the model nor given to it. A loss function says which
+    of its arguments is the target. Of any other call it is a tensor of numbers with as many rows as
+    the computed one, which the program did not just make (noise, `torch.eye`, a mask).
+
+    The function mode sees only these few calls, not those of the model.
+
+    Args:
+        on_fault: told about an error of our own.
+    """
+
+    def __init__(self, *, on_fault: Callable[[BaseException], None]) -> None:
+        super().__init__()
+        self._on_fault = on_fault
+        self._known: dict[int, weakref.ref[torch.Tensor]] = {}  # of the model, or a target by now
+        self._made: dict[int, weakref.ref[torch.Tensor]] = {}  # constants and noise of this step
+        self._slots: list[Slot] = []
+        self._capture: StepCapture | None = None
+        self._graph: Provenance | None = None
+        self._count = 0
+        self._values = False
+
+    # -- when it looks -------------------------------------------------------------------------
+
+    def pause(self) -> None:
+        """A model is called: what happens within is none of our business."""
+        if self._capture is not None:
+            self._capture = None
+            modes.remove(self)
+
+    def know(self, value: Any) -> None:
+        """What a model takes and returns is no target."""
+        _note(self._known, (tensor for _, tensor in tensors_in(value)))
+
+    def look(self, capture: StepCapture, graph: Provenance | None, *, values: bool) -> None:
+        """A model has returned: looks for targets from now on."""
+        self._graph, self._values = graph, values
+        if self._capture is None:
+            self._capture = capture
+            modes.insert_at_bottom(self)
+
+    def stop(self) -> None:
+        """The step ends, or its optimizer begins."""
+        self.pause()
+        self._known.clear()
+        self._made.clear()
+        self._graph = None
+        self._count = 0
+
+    # -- what it sees --------------------------------------------------------------------------
+
+    def __torch_function__(
+        self,
+        func: Callable[..., Any],
+        types: Iterable[type],
+        args: tuple[Any, ...] = (),
+        kwargs: dict[str, Any] | None = None,
+    ) -> Any:
+        kwargs = kwargs or {}
+        result = func(*args, **kwargs)
+        if self._capture is not None and self._capture.open and _in_backward() == -1:
+            try:
+                with torch._C.DisableTorchFunction():
+                    self._see(self._capture, func, args, kwargs, result)
+            except Exception as error:
+                self._on_fault(error)
+        return result
+
+    def _see(
+        self, capture: StepCapture, func: Any, args: Any, kwargs: dict[str, Any], result: Any
+    ) -> None:
+        name = getattr(func, "__name__", "")
+        results = [tensor for _, tensor in tensors_in(result)]
+        if not results:
+            return
+        inputs = [tensor for _, tensor in tensors_in((args, kwargs))]
+        if not inputs or name.startswith(_NOISE) or any(part in name for part in _SHAPE_ONLY):
+            _note(self._made, (t for t in results if not t.requires_grad))
+            return
+        computed = [tensor for tensor in inputs if tensor.grad_fn is not None]
+        if computed and any(tensor.requires_grad for tensor in results):
+            for tensor in self._candidates(func, args, kwargs, inputs, computed):
+                self._take(capture, tensor)
+        derived = [tensor for tensor in results if tensor.grad_fn is None]
+        if derived and (computed or any(_is_in(self._known, t) for t in inputs)):
+            _note(self._known, derived)
+        elif derived and all(_is_in(self._made, t) for t in inputs):
+            _note(self._made, derived)
+
+    def _candidates(
+        self,
+        func: Any,
+        args: Any,
+        kwargs: dict[str, Any],
+        inputs: list[torch.Tensor],
+        computed: list[torch.Tensor],
+    ) -> Iterator[torch.Tensor]:
+        declared = _target_argument(func)
+        if declared is not None:
+            name, position = declared
+            value = args[position] if len(args) > position else kwargs.get(name)
+            yield from (t for _, t in tensors_in(value) if self._could_be(t))
+            return
+        rows = {tensor.shape[0] for tensor in computed if tensor.dim()}
+        for tensor in inputs:
+            if (
+                tensor.dim()
+                and tensor.shape[0] in rows
+                and tensor.dtype is not torch.bool
+                and self._could_be(tensor)
+                and not _is_in(self._made, tensor)
+            ):
+                yield tensor
+
+    def _could_be(self, tensor: torch.Tensor) -> bool:
+        held = isinstance(tensor, torch.nn.Parameter)
+        return not (tensor.requires_grad or held or _is_in(self._known, tensor))
+
+    def _take(self, capture: StepCapture, tensor: torch.Tensor) -> None:
+        """Records a target; the graph learns of it before the call that it entered is followed."""
+        _note(self._known, [tensor])
+        if self._graph is not None and self._graph.of(tensor).all:
+            return  # made inside the model, on a way that only the graph sees
+        while len(self._slots) <= self._count:
+            number = len(self._slots)
+            self._slots.append(Slot(lambda: "target", "target", iteration=number, kind="target"))
+        slot = self._slots[self._count]
+        self._count += 1
+        if capture.add(slot, tensor, batch_dim="auto", values=self._values) is None:
+            return
+        if self._graph is not None:
+            self._graph.trace(slot, tensor)
+
+
+@lru_cache(maxsize=512)
+def _target_argument(func: Any) -> tuple[str, int] | None:
+    """Returns name and position of the target of a loss function, None for any other function."""
+    if not inspect.isfunction(func):
+        return None
+    names = list(inspect.signature(func).parameters)
+    return next(
+        ((name, names.index(name)) for name in ("target", "targets") if name in names), None
+    )
+
+
+def _note(where: dict[int, weakref.ref[torch.Tensor]], tensors: Iterable[torch.Tensor]) -> None:
+    for tensor in tensors:
+        where[id(tensor)] = weakref.ref(tensor)
+
+
+def _is_in(where: dict[int, weakref.ref[torch.Tensor]], tensor: torch.Tensor) -> bool:
+    known = where.get(id(tensor))
+    return known is not None and known() is tensor
