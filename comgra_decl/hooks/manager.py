@@ -25,6 +25,7 @@ from comgra_decl.hooks.agenda import TRAIN, Agenda, Plan
 from comgra_decl.hooks.beside import Beside
 from comgra_decl.hooks.budget import Budget, Meter
 from comgra_decl.hooks.capture import StepCapture
+from comgra_decl.hooks.categories import categories
 from comgra_decl.hooks.compiled import EagerStance
 from comgra_decl.hooks.ending import StepEnd
 from comgra_decl.hooks.evaluation import EvaluationPhases
@@ -47,6 +48,7 @@ if TYPE_CHECKING:
 
 _EVAL = "eval"
 
+_EVERY_SAMPLE = 1 << 30
 _MAX_ROOT_CALLS = 2000
 """Model calls kept without an optimizer step before a record is given up (memory stays bounded)."""
 
@@ -93,6 +95,8 @@ class HookManager:
         self._evaluation = EvaluationPhases(
             _new_capture(spec, followed=False), spec.schedule.eval, factor=self._budget.factor
         )
+        for capture in (self._train, self._evaluation.capture):
+            capture.categories = categories(spec.samples, warn=self._reporter.warn)
         self._follow(spec)
         self._losses = LossWatch(self._on_loss, self._train.backwards.end)
         self._mode_patch = watch_mode(self._on_mode)
@@ -122,7 +126,10 @@ class HookManager:
         )
         self._keeps = spec.keep is not None
         self._structures = Structures(
-            self._tracer.parameter_slot, enabled=spec.graph, on_fault=self._fault
+            self._tracer.parameter_slot,
+            enabled=spec.graph,
+            on_fault=self._fault,
+            warn=self._reporter.warn,
         )
 
     # -- lifecycle -----------------------------------------------------------------------------
@@ -355,6 +362,13 @@ class HookManager:
 
     def _on_connect(self, source: Any, sink: Any) -> None:
         """The program says that `sink` was computed from `source`."""
+        if self._stopped:
+            return
+        try:
+            with torch._C.DisableTorchFunction():
+                self._structures.connect(source, sink)
+        except Exception as error:
+            self._fault(error)
 
     def _on_tag(self, *names: str) -> None:
         """The program labels the step in progress, or the evaluation it is in."""
@@ -442,12 +456,23 @@ class HookManager:
         self._sink(raw)
 
 
+def _valued_samples(spec: Spec) -> int:
+    """Returns of how many samples values are kept: of all, until it is known which are chosen."""
+    return spec.samples.count if spec.samples.by is None else _EVERY_SAMPLE
+
+
 def _new_capture(spec: Spec, *, followed: bool) -> StepCapture:
     histogram = None if spec.histogram is None else spec.histogram.elements
     capture = StepCapture(
-        Reducer(histogram_elements=histogram, sample_count=spec.samples.count),
+        Reducer(histogram_elements=histogram, sample_count=_valued_samples(spec)),
         max_value_elements=spec.values.max_elements,
         sample_count=spec.samples.count,
         followed=followed,
         spare_values=followed and spec.keep is not None and spec.keep.values,
     )
+    if spec.opt_in:
+        from comgra_decl.hooks.measured import Measured
+
+        refuse = capture.refused.setdefault
+        capture.measured = Measured(spec.opt_in, refuse=refuse, complete=followed)
+    return capture

@@ -147,15 +147,10 @@ class Provenance(TorchFunctionMode):
 
         Args:
             source: a tensor, anything containing tensors, or the name of a node.
-            sink: likewise. A traced tensor gets an incoming edge; of any other, what is computed
-                from it later depends on the source too.
+            sink: likewise, a name if and only if `source` is one. A traced tensor gets an
+                incoming edge; of any other, what is computed from it later depends on the source.
             gradient: whether gradient flows, where the source has one.
-
-        Raises:
-            TypeError: one of them is a name and the other is not.
         """
-        if isinstance(source, str) != isinstance(sink, str):
-            raise TypeError("connect() takes two tensors or two names of nodes, not one of each")
         if isinstance(source, str):
             self._named.setdefault((source, sink))
             return

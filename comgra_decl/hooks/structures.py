@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from functools import partial
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
+from comgra_decl.errors import did_you_mean
 from comgra_decl.hooks import modes
 from comgra_decl.hooks.carried import Carried
 from comgra_decl.hooks.memory import Memory
@@ -37,7 +38,9 @@ class Structures:
         *,
         enabled: bool,
         on_fault: Callable[[BaseException], None],
+        warn: Callable[[str], None],
     ) -> None:
+        self._warn = warn
         self._memory = Memory()
         self._carried = Carried()
         self._new = partial(Provenance, leaf_slot, on_fault=on_fault, memory=self._memory)
@@ -72,6 +75,25 @@ class Structures:
         self.pause()
         self._active = None
 
+    def connect(self, source: Any, sink: Any) -> None:
+        """Adds an edge that the program states, if this step's graph is followed."""
+        if self._active is None:
+            return
+        if isinstance(source, str) != isinstance(sink, str):
+            self._warn("comgra.connect() takes two tensors or two names of nodes, not one of each")
+        else:
+            self._active.connect(source, sink)
+
+    def _close(self, active: Provenance, signature: int, step: int) -> Structure:
+        structure = self._carried.complete(active.finish(), signature, step=step)
+        active.leave_behind()
+        names = {key.node for key in structure.keys}
+        for name in active.unknown_names():
+            near = did_you_mean(name, sorted(names))
+            self._warn(f"comgra.connect() names a node that did not run: {name!r}{near}")
+        self.stop()
+        return structure
+
     def finish(self, info: StepInfo, signature: int, *, training: bool) -> Structure | None:
         """Names the graph of a closed step; returns it if this run has not stored it yet.
 
@@ -84,9 +106,7 @@ class Structures:
                 self._records += 1
                 self._wanted = info.structure is None
             return None
-        structure = self._carried.complete(self._active.finish(), signature, step=info.step)
-        self._active.leave_behind()
-        self.stop()
+        structure = self._close(self._active, signature, info.step)
         self._records += 1
         self._wanted = False
         self._known[signature] = info.structure = structure.hash
