@@ -177,6 +177,7 @@ def test_the_graph_the_losses_and_the_facts_are_there(traced: tuple[Run, Witness
         ("norm", "head"),
         ("head", "Net"),
         ("Net", "loss"),
+        ("target", "loss"),
     }
     losses = run.kpis().query("name == 'loss'")
     assert list(losses["step"]) == [0, 1, 2, 3, 4]
