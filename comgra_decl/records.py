@@ -6,7 +6,7 @@ the writer thread makes of one or more of them and what the store puts on disk.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from enum import IntEnum
 from typing import Any, NamedTuple
@@ -118,8 +118,10 @@ class RawStep:
     JSON-able documents stored under their name, newest wins ("modules", "report"). `extra`: float64
     [rows, e], the opt-in statistics of each row, NaN where one does not apply. `scheduled`: False
     for a step that was captured only so that it can be decided later whether to keep it, and
-    `spare_values` are values that only a step kept for that reason is stored with. The arrays are
-    valid only after `wait()`, which is called on the writer thread.
+    `spare_values` are values that only a step kept for that reason is stored with. `labels` gives,
+    on the writer thread, the category of each sample of the batch; values then hold all samples
+    until it is known which are `chosen`, int64 [c] places in the batch. The arrays are valid only
+    after `wait()`, which is called on the writer thread.
     """
 
     info: StepInfo
@@ -136,6 +138,8 @@ class RawStep:
     extra: NDArray[np.float64] | None = None
     scheduled: bool = True
     spare_values: dict[int, NDArray[Any]] = field(default_factory=dict)
+    labels: Callable[[], Sequence[Any]] | None = None
+    chosen: NDArray[np.int64] | None = None
     wait: Callable[[], None] | None = None
 
     @property

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Hashable
+from collections.abc import Callable, Hashable
+from functools import partial
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -16,6 +17,8 @@ if TYPE_CHECKING:
     import torch
     from numpy.typing import NDArray
 
+    from comgra_decl.hooks.categories import Categories
+    from comgra_decl.hooks.measured import Measured
     from comgra_decl.hooks.slots import Slot, SlotTable
     from comgra_decl.stats import Reduced
 
@@ -52,10 +55,16 @@ class StepCapture:
         self.cost = 0.0
         self.kpi_tensors: dict[str, int] = {}
         self.refused: dict[str, str] = {}  # slot name -> why its tensor cannot be reduced
+        self.measured: Measured | None = None  # opt-in statistics
+        self.categories: Categories | None = None  # of the samples, where the spec asks for them
 
     def begin(self) -> None:
         """Starts an empty step."""
         self._reducer.clear()
+        if self.measured is not None:
+            self.measured.clear()
+        if self.categories is not None:
+            self.categories.restart()
         self._entries.clear()
         self._spare.clear()
         self.calls.clear()
@@ -97,6 +106,8 @@ class StepCapture:
             slot.describe(tensor, dim)
         if keep and not values:
             self._spare.add(slot)
+        if self.measured is not None:
+            self.measured.add(index, slot, tensor, dim)
         self._entries.append((slot, index))
         self.cost += time.perf_counter() - started
         return index
@@ -135,8 +146,12 @@ class StepCapture:
             values=self._values(reduced, spare=False),
             spare_values=self._values(reduced, spare=True) if self._spare else {},
             kpi_tensors=self.kpi_tensors,
+            labels=None if self.categories is None else self.categories.take(),
             wait=reduced.wait,
         )
+        if self.measured is not None:
+            step.extra, settle = self.measured.finish(reduced.starts, len(reduced.raw))
+            step.wait = settle if reduced.wait is None else partial(_both, reduced.wait, settle)
         self.open = False
         info.cost = self.cost + time.perf_counter() - started
         return step
@@ -165,3 +180,8 @@ class StepCapture:
             return {}
         chosen = [(s.id, i) for s, i in self._entries if i in kept and (s in self._spare) == spare]
         return {slot: kept[index] for slot, index in chosen}
+
+
+def _both(first: Callable[[], None], second: Callable[[], None]) -> None:
+    first()
+    second()

@@ -7,7 +7,7 @@ import logging
 import os
 from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -35,6 +35,7 @@ class Session:
 
     def __init__(self, spec: Spec, *, context: RunContext) -> None:
         self._spec = spec
+        self._extra = tuple(statistic.name for statistic in spec.opt_in)
         self._context = context
         self._hooks: HookManager | None = None
         self._writer: WriterThread | None = None
@@ -51,7 +52,6 @@ class Session:
         """
         if not self._spec.enabled or self._hooks is not None:
             return
-        from comgra_decl.hooks import HookManager
         from comgra_decl.launch.folders import create_run_folder
         from comgra_decl.store import RunWriter, WriterThread
 
@@ -66,9 +66,8 @@ class Session:
             flush=self._new_keeper(),
         )
         self._say = self._writer.say
-        self._hooks = HookManager(
-            self._spec,
-            self._writer.put,
+        self._hooks = self._manager(
+            sink=self._writer.put,
             on_fault=self._tracing_failed,
             scalars=self._writer.put_said,
         )
@@ -88,6 +87,12 @@ class Session:
             writer.close(_CLOSE_TIMEOUT)
         atexit.unregister(self.finish)
 
+    def _manager(self, **arguments: Any) -> HookManager:
+        """Returns what follows the program."""
+        from comgra_decl.hooks import HookManager
+
+        return HookManager(self._spec, **arguments)
+
     def _meta(self) -> RunMeta:
         from comgra_decl.launch.context import gather_facts
         from comgra_decl.store import RunMeta
@@ -95,7 +100,7 @@ class Session:
         spec = self._spec
         facts = gather_facts(self._context)
         return RunMeta(
-            statistics=self._statistics,
+            statistics=spec.statistics,
             sample_count=spec.samples.count,
             bins=None if spec.histogram is None else spec.histogram.bins,
             spec=spec.model_dump(mode="json"),
@@ -103,11 +108,6 @@ class Session:
             facts=facts,
             started=facts["started"],
         )
-
-    @property
-    def _statistics(self) -> tuple[str, ...]:
-        names = tuple(self._spec.stats)
-        return names if "nonfinite" in names else (*names, "nonfinite")
 
     def _new_keeper(self) -> Callable[[], list[StepBatch]] | None:
         """Makes what decides after the step, if the spec asks for it; returns its end."""
@@ -119,7 +119,7 @@ class Session:
             self._spec.keep,
             finalise=self._finalise,
             look=self._look,
-            statistics=self._statistics,
+            statistics=self._spec.statistics,
             note=self._note,
         )
         return self._keeper.close
@@ -131,11 +131,16 @@ class Session:
 
     def _transform(self, steps: list[RawStep]) -> list[StepBatch]:
         """Turns raw sums into what is stored, on the writer thread."""
+        from comgra_decl.stats.choosing import choose_samples
+
+        balanced = self._spec.samples.by is not None
         for step in steps:
             if step.wait is not None:
                 step.wait()
                 step.wait = None
             step.kpis.update({name: _only(step, i) for name, i in step.kpi_tensors.items()})
+            if balanced:
+                choose_samples(step, self._spec.samples.count)
         return self._finalise(steps) if self._keeper is None else self._keeper(steps)
 
     def _finalise(self, steps: list[RawStep]) -> list[StepBatch]:
@@ -144,7 +149,8 @@ class Session:
 
         return finalise(
             steps,
-            statistics=self._statistics,
+            statistics=self._spec.statistics,
+            extra=self._extra,
             sample_count=self._spec.samples.count,
             bins=None if self._spec.histogram is None else self._spec.histogram.bins,
         )
@@ -153,7 +159,7 @@ class Session:
         """Turns raw sums into a few statistics, without samples and histograms."""
         from comgra_decl.stats import finalise
 
-        return finalise(steps, statistics=statistics, sample_count=0, bins=None)
+        return finalise(steps, statistics=statistics, extra=self._extra, sample_count=0, bins=None)
 
     def _tracing_failed(self, error: BaseException) -> None:
         _log.error(

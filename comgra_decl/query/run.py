@@ -246,6 +246,18 @@ class Run:
         slot = snapshot.slot(node, role, iteration, pass_)
         return statistics.sample_row(snapshot, slot, step, type_)
 
+    def samples(self, step: int, *, type_: str | None = None) -> pd.DataFrame:
+        """Returns the samples recorded individually at a step: index sample number.
+
+        `place` is a sample's place in the batch, `label` its category, None where it has none.
+        """
+        snapshot = self._snapshot
+        record = snapshot.record(step, type_)
+        places = snapshot.view.samples(record)
+        labels = snapshot.view.extra(record).get("labels") or [None] * len(places)
+        index = pd.RangeIndex(len(places), name="sample")
+        return pd.DataFrame({"place": places, "label": pd.Series(labels, index, object)}, index)
+
     def heat(
         self,
         statistic: str,

@@ -50,6 +50,8 @@ def sample_row(snapshot: Snapshot, slot: SlotInfo, step: int, type_: str | None)
     frame = _present(snapshot, table, "sample")
     places = [] if slot.batch_dim is None else view.samples(record)
     frame.attrs["batch_index"] = [places[i] for i in frame.index if i < len(places)]
+    labels = [] if slot.batch_dim is None else view.extra(record).get("labels", [])
+    frame.attrs["labels"] = [labels[i] for i in frame.index if i < len(labels)]
     return frame
 
 

@@ -15,10 +15,10 @@ from comgra_decl.spec.run import (
     HistogramSpec,
     KpisSpec,
     RunSpec,
-    SamplesSpec,
     StoreSpec,
     ValuesSpec,
 )
+from comgra_decl.spec.samples import SamplesSpec
 from comgra_decl.spec.schedule import ScheduleSpec
 from comgra_decl.spec.stats import OptIn, Statistic, in_stored_order, name_of, opt_in
 from comgra_decl.spec.types import TypesSpec
@@ -78,6 +78,10 @@ class Spec(SpecModel):
 
     store: StoreSpec = StoreSpec()
     """How records travel to the disk."""
+
+    dry_run: Bool = False
+    """Whether only a few steps are run, to say what would be caught and what it costs; the program
+    ends then, and nothing is kept. The same as `comgra-decl plan`."""
 
     enabled: Bool = True
     """Whether anything is recorded at all."""

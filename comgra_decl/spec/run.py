@@ -67,13 +67,6 @@ class HistogramSpec(SpecModel):
     """At most about so many elements, evenly spread over the tensor, are counted."""
 
 
-class SamplesSpec(SpecModel):
-    """Elements of the batch that are recorded one by one."""
-
-    count: Annotated[Int, Field(ge=0, le=65536)] = 8
-    """Number of samples; 0 records only what is aggregated over the batch."""
-
-
 class ValuesSpec(SpecModel):
     """Tensors kept as they are, for the nodes that ask for it with `values: true`."""
 

@@ -20,7 +20,12 @@ _ELEMENTS = 1 << 17  # rows times statistics per pass: intermediate arrays stay 
 
 
 def finalise(
-    steps: list[RawStep], *, statistics: tuple[str, ...], sample_count: int, bins: int | None
+    steps: list[RawStep],
+    *,
+    statistics: tuple[str, ...],
+    sample_count: int,
+    bins: int | None,
+    extra: tuple[str, ...] = (),
 ) -> list[StepBatch]:
     """Returns what to store of `steps`, one batch per run of steps with the same layout object.
 
@@ -28,10 +33,12 @@ def finalise(
 
     Args:
         steps: in the order they were recorded.
-        statistics: names of `records.STATISTICS`, in stored order (`statistics` module: formulas).
+        statistics: names, in stored order: those with a formula (`statistics` module), then those
+            of `extra`.
         sample_count: samples recorded individually, the first ones of the batch; a tensor without
             batch dim is its own sample 0.
         bins: histogram bins, or None for no histograms.
+        extra: names of the columns of `RawStep.extra`; where a step has none, they are NaN.
     """
     batches = []
     for (layout, _), group in groupby(steps, key=_form):
@@ -40,7 +47,7 @@ def finalise(
             if step.wait is not None:
                 step.wait()
                 step.wait = None
-        batches.append(_batch(layout, members, statistics, sample_count, bins))
+        batches.append(_batch(layout, members, (statistics, extra), sample_count, bins))
     return batches
 
 
@@ -51,12 +58,13 @@ def _form(step: RawStep) -> tuple[Layout, bool]:
 def _batch(
     layout: Layout,
     steps: list[RawStep],
-    statistics: tuple[str, ...],
+    names: tuple[tuple[str, ...], tuple[str, ...]],
     sample_count: int,
     bins: int | None,
 ) -> StepBatch:
     plan = _plan(layout)
-    aggregates, samples = plan.reduce([s.raw for s in steps], statistics, sample_count)
+    chosen = _chosen(steps, sample_count)
+    aggregates, samples = plan.reduce(steps, names, sample_count, chosen)
     counts, ranges = plan.count(steps, bins)
     return StepBatch(
         steps=[s.info for s in steps],
@@ -73,13 +81,25 @@ def _batch(
     )
 
 
+def _chosen(steps: list[RawStep], count: int) -> NDArray[np.int64] | None:
+    """Returns the chosen places [k, count], -1 for none; None if nothing was chosen."""
+    if not count or all(step.chosen is None for step in steps):
+        return None
+    places = np.tile(np.arange(count), (len(steps), 1))
+    for i, step in enumerate(steps):
+        if step.chosen is not None:
+            places[i] = -1
+            places[i, : len(step.chosen)] = step.chosen
+    return places
+
+
 class _Plan:
     """What can be worked out once for all steps of a layout."""
 
     def __init__(self, layout: Layout) -> None:
         starts, samples = layout.starts, layout.samples
         self.tensors = layout.tensors
-        self._starts, self._samples = starts, samples
+        self._starts, self._samples, self._batched = starts, samples, layout.batched
         self.rows = int((starts + samples).max(initial=0))
         filled = np.flatnonzero(samples)
         self._order = filled[np.argsort(starts[filled], kind="stable")]
@@ -95,37 +115,64 @@ class _Plan:
         self._counters: dict[int, tuple[NDArray[np.int64], Counter]] = {}
 
     def reduce(
-        self, raws: list[Floats], names: tuple[str, ...], sample_count: int
+        self,
+        steps: list[RawStep],
+        names: tuple[tuple[str, ...], tuple[str, ...]],
+        sample_count: int,
+        chosen: NDArray[np.int64] | None = None,
     ) -> tuple[NDArray[np.float32], NDArray[np.float32]]:
-        """Returns aggregates [k, n, statistics, 3] and samples [k, n, sample_count, statistics]."""
-        k, n = len(raws), len(self.tensors)
-        aggregates = np.full((k, n, len(names), len(AGGREGATES)), np.nan, np.float32)
-        samples = np.full((k, n, sample_count, len(names)), np.nan, np.float32)
-        size = max(1, _ELEMENTS // max(1, self.rows * len(names)))
+        """Returns aggregates [k, n, statistics, 3] and samples [k, n, sample_count, statistics].
+
+        `names` are those of the statistics, and those of the columns of `RawStep.extra`.
+        `chosen` [k, sample_count] are places in the batch, -1 for none; None: the first ones.
+        """
+        k, n, count = len(steps), len(self.tensors), len(names[0])
+        aggregates = np.full((k, n, count, len(AGGREGATES)), np.nan, np.float32)
+        samples = np.full((k, n, sample_count, count), np.nan, np.float32)
+        size = max(1, _ELEMENTS // max(1, self.rows * count))
         with np.errstate(over="ignore"):  # see the statistics module
             for start in range(0, k, size):
                 span = slice(start, start + size)
-                self._reduce(raws[span], names, aggregates[span], samples[span])
+                some = None if chosen is None else chosen[span]
+                table = self._table(steps[span], *names)
+                self._reduce(table, names[0], aggregates[span], samples[span], some)
         return aggregates, samples
+
+    def _table(
+        self, steps: list[RawStep], names: tuple[str, ...], extra: tuple[str, ...]
+    ) -> Floats:
+        """Returns the statistics [statistics, k, rows] of all samples."""
+        raw = np.empty((RAW_STATISTICS, len(steps), self.rows))
+        for i, step in enumerate(steps):
+            raw[:, i] = step.raw[: self.rows].T
+        columns = [extra.index(name) for name in names if name in extra]
+        if not columns:
+            return row_statistics(raw, self._elements, names)
+        more = np.full((len(columns), len(steps), self.rows), np.nan)
+        for i, step in enumerate(steps):
+            if step.extra is not None:
+                more[:, i] = step.extra[: self.rows, columns].T
+        with_formula = names[: len(names) - len(columns)]
+        return np.concatenate((row_statistics(raw, self._elements, with_formula), more))
 
     def _reduce(
         self,
-        raws: list[Floats],
+        table: Floats,
         names: tuple[str, ...],
         aggregates: NDArray[np.float32],
         samples: NDArray[np.float32],
+        chosen: NDArray[np.int64] | None,
     ) -> None:
-        raw = np.empty((RAW_STATISTICS, len(raws), self.rows))
-        for i, step in enumerate(raws):
-            raw[:, i] = step[: self.rows].T
-        table = row_statistics(raw, self._elements, names)
-        tensors = np.full((len(AGGREGATES), len(names), len(raws), len(self._samples)), np.nan)
+        tensors = np.full((len(AGGREGATES), *table.shape[:2], len(self._samples)), np.nan)
         for i, name in enumerate(names):
             if name == "nonfinite":
                 tensors[:, i] = 0.0
         if len(self._order):
             tensors[..., self._order] = aggregate(table, self._bounds, self._owner)
         aggregates[...] = tensors.take(self.tensors, axis=-1).transpose(2, 3, 1, 0)
+        if chosen is not None:
+            self._pick(table, samples, chosen)
+            return
         has, row = self._sample_rows(samples.shape[2])
         if has.any():
             picked = table.take(row, axis=-1).transpose(1, 2, 3, 0)
@@ -136,6 +183,16 @@ class _Plan:
         number = np.arange(count)
         has = number < self._samples[self.tensors, None]
         return has, np.where(has, self._starts[self.tensors, None] + number, 0)
+
+    def _pick(self, table: Floats, samples: NDArray[np.float32], chosen: NDArray[np.int64]) -> None:
+        """Fills in the chosen samples; a tensor without batch dim is its own sample 0."""
+        batched, rows = self._batched[self.tensors, None], self._samples[self.tensors, None]
+        for i, places in enumerate(chosen):
+            number = np.where(batched, places, np.arange(len(places)))
+            has = (number >= 0) & (number < rows)
+            row = np.where(has, self._starts[self.tensors, None] + number, 0)
+            picked = table[:, i].take(row, axis=-1).transpose(1, 2, 0)
+            np.copyto(samples[i], picked, where=has[..., None], casting="same_kind")
 
     def count(
         self, steps: list[RawStep], bins: int | None

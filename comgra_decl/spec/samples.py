@@ -1,0 +1,65 @@
+"""Which elements of the batch are recorded one by one."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Annotated, Any, Literal
+
+from pydantic import AfterValidator, ConfigDict, Discriminator, Field, Tag
+
+from comgra_decl.spec.base import Int, SpecModel
+from comgra_decl.spec.keep import checked_target
+
+
+class CategoryInput(SpecModel):
+    """The categories are an input of the model: one whole number for each sample."""
+
+    input: Annotated[Int, Field(ge=0)] | str
+    """The input: its position, its name, or a key of a mapping that is an input."""
+
+
+class CategoryFunction(SpecModel):
+    """The categories come from a function of yours; further keys are keyword arguments for it.
+
+    It is called as `function(module, args, kwargs, output, **further)` when the outermost module
+    has returned, in recorded steps only, and returns one label (text or number) for each sample: a
+    list, an array or a tensor. It must not draw random numbers. If it fails, which is said once,
+    the first samples of the batch are recorded.
+    """
+
+    model_config = ConfigDict(extra="allow")
+
+    target: Annotated[str, AfterValidator(checked_target)] = Field(alias="_target_")
+    """The function: package.module.function."""
+
+
+def _which(value: Any) -> str:
+    if isinstance(value, str):
+        return "literal[by]"
+    function = isinstance(value, CategoryFunction)
+    function = function or (isinstance(value, Mapping) and "_target_" in value)
+    return "CategoryFunction" if function else "CategoryInput"
+
+
+class SamplesSpec(SpecModel):
+    """Elements of the batch that are recorded one by one."""
+
+    count: Annotated[Int, Field(ge=0, le=65536)] = 8
+    """Number of samples; 0 records only what is aggregated over the batch."""
+
+    by: (
+        Annotated[
+            Annotated[Literal["target"], Tag("literal[by]")]
+            | Annotated[CategoryInput, Tag("CategoryInput")]
+            | Annotated[CategoryFunction, Tag("CategoryFunction")],
+            Discriminator(_which),
+        ]
+        | None
+    ) = None
+    """The category of each sample: equally many are recorded of each, in turns, those that come
+    first in the batch, and their label is stored with them. null: the first samples of the batch.
+
+    `target`: the classes with which the loss compares, one whole number for each sample (as in
+    `cross_entropy`). `{input: 1}`: an input of the model. `{_target_: package.module.function}`: a
+    function of yours. Of a step with several batches, those of the first one.
+    """

@@ -1,0 +1,80 @@
+"""Chooses the samples that are recorded one by one, equally many of each category."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from comgra_decl.records import RawStep
+
+_log = logging.getLogger("comgra_decl")
+
+
+def choose_samples(raw: RawStep, count: int) -> None:
+    """Replaces the first samples of a step by `count` chosen ones, if it has labels.
+
+    The step's `info.samples` are their places in the batch, `info.extra["labels"]` their labels;
+    its values are reduced to them. Labels that are not one per sample choose nothing.
+    """
+    labels, raw.labels = raw.labels, None
+    if labels is None or not count:
+        _first_values(raw, count)
+        return
+    found = labels()
+    if len(found) != raw.info.batch_size:
+        _log.warning(
+            "comgra.samples.by: %d categories for a batch of %s samples at step %d; "
+            "the first samples are recorded",
+            len(found),
+            raw.info.batch_size,
+            raw.info.step,
+        )
+        _first_values(raw, count)
+        return
+    raw.info.samples = chosen = balanced(found, count)
+    raw.info.extra = {**raw.info.extra, "labels": [str(found[i]) for i in chosen]}
+    raw.chosen = np.array(chosen, np.int64)
+    _reduce_values(raw, raw.chosen)
+
+
+def balanced(labels: Sequence[Any], count: int) -> list[int]:
+    """Returns up to `count` places, taking the first of each label, then the second, and so on.
+
+    Labels take turns in ascending order (numbers before texts), so that the order is the same in
+    every batch that has all of them.
+    """
+    places: dict[Any, list[int]] = {}
+    for place, label in enumerate(labels):
+        places.setdefault(label, []).append(place)
+    ordered = [places[label] for label in sorted(places, key=_rank)]
+    chosen: list[int] = []
+    turn = 0
+    while len(chosen) < min(count, len(labels)):
+        chosen += [of_label[turn] for of_label in ordered if turn < len(of_label)]
+        turn += 1
+    return chosen[:count]
+
+
+def _rank(label: Any) -> tuple[bool, float, str]:
+    number = isinstance(label, (int, float))
+    return not number, float(label) if number else 0.0, str(label)
+
+
+def _first_values(raw: RawStep, count: int) -> None:
+    """All samples' values were kept until it is known which are chosen."""
+    _reduce_values(raw, np.arange(count))
+
+
+def _reduce_values(raw: RawStep, places: NDArray[np.int64]) -> None:
+    if not (raw.values or raw.spare_values):
+        return
+    layout = raw.layout
+    batched = dict(zip(layout.slots.tolist(), layout.batched[layout.tensors].tolist(), strict=True))
+    for values in (raw.values, raw.spare_values):
+        for slot, value in values.items():
+            if batched[slot]:
+                values[slot] = value[places[places < len(value)]]
