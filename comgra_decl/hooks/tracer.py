@@ -315,6 +315,10 @@ class ModuleTracer:
         except Exception as error:
             self._on_fault(error)
 
+    def know(self, value: Any) -> None:
+        """What the program has named itself needs no finding."""
+        self._targets.know(value)
+
     def _look_for_targets(self, capture: StepCapture, args: Any, output: Any) -> None:
         self._targets.know((args, output))
         self._targets.look(capture, self.provenance, values=self._keeps_values)

@@ -1,0 +1,198 @@
+"""From the declaration to `open_run`: everything that modules and optimizers hold."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+
+import comgra_decl as comgra
+
+STEPS = 4
+
+
+class Block(nn.Module):
+    """A layer whose node carries a name of its own."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear = nn.Linear(4, 4)
+        self.norm = nn.BatchNorm1d(4)
+
+    @comgra.node("mixing")
+    def forward(self, x: torch.Tensor, *, scale: torch.Tensor) -> torch.Tensor:
+        return self.norm(torch.tanh(self.linear(x))) * scale
+
+
+class Net(nn.Module):
+    """Two blocks between two linear layers."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.stem = nn.Linear(3, 4)
+        self.blocks = nn.ModuleList([Block(), Block()])
+        self.head = nn.Linear(4, 2)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        x = self.stem(x)
+        for block in self.blocks:
+            x = block(x, scale=torch.full((4,), 0.5))
+        return self.head(x)
+
+
+def train(model: nn.Module) -> dict[str, list[Any]]:
+    """An ordinary training; returns what it saw of itself."""
+    torch.manual_seed(1)
+    optimizer = torch.optim.Adam(model.parameters(), lr=0.05)
+    seen: dict[str, list[Any]] = {"x": [], "y": [], "raw": [], "used": [], "update": [], "avg": []}
+    weight = model.get_parameter("stem.weight")
+    for _ in range(STEPS):
+        x, y = torch.randn(6, 3), torch.randint(0, 2, (6,))
+        optimizer.zero_grad()
+        loss = nn.functional.cross_entropy(model(x), y)
+        loss.backward()
+        assert weight.grad is not None
+        seen["raw"].append(weight.grad.clone())
+        torch.nn.utils.clip_grad_norm_(model.parameters(), 0.01)
+        seen["used"].append(weight.grad.clone())
+        before = weight.detach().clone()
+        optimizer.step()
+        seen["update"].append(weight.detach() - before)
+        seen["avg"].append(optimizer.state[weight]["exp_avg"].clone())
+        seen["x"].append(x)
+        seen["y"].append(y)
+    return seen
+
+
+SPEC = {
+    "nodes": {
+        "stem": {
+            "select": {"regex": "st.m"},
+            "capture": ["input", "parameter_grad", "parameter_grad_raw", "update"],
+            "values": True,
+        },
+        "state": {"select": {"class": "Linear"}, "capture": "optimizer_state", "values": True},
+        "mixing": {"select": {"annotation": "mix*"}, "capture": ["output", "input", "input_grad"]},
+        "norms": {"select": "**.norm", "capture": "buffer", "exclude": {"path": "blocks.1.norm"}},
+    },
+    "schedule": {"first": STEPS},
+}
+
+
+@pytest.fixture(scope="module")
+def traced(tmp_path_factory: pytest.TempPathFactory) -> tuple[Any, dict[str, list[Any]]]:
+    torch.manual_seed(0)
+    model = Net()
+    with comgra.trace(SPEC, root=tmp_path_factory.mktemp("runs")) as session:
+        seen = train(model)
+    return comgra.open_run(session.path), seen
+
+
+@pytest.mark.parametrize(
+    ("what", "role", "pass_"),
+    [
+        ("x", "input", "forward"),
+        ("raw", "weight", "grad:raw"),
+        ("used", "weight", "grad"),
+        ("update", "weight", "update"),
+        ("avg", "weight.exp_avg", "forward"),
+    ],
+)
+def test_the_run_holds_what_the_training_saw(
+    traced: tuple[Any, dict[str, list[Any]]], what: str, role: str, pass_: str
+) -> None:
+    run, seen = traced
+    for step in range(STEPS):
+        value = run.value("stem", step, role=role, pass_=pass_)
+        np.testing.assert_array_equal(np.squeeze(value), seen[what][step].numpy())
+
+
+def test_the_target_is_in_the_run(traced: tuple[Any, dict[str, list[Any]]]) -> None:
+    run, seen = traced
+    for step in range(STEPS):
+        value = run.value("target", step, role="target")
+        np.testing.assert_array_equal(value, seen["y"][step].numpy())
+    assert ("target", "loss") in run.edges()
+
+
+def test_a_marked_module_is_called_by_its_mark(traced: tuple[Any, dict[str, list[Any]]]) -> None:
+    run, _ = traced
+    slots = run.slots[run.slots["node"].isin(["mixing", "blocks.1"])]
+    found = set(zip(slots["node"], slots["role"], slots["pass"], strict=True))
+    for node in ("mixing", "blocks.1"):  # the first is called so, the second keeps its path
+        assert {(n, r, p) for n, r, p in found if n == node} == {
+            (node, "output", "forward"),
+            (node, "input", "forward"),
+            (node, "input.scale", "forward"),
+            (node, "input", "grad"),
+        }
+
+
+def test_buffers_are_nodes_of_their_kind(traced: tuple[Any, dict[str, list[Any]]]) -> None:
+    run, _ = traced
+    buffers = run.slots[run.slots["kind"] == "buffer"]
+    of_norm = buffers[buffers["role"].str.startswith("running")]
+    assert set(of_norm["node"]) == {"blocks.0.norm"}
+    means = run.series("blocks.0.norm", "abs_mean", role="running_mean")
+    assert means.iloc[0] == 0.0
+    assert (means.iloc[1:] > 0).all()
+
+
+def test_every_pattern_matched_and_fired(traced: tuple[Any, dict[str, list[Any]]]) -> None:
+    run, _ = traced
+    assert run.report["unmatched"] == []
+    entries = run.report["entries"]
+    assert {name: entry["matched"] for name, entry in entries.items()} == {
+        "stem": 1,
+        "state": 4,
+        "mixing": 2,
+        "norms": 1,
+    }
+
+
+def test_capturing_everything_changes_nothing(tmp_path: Path) -> None:
+    """Frozen layers, dropout, momentum and buffers: all as without tracing, bit for bit."""
+    capture = (
+        "output output_grad input input_grad parameter parameter_grad parameter_grad_raw update "
+        "buffer optimizer_state"
+    ).split()
+    spec = {"nodes": {"all": {"select": "**", "capture": capture}}, "schedule": {"first": 100}}
+    ends = []
+    for traced in (False, True):
+        torch.manual_seed(0)
+        model = nn.Sequential(Net(), nn.Dropout(0.5), nn.Linear(2, 2))
+        model[0].get_submodule("stem").requires_grad_(False)
+        if traced:
+            with comgra.trace(spec, root=tmp_path):
+                seen = adversarial(model)
+        else:
+            seen = adversarial(model)
+        ends.append((seen, model))
+    (plain, one), (watched, two) = ends
+    assert plain == watched
+    for (name, a), (_, b) in zip(one.state_dict().items(), two.state_dict().items(), strict=True):
+        assert torch.equal(a, b), name
+    flags = [[p.requires_grad for p in m.parameters()] for m in (one, two)]
+    assert flags[0] == flags[1]
+    assert all(not p._backward_hooks for p in two.parameters())
+
+
+def adversarial(model: nn.Module) -> list[float]:
+    """Two losses in each step, noise, clipping, an optimizer with momentum."""
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
+    losses = []
+    for _ in range(6):
+        optimizer.zero_grad()
+        out = model(torch.randn(6, 3))
+        loss_a = (out - torch.randn(6, 2)).square().mean()
+        loss_b = out.abs().sum()
+        loss_a.backward(retain_graph=True)
+        loss_b.backward()
+        torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+        optimizer.step()
+        losses += [loss_a.item(), loss_b.item(), float(torch.rand(()))]
+    return losses
