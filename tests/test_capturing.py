@@ -89,6 +89,7 @@ def traced(tmp_path_factory: pytest.TempPathFactory) -> tuple[Any, dict[str, lis
     model = Net()
     with comgra.trace(SPEC, root=tmp_path_factory.mktemp("runs")) as session:
         seen = train(model)
+    assert session.path is not None
     return comgra.open_run(session.path), seen
 
 

@@ -14,13 +14,12 @@ from torch.nn.modules.module import (
     register_module_forward_pre_hook,
 )
 
-from comgra_decl.hooks.gradients import loss_node
+from comgra_decl.hooks.ends import Ends, input_role
 from comgra_decl.hooks.nested import first_batch_size, tensors_in
 from comgra_decl.hooks.parameters import Parameters
 from comgra_decl.hooks.plans import ModulePlan, TopPlan
 from comgra_decl.hooks.recorder import TensorRecorder
 from comgra_decl.hooks.slots import Slot
-from comgra_decl.hooks.targets import Targets
 from comgra_decl.hooks.tree import Owners, Top
 
 if TYPE_CHECKING:
@@ -68,8 +67,6 @@ class ModuleTracer:
     ) -> None:
         self._spec = spec
         wanted = {name for entry in spec.nodes.values() for name in entry.capture}
-        self._keeps_values = any(entry.values for entry in spec.nodes.values())
-        self._keeps_gradients = bool(wanted & {"output_grad", "input_grad"})
         self._reads_inputs = bool(wanted & {"input", "input_grad"})
         self._owners = owners
         self._choose = choose
@@ -78,10 +75,8 @@ class ModuleTracer:
         self._handles: list[RemovableHandle] = []
         self._late: set[int] = set()  # modules with hooks of their own, which run before ours
         self._plans: dict[int, ModulePlan] = {}
-        self._inputs: dict[tuple[str, int], Slot] = {}
-        self._losses: dict[tuple[str, int], Slot] = {}
         self._recorder = TensorRecorder(on_fault=on_fault)
-        self._targets = Targets(on_fault=on_fault)
+        self._ends = Ends(spec, recorder=self._recorder, on_fault=on_fault)
         self._in_model = False  # whether the root being called has parameters: no loss, no metric
         self.parameters = Parameters(on_fault=on_fault)
         self._depth = 0
@@ -139,7 +134,7 @@ class ModuleTracer:
         self._release()
 
     def _release(self) -> None:
-        self._targets.stop()
+        self._ends.targets.stop()
         self._recorder.release()
         self.parameters.release()
 
@@ -211,7 +206,7 @@ class ModuleTracer:
             if self._depth == 0:
                 self._capture = None
                 if capture is not None and capture.followed and self._in_model:
-                    self._look_for_targets(capture, args, output)
+                    self._ends.look_for_targets(capture, (args, output), self.provenance)
                 if capture is not None and capture.categories is not None:
                     capture.categories.leave(output)
                 self._left()
@@ -222,7 +217,7 @@ class ModuleTracer:
         plan = self._adopt(module)
         self._in_model = any(True for _ in module.parameters())
         if self._in_model:
-            self._targets.pause()
+            self._ends.targets.pause()
         if not _takes_part(plan.top, args, kwargs):
             self._capture = None
             return
@@ -236,8 +231,7 @@ class ModuleTracer:
         if plan.top.parametric and capture.count(plan) == 0:
             self.parameters.read(plan, capture)
         if self._in_model:
-            self._targets.know((args, kwargs))
-            self._read_inputs(capture, args, kwargs)
+            self._ends.read_inputs(capture, args, kwargs, self._graph)
 
     def _adopt(self, root: nn.Module) -> TopPlan:
         """Plans a root module when it is first called: names, selection, slots."""
@@ -306,7 +300,7 @@ class ModuleTracer:
                 for path, tensor in (*tensors_in(args), *tensors_in(kwargs)):
                     self._recorder.read(
                         tensor,
-                        _input_role(path),
+                        input_role(path),
                         slot_of,
                         capture=capture,
                         how=plan.capture,
@@ -317,15 +311,11 @@ class ModuleTracer:
 
     def know(self, value: Any) -> None:
         """What the program has named itself needs no finding."""
-        self._targets.know(value)
-
-    def _look_for_targets(self, capture: StepCapture, args: Any, output: Any) -> None:
-        self._targets.know((args, output))
-        self._targets.look(capture, self.provenance, values=self._keeps_values)
+        self._ends.targets.know(value)
 
     def before_optimizer(self, optimizer: torch.optim.Optimizer) -> None:
         """Keeps what an optimizer is about to change; its arithmetic is none of the loss."""
-        self._targets.pause()
+        self._ends.targets.pause()
         if self.parameters.follows_steps or not self.tops:
             with torch._C.DisableTorchFunction():
                 self.parameters.before_step(_parameters(optimizer))
@@ -335,55 +325,14 @@ class ModuleTracer:
         with torch._C.DisableTorchFunction():
             self.parameters.after_step(optimizer, _parameters(optimizer), capture)
 
-    def _read_inputs(
-        self, capture: StepCapture, args: tuple[Any, ...], kwargs: dict[str, Any]
-    ) -> None:
-        iteration = capture.count("input")
-        for path, tensor in (*tensors_in(args), *tensors_in(kwargs)):
-            if tensor.grad_fn is not None:  # computed by another part of the model
-                continue
-            role = _input_role(path)
-            slot = self._inputs.get((role, iteration))
-            if slot is None:
-                slot = Slot(lambda: "input", role, iteration=iteration, kind="input")
-                self._inputs[role, iteration] = slot
-            capture.add(slot, tensor, batch_dim="auto", values=self._keeps_values)
-            if self._graph is not None and self._graph.enters(tensor):
-                self._graph.trace(slot, tensor)
-            if self._keeps_gradients and tensor.requires_grad:
-                self._recorder.watch(
-                    slot, tensor, capture, batch_dim="auto", values=self._keeps_values
-                )
-
     def read_loss(self, capture: StepCapture, loss: torch.Tensor, backwarded: torch.Tensor) -> None:
         """Reads a tensor that `backward()` was called on (`loss`: before the AMP scale)."""
-        backwards = capture.backwards
-        # of several tensors in one `backward` call, the first has named the pass
-        pass_ = backwards.current or backwards.begin(loss, backwarded)
-        number = capture.count("loss")
-        key = (loss_node(pass_), capture.count(pass_))
-        slot = self._losses.get(key)
-        if slot is None:
-            node, iteration = key
-            slot = Slot(lambda: node, "output", iteration=iteration, kind="loss")
-            self._losses[key] = slot
-        if capture.categories is not None:
-            capture.categories.loss(backwarded)
-        index = capture.add(slot, loss, batch_dim=None, values=False)
-        if index is not None and loss.numel() == 1:
-            capture.kpi_tensors["loss" if number == 0 else f"loss[{number}]"] = index
-        if self.provenance is not None:
-            self.provenance.trace(slot, backwarded)
+        self._ends.read_loss(capture, loss, backwarded, self.provenance)
 
     def parameter_slot(self, tensor: torch.Tensor) -> Slot | None:
         """Returns the slot of a parameter or buffer that is traced, else None."""
         plan = self.parameters.plan_of(tensor)
         return plan.slot if plan is not None else None
-
-
-def _input_role(path: str) -> str:
-    """Returns the role of an argument: the first positional one is the input."""
-    return "input" if path == "[0]" else f"input{path}"
 
 
 def _parameters(optimizer: torch.optim.Optimizer) -> Iterator[torch.Tensor]:
