@@ -87,6 +87,10 @@ class Agenda:
         """Whether the labels of a step have a say, or are to be counted."""
         return bool(self._labelled or self._cadences or self._missed or self.labels)
 
+    def stop_keeping(self) -> None:
+        """From now on only what is due is captured."""
+        self._keep = False
+
     @property
     def quiet_until(self) -> float:
         """The first step for which `plan` has to be asked."""

@@ -69,6 +69,7 @@ class Keeper:
         look: the same with nothing but `statistics`, for triggers to look at.
         statistics: names of all statistics, in stored order.
         note: told when a trigger fires, in words for the run's notes.
+        exhausted: told when no more steps can be kept, so that only scheduled ones are needed.
     """
 
     def __init__(
@@ -79,9 +80,10 @@ class Keeper:
         look: Callable[[list[RawStep], tuple[str, ...]], list[StepBatch]],
         statistics: tuple[str, ...],
         note: Callable[[Note], None] = lambda _: None,
+        exhausted: Callable[[], None] = lambda: None,
     ) -> None:
         self._spec = spec
-        self._note = note
+        self._note, self._exhausted = note, exhausted
         self._finalise, self._look = finalise, look
         self._triggers = [_trigger(trigger) for trigger in spec.when]
         self._statistics = _needed(self._triggers, statistics)
@@ -115,11 +117,6 @@ class Keeper:
         batches = self._batches(self._ring.flush()) or [_nothing()]
         self._attach(batches[-1], changed=True)
         return batches
-
-    @property
-    def exhausted(self) -> bool:
-        """Whether no more steps are kept, so that only scheduled ones need to be captured."""
-        return self._ring.exhausted
 
     # -- deciding
 
@@ -159,6 +156,7 @@ class Keeper:
                 "comgra.keep.at_most allows; from now on only the schedule records",
                 self._spec.at_most,
             )
+            self._exhausted()
         return stored
 
     def _say_given_up(self, number: int) -> None:

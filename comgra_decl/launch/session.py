@@ -121,6 +121,7 @@ class Session:
             look=self._look,
             statistics=self._spec.statistics,
             note=self._note,
+            exhausted=lambda: self._hooks.stop_keeping() if self._hooks is not None else None,
         )
         return self._keeper.close
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Annotated, Any, Literal
 
 from pydantic import (
@@ -17,6 +17,7 @@ from pydantic import (
     model_validator,
 )
 
+from comgra_decl.errors import did_you_mean
 from comgra_decl.spec.base import Bool, Int, Number, SpecModel
 from comgra_decl.spec.nodes import Glob
 
@@ -174,6 +175,10 @@ Trigger = Annotated[
 ]
 
 
+def _measure(trigger: Any) -> MeasureSpec | None:
+    return trigger.of if isinstance(trigger, (QuantileTrigger, SpikeTrigger)) else None
+
+
 class KeepSpec(SpecModel):
     """Keeps steps because of what happened in them, beside those that the schedule records.
 
@@ -208,3 +213,13 @@ class KeepSpec(SpecModel):
     memory_mb: Annotated[Int, Field(ge=1)] = 256
     """Mebibytes that steps may take while it is open whether they are kept; where the ring needs
     more, it is shorter, and that is said."""
+
+    def unknown_statistics(self, known: Sequence[str]) -> list[str]:
+        """Returns a sentence for each statistic that a trigger looks at but nobody records."""
+        measures = [(i, _measure(trigger)) for i, trigger in enumerate(self.when)]
+        return [
+            f"keep.when[{i}].of.statistic: {of.statistic!r} is not one of the spec's stats, "
+            f"{', '.join(known)}{did_you_mean(of.statistic, known)}"
+            for i, of in measures
+            if of is not None and of.kpi is None and of.statistic not in known
+        ]

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Annotated, Any
 
-from pydantic import AfterValidator, BeforeValidator
+from pydantic import AfterValidator, BeforeValidator, model_validator
 
 from comgra_decl.records import STATISTICS
 from comgra_decl.spec.base import Bool, SpecModel
@@ -85,6 +85,13 @@ class Spec(SpecModel):
 
     enabled: Bool = True
     """Whether anything is recorded at all."""
+
+    @model_validator(mode="after")
+    def _triggers_look_at_what_is_recorded(self) -> Spec:
+        problems = [] if self.keep is None else self.keep.unknown_statistics(self.statistics)
+        if problems:
+            raise ValueError("; ".join(problems))
+        return self
 
     @property
     def statistics(self) -> tuple[str, ...]:

@@ -53,7 +53,9 @@ def test_a_quantile_is_that_of_the_numbers_before(
 def test_a_spike_exceeds_the_mean_by_standard_deviations(
     losses: list[float], cuts: list[int], sigmas: float
 ) -> None:
-    expected, known, finite = [], [], True
+    expected: list[int] = []
+    known: list[float] = []
+    finite = True
     for step, loss in enumerate(losses):
         before = known[-24:]
         if not np.isfinite(loss):

@@ -89,7 +89,9 @@ def _statistics(view: RunView, at: Selection) -> Field:
 def _batch(view: RunView, at: Selection) -> Field:
     over = [Option(name, BATCH_LABELS[name], "over the batch") for name in AGGREGATES]
     numbers = range(view.run.sample_count)
-    samples = [Option(str(i), f"Sample {i}", "one sample") for i in numbers]
+    labels = dict(enumerate(view.sample_labels(at.step, at.type)))
+    names = [f"Sample {i} | {labels[i]}" if i in labels else f"Sample {i}" for i in numbers]
+    samples = [Option(str(i), name, "one sample") for i, name in zip(numbers, names, strict=True)]
     help_ = BATCH_HELP.get(at.batch, "one recorded sample alone")
     return Field("batch", "Batch", at.batch, (*over, *samples), f"Second step: {help_}")
 

@@ -45,6 +45,7 @@ class Rows:
         self._values = frame.to_numpy(float)
         self._place = {int(key): i for i, key in enumerate(frame.index)}
         self.batch_index: list[int] = list(frame.attrs.get("batch_index", ()))
+        self.labels: list[str] = list(frame.attrs.get("labels", ()))
 
     def lines(self) -> list[int]:
         """What the lines are called: slot ids, or numbers of samples."""
@@ -170,6 +171,14 @@ class RunView:
         return self.ever(
             key, lambda: Rows(self.run.sample_row(slot.node, step, **_where(slot, type_)))
         )
+
+    def sample_labels(self, step: int | None, type_: str) -> list[str]:
+        """The categories of the recorded samples of a step; none where the spec asks for none."""
+        if step is None or self.ever("samples.by", lambda: self.run.spec.samples.by) is None:
+            return []
+        key = ("sample_labels", step, type_)
+        labels = self.ever(key, lambda: self.run.samples(step, type_=type_ or None)["label"])
+        return [label for label in labels if label is not None]
 
     def series(self, slot: Slot, statistic: str, over: str, type_: str) -> pd.Series:
         """One aggregated statistic of a slot by step (`Run.series`)."""

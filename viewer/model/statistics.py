@@ -45,13 +45,14 @@ class StatisticsTable:
 class SampleTable:
     """One statistic of each recorded sample: rows `(sample, cells)`, one cell per pass.
 
-    `batch_index` tells the place of each sample in the batch.
+    `batch_index` tells the place of each sample in the batch, `labels` its category, if any.
     """
 
     columns: tuple[str, ...]
     rows: tuple[tuple[int, tuple[Cell, ...]], ...]
     batch_index: tuple[int, ...] = ()
     missing: str = ""
+    labels: tuple[str, ...] = ()
 
 
 def statistics_table(view: RunView, at: Selection) -> StatisticsTable:
@@ -84,7 +85,8 @@ def sample_table(view: RunView, at: Selection) -> SampleTable:
     numbers = sorted({i for table in known for i in table.lines()})
     rows = tuple((i, tuple(_sample_cell(t, i, at.statistic) for t in tables)) for i in numbers)
     missing = "" if rows else "No samples were recorded at this step."
-    return SampleTable(columns, rows, tuple(known[0].batch_index), missing)
+    places, labels = tuple(known[0].batch_index), tuple(known[0].labels)
+    return SampleTable(columns, rows, places, missing, labels)
 
 
 def _numbers(view: RunView, slot: Slot | None, step: int | None, at: Selection) -> Numbers:

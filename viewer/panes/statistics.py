@@ -135,8 +135,9 @@ def _sample_line(table: SampleTable, i: int, largest: list[float], shown: Shown)
     hint = "back to the batch mean" if chosen else f"look at sample {sample} alone"
     if i < len(table.batch_index):
         hint += f" (number {table.batch_index[i]} of the batch)"
+    name = f"{sample} | {_e(table.labels[i])}" if i < len(table.labels) else str(sample)
     return (
-        f'<tr{mark} data-send="{token}" tabindex="0" title="{hint}"><td>{sample}</td>{columns}</tr>'
+        f'<tr{mark} data-send="{token}" tabindex="0" title="{hint}"><td>{name}</td>{columns}</tr>'
     )
 
 
