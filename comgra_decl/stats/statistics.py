@@ -12,6 +12,8 @@ that are NaN or infinite. Then, with d = S / n:
     l2             sqrt(Q + 2 p S + n p^2)              of one sample, not divided by n
     zero_fraction  1 - Z / n
     nonfinite      F                                    a count, not a fraction
+    rms            l2 / sqrt(n)                         opt-in, as the next
+    snr            |mean| / std                         of equal values inf, of zeros NaN
 
 The variance by the shifted sums is exact to rounding as long as p is near the mean, which is what
 pivots are for: T. F. Chan, G. H. Golub and R. J. LeVeque, "Algorithms for computing the sample
@@ -53,7 +55,7 @@ def row_statistics(raw: Floats, elements: Floats, names: tuple[str, ...]) -> Flo
     Args:
         raw: float64 [8, ..., rows], the columns of `records.Raw` first.
         elements: float64 [rows], elements per sample.
-        names: statistics, of `records.STATISTICS`.
+        names: statistics of `records.STATISTICS`, "rms" or "snr".
 
     Returns:
         float64 [len(names), ..., rows].
@@ -117,6 +119,18 @@ def _nonfinite(raw: Floats, _n: Floats, out: Floats) -> None:
     out[...] = raw[Raw.NONFINITE]
 
 
+def _rms(raw: Floats, n: Floats, out: Floats) -> None:
+    _l2(raw, n, out)
+    out /= np.sqrt(n)
+
+
+def _snr(raw: Floats, n: Floats, out: Floats) -> None:
+    mean = np.empty_like(out)
+    _mean(raw, n, mean)
+    _std(raw, n, out)
+    np.divide(np.abs(mean), out, out=out)
+
+
 _FORMULAS: dict[str, Callable[[Floats, Floats, Floats], None]] = {
     "mean": _mean,
     "abs_mean": _abs_mean,
@@ -127,6 +141,8 @@ _FORMULAS: dict[str, Callable[[Floats, Floats, Floats], None]] = {
     "l2": _l2,
     "zero_fraction": _zero_fraction,
     "nonfinite": _nonfinite,
+    "rms": _rms,
+    "snr": _snr,
 }
 
 

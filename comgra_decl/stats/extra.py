@@ -1,0 +1,126 @@
+"""Collects what `measures` say of the tensors of a step, as more columns of its raw sums."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from comgra_decl.stats.device import ASYNCHRONOUS
+from comgra_decl.stats.measures import Measure
+from comgra_decl.stats.quiet import buffer, quiet
+from comgra_decl.stats.spectral import Finish
+from comgra_decl.stats.support import plain, with_memory
+
+
+@dataclass(slots=True)
+class _Piece:
+    """Columns of one tensor, still in the form in which they were computed."""
+
+    tensor: int
+    columns: list[int]
+    packed: Tensor  # float64 [samples, c]; on the host valid after `event`
+    finish: Finish | None
+    event: Any
+
+
+class Extras:
+    """The opt-in statistics of the step in progress, one column per name.
+
+    Args:
+        names: all of them, in stored order.
+    """
+
+    def __init__(self, names: Iterable[str]) -> None:
+        self.names = tuple(names)
+        self._columns = {name: i for i, name in enumerate(self.names)}
+        self._pieces: list[_Piece] = []
+        self._done: set[tuple[int, Measure]] = set()
+
+    def clear(self) -> None:
+        """Begins another step."""
+        self._pieces, self._done = [], set()
+
+    def add(self, index: int, tensor: Tensor, batch_dim: int | None, measure: Measure) -> bool:
+        """Measures a tensor that the reducer took as number `index`; returns whether it applied.
+
+        Raises:
+            FunctionError: a function of the user's failed; there is no statistic of it.
+        """
+        if (index, measure) in self._done:  # the same tensor under another name
+            return True
+        self._done.add((index, measure))
+        with quiet():
+            x = plain(tensor)
+            x = (x if x.data_ptr() or not x.numel() else with_memory(x)).detach()
+            x = x.unsqueeze(0) if batch_dim is None else x.movedim(batch_dim, 0)
+            if x.device.type not in ("cpu", *ASYNCHRONOUS):
+                x = x.cpu()
+            found = measure(x)
+            if found is None:
+                return False
+            packed, finish = found
+            event = None
+            if packed.device.type != "cpu":
+                packed, event = _to_host(packed)
+        # of several names that are computed together, only some may be wanted
+        columns = [self._columns.get(name, -1) for name in measure.names]
+        self._pieces.append(_Piece(index, columns, packed, finish, event))
+        return True
+
+    def finish(
+        self, starts: NDArray[np.int64], rows: int
+    ) -> tuple[NDArray[np.float64], Callable[[], None]]:
+        """Ends the step.
+
+        Args:
+            starts: first row of each tensor.
+            rows: rows of the step.
+
+        Returns:
+            float64 [rows, len(names)], NaN where there is none, and what makes its contents valid;
+            that may be called on another thread.
+        """
+        table = np.full((rows, len(self.names)), np.nan)
+        pieces, self._pieces, self._done = self._pieces, [], set()
+        return table, _Settle(table, starts, pieces)
+
+
+class _Settle:
+    """Fills the table, once."""
+
+    def __init__(
+        self, table: NDArray[np.float64], starts: NDArray[np.int64], pieces: list[_Piece]
+    ) -> None:
+        self._table, self._starts, self._pieces = table, starts, pieces
+
+    def __call__(self) -> None:
+        pieces, self._pieces = self._pieces, []
+        for piece in pieces:
+            if piece.event is not None:
+                piece.event.synchronize()
+            values = piece.packed.numpy()
+            if piece.finish is not None:
+                try:
+                    values = piece.finish(values)
+                except np.linalg.LinAlgError:  # did not converge: there is no such number
+                    continue
+            start = self._starts[piece.tensor]
+            for i, column in enumerate(piece.columns):
+                if column >= 0:
+                    self._table[start : start + len(values), column] = values[:, i]
+
+
+def _to_host(packed: Tensor) -> tuple[Tensor, Any]:
+    """Starts the copy to pinned memory; returns it and the event after which it is there."""
+    host = buffer(*packed.shape, dtype=packed.dtype, device=torch.device("cpu"), pinned=True)
+    host.copy_(packed, non_blocking=True)
+    module: Any = getattr(torch, packed.device.type)
+    event = module.Event()
+    event.record(module.current_stream(packed.device))
+    return host, event

@@ -1,0 +1,197 @@
+r"""Opt-in statistics: computed of the tensor itself, not of its raw sums.
+
+Each is one number per sample. Like all statistics, those of complex numbers are those of their
+magnitudes, except for singular values (`spectral`). With the n values x of a sample:
+
+    negative_fraction  share of x < 0 (NaN is not)
+    kurtosis           mean((x - mean)^4) / mean((x - mean)^2)^2     3 for normal numbers; a few
+                       large outliers make it large. Of equal values, NaN or infinities: NaN
+    q01 ... q99        the quantile 0.01 ... 0.99 of x, linear between two values as in
+                       `numpy.quantile`; of 4096 evenly spaced values where there are more. NaN if
+                       one of them is NaN
+
+A sample without values has none of them (NaN).
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from typing import Any, Protocol
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from comgra_decl.stats.sampling import sample_stride
+from comgra_decl.stats.spectral import Finish, measure_effective_rank, measure_top
+from comgra_decl.stats.support import real, work_dtype
+
+SAMPLED = 4096
+"""Most values per sample that quantiles are made of."""
+
+
+class Measure(Protocol):
+    """Computes some statistics of a tensor; runs within `quiet()`."""
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """What the statistics are called."""
+
+    def __call__(self, x: Tensor) -> tuple[Tensor, Finish | None] | None:
+        """Measures a tensor.
+
+        Args:
+            x: [samples, ...], without gradient, of any dtype that can be reduced; not written to.
+
+        Returns:
+            float64 [samples, c] on the tensor's device, new memory, and what makes of these the
+            columns of `names` on the host (None: they are those). None where they mean nothing.
+        """
+
+
+class Simple:
+    """A statistic that is a formula over the values of each sample."""
+
+    def __init__(self, name: str, formula: Callable[[Tensor], Tensor]) -> None:
+        self.names = (name,)
+        self._formula = formula
+
+    def __call__(self, x: Tensor) -> tuple[Tensor, Finish | None] | None:
+        """See `Measure`."""
+        rows = as_real_rows(x)
+        if rows.numel() == 0:
+            return None
+        return self._formula(rows).to(torch.float64)[:, None], None
+
+
+def as_real_rows(x: Tensor) -> Tensor:
+    """Returns [samples, elements] in the precision in which statistics of its dtype are made."""
+    return real(x).flatten(1).to(work_dtype(x.dtype)) if x.dim() > 1 else real(x)[:, None]
+
+
+def negative_fraction(rows: Tensor) -> Tensor:
+    """Returns the share of negative numbers [samples]."""
+    return (rows < 0).sum(1, dtype=torch.float64) / rows.shape[1]
+
+
+def kurtosis(rows: Tensor) -> Tensor:
+    """Returns the kurtosis [samples] in float64; see the module."""
+    centred = rows - rows.mean(1, dtype=torch.float64).to(rows.dtype)[:, None]
+    # in units of the largest deviation no power of it overflows or vanishes
+    squares = (centred / centred.abs().amax(1, keepdim=True)).square_()
+    second = squares.mean(1, dtype=torch.float64)
+    return squares.square_().mean(1, dtype=torch.float64) / second.square()
+
+
+class Quantiles:
+    """Quantiles of the values of each sample, all by one sort."""
+
+    def __init__(self, quantiles: Mapping[str, float]) -> None:
+        self.names = tuple(quantiles)
+        self._quantiles = tuple(quantiles.values())
+
+    def __call__(self, x: Tensor) -> tuple[Tensor, Finish | None] | None:
+        """See `Measure`."""
+        if x.numel() == 0:
+            return None
+        rows = real(x).flatten(1) if x.dim() > 1 else real(x)[:, None]
+        stride, _ = sample_stride(rows.shape[1], rows.shape[1] or 1, SAMPLED)
+        ordered = self._sorted(rows[:, ::stride].to(work_dtype(x.dtype))).to(torch.float64)
+        last = ordered.shape[1] - 1
+        columns = []
+        for quantile in self._quantiles:
+            place = quantile * last
+            low, high = ordered[:, int(place)], ordered[:, min(int(place) + 1, last)]
+            share = place - int(place)
+            between = low * (1 - share) + high * share if share else low
+            columns.append(torch.where(low == high, low, between))
+        table = torch.stack(columns, 1)
+        return torch.where(ordered[:, -1:].isnan(), torch.nan, table), None
+
+    def _sorted(self, rows: Tensor) -> Tensor:
+        if rows.device.type == "cpu":  # several times faster than torch's
+            return torch.from_numpy(np.sort(rows.numpy(), axis=1))
+        return rows.sort(1).values  # NaN last, too
+
+
+class Top:
+    """The largest singular value and the stable rank."""
+
+    names = ("singular_value", "stable_rank")
+
+    def __call__(self, x: Tensor) -> tuple[Tensor, Finish | None] | None:
+        """See `Measure`."""
+        return measure_top(_wide_enough(x), host=x.device.type == "cpu")
+
+
+class EffectiveRank:
+    """The effective rank."""
+
+    names = ("effective_rank",)
+
+    def __call__(self, x: Tensor) -> tuple[Tensor, Finish | None] | None:
+        """See `Measure`."""
+        return measure_effective_rank(_wide_enough(x), host=x.device.type == "cpu")
+
+
+def _wide_enough(x: Tensor) -> Tensor:
+    """Returns numbers of at least 32 bits, with which there is linear algebra."""
+    if x.is_complex():
+        return x.to(torch.complex64) if x.dtype == torch.complex32 else x
+    return x.to(work_dtype(x.dtype))
+
+
+class FunctionError(Exception):
+    """A function of the user's raised or returned what is no statistic; says how."""
+
+
+class Function:
+    """A function of the user's, which gets a copy and whose random numbers are taken back."""
+
+    def __init__(self, name: str, function: Callable[..., Any], arguments: dict[str, Any]) -> None:
+        self.names = (name,)
+        self._function, self._arguments = function, arguments
+
+    def __call__(self, x: Tensor) -> tuple[Tensor, Finish | None] | None:
+        """See `Measure`; FunctionError says what is wrong with the function."""
+        copy = x.clone(memory_format=torch.contiguous_format)
+        if copy.dim() == 1:
+            copy = copy.unsqueeze(1)
+        with _random_numbers_as_they_were(copy.device):
+            try:
+                answer = self._function(copy, **self._arguments)
+            except Exception as error:
+                raise FunctionError(f"it raised {type(error).__name__}: {error}") from error
+        return _checked(answer, x), None
+
+
+def _checked(answer: Any, x: Tensor) -> Tensor:
+    if isinstance(answer, bool | int | float) and len(x) == 1:
+        answer = torch.tensor([answer], dtype=torch.float64)
+    if not isinstance(answer, Tensor):
+        raise FunctionError(f"it returned {type(answer).__name__} instead of a tensor [samples]")
+    if answer.is_complex() or answer.numel() != len(x) or answer.dim() > 1:
+        raise FunctionError(
+            f"it returned a tensor of shape {tuple(answer.shape)} and dtype "
+            f"{str(answer.dtype).removeprefix('torch.')} for {len(x)} samples"
+        )
+    return answer.detach().reshape(-1, 1).to(device=x.device, dtype=torch.float64, copy=True)
+
+
+@contextmanager
+def _random_numbers_as_they_were(device: torch.device) -> Iterator[None]:
+    """Restores the random number generators of Python, numpy, torch and the tensor's device."""
+    module: Any = getattr(torch, device.type, None)
+    away = device.type != "cpu" and hasattr(module, "get_rng_state")
+    python, numpy_, host = random.getstate(), np.random.get_state(), torch.get_rng_state()
+    there = module.get_rng_state(device) if away else None
+    try:
+        yield
+    finally:
+        random.setstate(python)
+        np.random.set_state(numpy_)
+        torch.set_rng_state(host)
+        if there is not None:
+            module.set_rng_state(there, device)

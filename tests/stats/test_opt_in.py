@@ -1,0 +1,240 @@
+"""Opt-in statistics of a traced training, from the spec to what a run shows."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from numpy.typing import NDArray
+from torch import nn
+
+import comgra_decl as comgra
+from comgra_decl.query import Run
+
+CAPTURE = ["output", "output_grad", "parameter", "parameter_grad", "update"]
+
+
+def spread(x: torch.Tensor, times: float = 1.0) -> torch.Tensor:
+    """Returns the distance between the largest and smallest value; harms its argument."""
+    answer = (x.flatten(1).amax(1) - x.flatten(1).amin(1)) * times
+    x.zero_()
+    torch.rand(3)
+    return answer
+
+
+def picky(x: torch.Tensor) -> torch.Tensor:
+    """Fails for whatever is not a matrix."""
+    if x.dim() != 3:
+        raise ValueError("not a matrix")
+    return x.sum((1, 2))
+
+
+class Net(nn.Module):
+    """Tokens [4, 3, 6] to one number each."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first = nn.Linear(6, 5)
+        self.last = nn.Linear(5, 1)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.last(torch.tanh(self.first(x)))
+
+
+Kept = list[dict[str, NDArray[Any]]]
+
+
+def train(seen: Kept | None = None) -> list[torch.Tensor]:
+    """Trains for four steps; returns parameters and losses, and leaves tensors in `seen`."""
+    torch.manual_seed(7)
+    model, result = Net(), []
+    optimizer = torch.optim.AdamW(model.parameters(), lr=0.01)
+    for _ in range(4):
+        first: list[torch.Tensor] = []
+        handle = model.first.register_forward_hook(lambda _m, _a, y: first.append(y))
+        before = model.first.weight.detach().clone()
+        loss = model(torch.randn(4, 3, 6)).square().mean()
+        handle.remove()
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+        result.append(loss.detach())
+        if seen is not None:
+            update = model.first.weight.detach().double() - before.double()
+            seen.append({"output": first[0].detach().double().numpy()})
+            seen[-1] |= {"weight": before.double().numpy(), "update": update.numpy()}
+    return [*result, *model.parameters(), torch.get_rng_state()]
+
+
+def traced(stats: Sequence[Any], root: Path, seen: Kept | None = None) -> Run:
+    spec = {
+        "nodes": {"all": {"select": "**", "capture": CAPTURE}},
+        "stats": list(stats),
+        "schedule": {"first": 100},
+        "samples": {"count": 3},
+    }
+    with comgra.trace(spec, root=root) as session:
+        train(seen)
+    assert session.path is not None
+    return comgra.open_run(session.path)
+
+
+OWN = "tests.stats.test_opt_in"
+
+
+@pytest.fixture(scope="module")
+def recorded(tmp_path_factory: pytest.TempPathFactory) -> tuple[Run, Kept]:
+    seen: Kept = []
+    stats = [
+        *("mean", "l2", "rms", "snr", "negative_fraction", "kurtosis", "q05", "q50"),
+        *({"name": n, "on": ["parameter", "output"]} for n in ("singular_value", "stable_rank")),
+        "effective_rank",
+        {"name": "q999", "quantile": 0.999, "on": "output", "nodes": ["first"]},
+        {
+            "name": "wide",
+            "_target_": f"{OWN}.spread",
+            "times": 2.0,
+            "on": ["output", "output_grad"],
+        },
+    ]
+    return traced(stats, tmp_path_factory.mktemp("runs"), seen), seen
+
+
+def singular(matrices: NDArray[Any]) -> NDArray[Any]:
+    return np.linalg.svd(matrices, compute_uv=False)
+
+
+def kurtosis(rows: NDArray[Any]) -> NDArray[Any]:
+    centred = rows - rows.mean(1, keepdims=True)
+    return np.asarray((centred**4).mean(1) / (centred**2).mean(1) ** 2)
+
+
+def entropy_rank(matrices: NDArray[Any]) -> NDArray[Any]:
+    p = singular(matrices)
+    p = p / p.sum(1, keepdims=True)
+    return np.asarray(np.exp(-(p * np.log(p)).sum(1)))
+
+
+TRUTH: dict[str, Any] = {
+    "rms": lambda x, _: np.sqrt((x**2).mean(1)),
+    "snr": lambda x, _: np.abs(x.mean(1)) / x.std(1),
+    "negative_fraction": lambda x, _: (x < 0).mean(1),
+    "kurtosis": lambda x, _: kurtosis(x),
+    "q05": lambda x, _: np.quantile(x, 0.05, axis=1),
+    "q50": lambda x, _: np.quantile(x, 0.5, axis=1),
+    "singular_value": lambda _, m: singular(m)[:, 0],
+    "stable_rank": lambda _, m: (singular(m) ** 2).sum(1) / singular(m)[:, 0] ** 2,
+}
+
+
+@pytest.mark.parametrize("statistic", TRUTH)
+@pytest.mark.parametrize("role", ["output", "weight"])
+def test_the_run_shows_what_numpy_says(
+    recorded: tuple[Run, Kept], statistic: str, role: str
+) -> None:
+    run, seen = recorded
+    matrices = [step[role] if role == "output" else step[role][None] for step in seen]
+    truth = [TRUTH[statistic](m.reshape(len(m), -1), m) for m in matrices]
+    mean = run.series("first", statistic, role=role)
+    np.testing.assert_allclose(mean, [t.mean() for t in truth], rtol=1e-4)
+    spread = run.series("first", statistic, role=role, over_batch="std")
+    np.testing.assert_allclose(spread, [t.std() for t in truth], rtol=1e-3, atol=1e-6)
+    for sample in range(min(3, len(matrices[0]))):
+        of_one = run.sample_series("first", statistic, sample, role=role)
+        np.testing.assert_allclose(of_one, [t[sample] for t in truth], rtol=1e-4)
+
+
+def test_only_where_it_was_asked_for_and_missing_elsewhere(recorded: tuple[Run, Kept]) -> None:
+    run, seen = recorded
+    most = [np.quantile(step["output"].reshape(4, -1), 0.999, axis=1).mean() for step in seen]
+    np.testing.assert_allclose(run.series("first", "q999"), most, rtol=1e-5)
+    assert run.series("last", "q999").isna().all()
+    assert run.series("first", "q999", pass_="grad").isna().all()
+    rank = [entropy_rank(step["weight"][None])[0] for step in seen]
+    np.testing.assert_allclose(run.series("first", "effective_rank", role="weight"), rank, 1e-5)
+    assert run.series("first", "effective_rank").isna().all()
+    assert run.series("first", "singular_value", role="bias").isna().all()
+
+
+def test_a_function_of_one_s_own(recorded: tuple[Run, Kept]) -> None:
+    run, seen = recorded
+    rows = [step["output"].reshape(4, -1) for step in seen]
+    wide = [2 * (r.max(1) - r.min(1)).mean() for r in rows]
+    np.testing.assert_allclose(run.series("first", "wide"), wide, rtol=1e-5)
+    assert run.series("first", "wide", pass_="grad").gt(0).all()
+    assert run.series("first", "wide", role="weight").isna().all()
+
+
+def test_all_are_listed_and_in_the_tables(recorded: tuple[Run, Kept]) -> None:
+    run, _ = recorded
+    assert [*run.row(3).columns] == run.statistics
+    assert {"rms", "q999", "wide", "effective_rank"} <= {*run.statistics}
+    assert [*run.sample_row("first", 3).columns] == run.statistics
+    assert run.heat("kurtosis").notna().any(axis=None)
+    assert run.report["refused"] == {}
+
+
+def test_the_training_does_not_notice(recorded: tuple[Run, Kept], tmp_path: Path) -> None:
+    stats = [*recorded[0].spec.model_dump(mode="json")["stats"]]
+    bare = train()
+    with comgra.trace(
+        {"nodes": {"all": {"select": "**", "capture": CAPTURE}}, "stats": stats}, root=tmp_path
+    ):
+        watched = train()
+    for a, b in zip(bare, watched, strict=True):
+        assert torch.equal(a, b)
+
+
+def test_a_function_that_fails_is_told_once_and_the_rest_goes_on(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    stats = [
+        "mean",
+        {"name": "picky", "_target_": f"{OWN}.picky"},
+        {"name": "gone", "_target_": f"{OWN}.nowhere"},
+    ]
+    seen: Kept = []
+    run = traced(stats, tmp_path, seen)
+    told = [r.getMessage() for r in caplog.records if "statistic" in r.getMessage()]
+    assert len(told) == 2
+    assert any("'picky' of" in line and "ValueError: not a matrix" in line for line in told)
+    assert any(f"{OWN}.nowhere cannot be imported" in line for line in told)
+    sums = [step["weight"].sum() for step in seen]
+    np.testing.assert_allclose(run.series("first", "picky", role="weight"), sums, rtol=1e-4)
+    assert run.series("first", "picky", role="bias").isna().all()
+    assert run.series("first", "gone").isna().all()
+    assert run.series("first", "mean").notna().all()
+    assert len(run.report["refused"]) == 2
+
+
+def test_what_applies_to_nothing_is_said(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    stats = [{"name": "singular_value", "on": "buffer"}, {"name": "kurtosis", "nodes": "middle"}]
+    run = traced(stats, tmp_path)
+    assert [*run.report["refused"]] == [
+        "the statistic 'singular_value'",
+        "the statistic 'kurtosis'",
+    ]
+    assert "it is made of buffer in nodes **" in caplog.text
+    assert "it is made of anything in nodes middle" in caplog.text
+
+
+def test_nobody_pays_who_does_not_ask(tmp_path: Path) -> None:
+    from comgra_decl.hooks import HookManager
+    from comgra_decl.spec import load_spec
+
+    records: list[Any] = []
+    spec = load_spec({"nodes": {"all": {"select": "**"}}, "stats": ["mean", "rms", "snr"]})
+    manager = HookManager(spec, records.append, on_fault=_fail)
+    manager.attach()
+    train()
+    manager.detach()
+    assert manager._train.measured is None
+    assert all(record.extra is None for record in records)
+
+
+def _fail(error: BaseException) -> None:
+    raise error
