@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 
     from comgra_decl.hooks.slots import Slot
 
-Refuse = Callable[[str, str], None]
+Refuse = Callable[[str, str], object]
 """Told what is not recorded, and why."""
 
 

@@ -7,7 +7,6 @@ from typing import Annotated, Any
 
 from pydantic import AfterValidator, BeforeValidator, model_validator
 
-from comgra_decl.records import STATISTICS
 from comgra_decl.spec.base import Bool, SpecModel
 from comgra_decl.spec.keep import KeepSpec
 from comgra_decl.spec.nodes import NodeSpec, Selectors
@@ -20,7 +19,7 @@ from comgra_decl.spec.run import (
 )
 from comgra_decl.spec.samples import SamplesSpec
 from comgra_decl.spec.schedule import ScheduleSpec
-from comgra_decl.spec.stats import OptIn, Statistic, in_stored_order, name_of, opt_in
+from comgra_decl.spec.stats import DEFAULT, OptIn, Statistic, in_stored_order, name_of, opt_in
 from comgra_decl.spec.types import TypesSpec
 
 
@@ -43,7 +42,7 @@ class Spec(SpecModel):
     exclude: Selectors = []
     """What is left out of every entry: globs over module paths or mappings, as in `select`."""
 
-    stats: Annotated[list[Statistic], AfterValidator(in_stored_order)] = list(STATISTICS)
+    stats: Annotated[list[Statistic], AfterValidator(in_stored_order)] = list(DEFAULT)
     """Statistics over the value dims of each sample; `nonfinite` is always among them. Names, and
     mappings: `{name: singular_value, on: [parameter, output]}`, `{name: q999, quantile: 0.999}`,
     `{name: mine, _target_: package.module.function}`."""

@@ -52,6 +52,9 @@ KnownName = Literal[StatisticName, FormulaName, OptionalName]
 MATRIX = ("singular_value", "stable_rank", "effective_rank")
 """Those of matrices: by default only of parameters."""
 
+DEFAULT: list[Any] = list(get_args(StatisticName))
+"""What is recorded where nothing is said."""
+
 _CORE: tuple[str, ...] = get_args(StatisticName)
 _FORMULAS: tuple[str, ...] = get_args(FormulaName)
 _OPTIONAL: tuple[str, ...] = get_args(OptionalName)
@@ -129,11 +132,12 @@ class FunctionStatistic(SpecModel):
     """A function of your own; keys that are not named here are passed to it by name.
 
     It is called with a copy of the tensor, without gradient, batch dimension first: shape
-    [samples, ...], on the tensor's device and in its dtype; a tensor without batch dimension is
-    one sample, and samples that are single numbers make [samples, 1]. It returns one number per sample: a tensor of shape [samples], or a plain number
-    where there is one sample. The training never notices it: what it does to its argument and to
-    the random number generators stays without consequence. When it raises, that is reported once,
-    and the statistic is missing (NaN) where it did. It must not use autograd or `torch.func`.
+    [samples, ...], on the tensor's device and in its dtype. A tensor without batch dimension is one
+    sample, and samples that are single numbers make [samples, 1]. It returns one number per sample:
+    a tensor of shape [samples], or a plain number where there is one sample. The training never
+    notices it: what it does to its argument and to the random number generators stays without
+    consequence. When it raises, that is reported once, and the statistic is missing (NaN) where it
+    did. It must not use autograd or `torch.func`.
     """
 
     model_config = ConfigDict(extra="allow")
@@ -199,5 +203,6 @@ def in_stored_order(entries: list[Any]) -> list[Any]:
 
 def opt_in(entries: list[Any]) -> list[OptIn]:
     """Returns what is computed of tensors in addition to their raw sums, in stored order."""
-    full = [OptionalStatistic(name=e) if e in _OPTIONAL else e for e in entries]  # type: ignore[arg-type]
+    by_name = [{"name": entry} if entry in _OPTIONAL else entry for entry in entries]
+    full = [OptionalStatistic.model_validate(e) if isinstance(e, dict) else e for e in by_name]
     return [entry for entry in full if not isinstance(entry, str)]

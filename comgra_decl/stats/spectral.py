@@ -121,7 +121,8 @@ def _start(length: int, dtype: torch.dtype, device: torch.device) -> Tensor:
     """Returns a vector without any pattern that a matrix might be orthogonal to."""
     numbers = torch.arange(1, length + 1, dtype=torch.float64)
     vector = torch.cos(numbers * numbers * 0.7071067811865476) + 0.25
-    return (vector / vector.norm()).to(dtype).to(device)
+    unit: Tensor = vector / torch.linalg.vector_norm(vector)
+    return unit.to(dtype).to(device)
 
 
 def largest(tridiagonal: Floats) -> tuple[Floats, Floats]:
@@ -214,7 +215,7 @@ def measure_effective_rank(x: Tensor, *, host: bool = True) -> tuple[Tensor, Fin
 def _finish_rank(gram: Floats) -> Floats:
     side = int(np.sqrt(gram.shape[1]))
     matrices = gram.reshape(len(gram), side, side)
-    finite = np.isfinite(matrices).all((1, 2))
+    finite: NDArray[np.bool_] = np.asarray(np.isfinite(matrices).all((1, 2)))
     squares = np.linalg.eigvalsh(np.where(finite[:, None, None], matrices, 0.0))
     squares[squares < squares[:, -1:] * 1e-16 * side] = 0.0
     values = np.sqrt(squares)

@@ -53,8 +53,8 @@ def train(seen: Kept | None = None) -> list[torch.Tensor]:
     torch.manual_seed(7)
     model, result = Net(), []
     optimizer = torch.optim.AdamW(model.parameters(), lr=0.01)
+    first: list[torch.Tensor] = []
     for _ in range(4):
-        first: list[torch.Tensor] = []
         handle = model.first.register_forward_hook(lambda _m, _a, y: first.append(y))
         before = model.first.weight.detach().clone()
         loss = model(torch.randn(4, 3, 6)).square().mean()
@@ -65,7 +65,7 @@ def train(seen: Kept | None = None) -> list[torch.Tensor]:
         result.append(loss.detach())
         if seen is not None:
             update = model.first.weight.detach().double() - before.double()
-            seen.append({"output": first[0].detach().double().numpy()})
+            seen.append({"output": first[-1].detach().double().numpy()})
             seen[-1] |= {"weight": before.double().numpy(), "update": update.numpy()}
     return [*result, *model.parameters(), torch.get_rng_state()]
 
@@ -222,7 +222,7 @@ def test_what_applies_to_nothing_is_said(tmp_path: Path, caplog: pytest.LogCaptu
     assert "it is made of anything in nodes middle" in caplog.text
 
 
-def test_nobody_pays_who_does_not_ask(tmp_path: Path) -> None:
+def test_nobody_pays_who_does_not_ask() -> None:
     from comgra_decl.hooks import HookManager
     from comgra_decl.spec import load_spec
 
