@@ -56,18 +56,19 @@ class AnnotatedNodes:
         self._captures: dict[str, Capture | None] = {}
         self._slots: dict[tuple[str, str, int], Slot] = {}
 
-    def record(self, value: Any, name: str, role: str | None, kind: str | None) -> None:
-        """Reads the tensors of a value that the program has just called `name`."""
-        if is_no_step():
-            return
-        capture = self._capture()
-        if capture is None or not capture.open:
-            return
+    def record(self, value: Any, name: str, role: str | None, kind: str | None) -> bool:
+        """Reads the tensors of a value that the program has just called `name`.
+
+        Returns:
+            Whether they are part of the training, though named outside any model.
+        """
+        capture = None if is_no_step() else self._capture()
         how = self._how(name)
-        if how is None:
-            return
+        if how is None or capture is None or not capture.open:
+            return False
         with torch._C.DisableTorchFunction():
             self._read(value, (name, role or "output", kind or "computed"), capture, how)
+        return capture.followed and not self._tracer.inside
 
     def _read(
         self, value: Any, what: tuple[str, str, str], capture: StepCapture, how: Capture
@@ -75,6 +76,7 @@ class AnnotatedNodes:
         name, role, kind = what
         wanted = Wanted(tensor=how.output, gradient=how.output_grad)
         graph = self._tracer.provenance if capture.followed else None
+        self._tracer.know(value)
         iteration = capture.count(("annotated", name, role))
         slot_of = partial(self._slot, name, kind=kind, iteration=iteration)
         for path, tensor in tensors_in(value):
@@ -108,7 +110,7 @@ class AnnotatedNodes:
             return self._tracer.capture
         if self._trains():
             return self._training
-        return self._evaluation.capture if self._evaluation.open else None
+        return self._evaluation.start()
 
     def _trains(self) -> bool:
         """Whether code outside any model is part of the training, by the mode of the models."""

@@ -75,9 +75,13 @@ class Beside:
         if self._functions is not None:
             self._functions.leave_training()
 
-    def annotate(self, value: Any, name: str, role: str | None, kind: str | None) -> None:
-        """The program has just called the tensors of a value `name`."""
-        self._annotated.record(value, name, role, kind)
+    def annotate(self, value: Any, name: str, role: str | None, kind: str | None) -> bool:
+        """The program has just called the tensors of a value `name`.
+
+        Returns:
+            Whether they are part of the training, though named outside any model.
+        """
+        return self._annotated.record(value, name, role, kind)
 
     # -- reporting -----------------------------------------------------------------------------
 

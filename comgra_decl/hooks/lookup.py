@@ -11,7 +11,6 @@ import sys
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
-from types import ModuleType
 from typing import Any
 
 import torch
@@ -89,12 +88,13 @@ def _torch_function(name: str, owner: Any, last: str, function: Callable[..., An
     places: list[tuple[Any, str]] = []
     if any(owner is member for member in _FAMILY):
         for attribute in (last, f"{last}_"):
-            functions |= {getattr(m, attribute) for m in _FAMILY if hasattr(m, attribute)}
+            found = (getattr(member, attribute, None) for member in _FAMILY)
+            functions |= {each for each in found if callable(each)}
         # Within `torch.nn.functional` one function calls another unseen by any mode: the attention
         # of `nn.MultiheadAttention` calls `softmax` so.
         if hasattr(functional, last):
             places.append((functional, last))
-    return Found(name, tuple(f for f in functions if callable(f)), tuple(places))
+    return Found(name, tuple(functions), tuple(places))
 
 
 def _places(owner: Any, attribute: str, function: Any) -> Iterator[tuple[Any, str]]:
@@ -103,7 +103,7 @@ def _places(owner: Any, attribute: str, function: Any) -> Iterator[tuple[Any, st
     if inspect.isclass(owner):
         return
     for module in list(sys.modules.values()):
-        if not isinstance(module, ModuleType) or module is owner:
-            continue
-        names = [key for key, value in list(vars(module).items()) if value is function]
-        yield from ((module, key) for key in names)
+        content = getattr(module, "__dict__", {})  # there are odd things among the modules
+        if module is not owner:
+            names = [key for key, value in list(content.items()) if value is function]
+            yield from ((module, key) for key in names)

@@ -38,6 +38,12 @@ def stack(compute: Callable[[torch.Tensor], torch.Tensor], *, depth: int = 2) ->
     return nn.Sequential(*(Layer(compute) for _ in range(depth)))
 
 
+def linear(model: nn.Sequential, index: int) -> nn.Linear:
+    layer = model[index]
+    assert isinstance(layer, Layer)
+    return layer.linear
+
+
 def softmaxed(x: torch.Tensor) -> torch.Tensor:
     return torch.softmax(x, dim=1)
 
@@ -59,7 +65,7 @@ def test_a_function_and_a_method_of_one_name_are_one_operation(
 ) -> None:
     nodes = {"probs": {"select": {"function": name, "within": "1"}, "values": True}}
     model, x = stack(compute), torch.randn(4, 3)
-    expected = torch.softmax(model[1].linear(model[0](x)), 1).detach().numpy()  # type: ignore[index]
+    expected = torch.softmax(linear(model, 1)(model[0](x)), 1).detach().numpy()
     with recording({"nodes": nodes}) as run:
         train(model, x)
     assert run.faults == []
@@ -70,8 +76,8 @@ def test_a_function_and_a_method_of_one_name_are_one_operation(
 
 def test_a_run_holds_values_gradients_and_edges_of_calls(tmp_path: Path) -> None:
     model, x = stack(softmaxed), torch.randn(4, 3)
-    first = model[0].linear(x).softmax(1)  # type: ignore[index]
-    second = model[1].linear(first).softmax(1)  # type: ignore[index]
+    first = linear(model, 0)(x).softmax(1)
+    second = linear(model, 1)(first).softmax(1)
     gradients = torch.autograd.grad(second.square().sum(), [first, second])
     nodes = {"all": {"select": "**"}, **SOFTMAX}
     run = traced(tmp_path, nodes, lambda: train(model, x))
@@ -98,10 +104,10 @@ def test_repeated_calls_in_one_module_are_iterations() -> None:
 
 
 def test_inputs_of_a_call_are_recorded_before_it_changes_them() -> None:
-    nodes = {"act": {"select": {"function": "F.relu"}, "capture": ["input", "input_grad"]}}
-    nodes["act"]["values"] = True  # type: ignore[assignment]
+    relu = {"select": {"function": "F.relu"}, "capture": ["input", "input_grad"], "values": True}
+    nodes = {"act": relu}
     model, x = stack(lambda x: F.relu(x * 1.0, inplace=True), depth=1), torch.randn(4, 3)
-    before = model[0].linear(x).detach().numpy()  # type: ignore[index]
+    before = linear(model, 0)(x).detach().numpy()
     with recording({"nodes": nodes}) as run:
         train(model, x)
     np.testing.assert_array_equal(run.value("0.relu", "input"), before)
@@ -235,10 +241,10 @@ def test_attention_of_torch_shows_its_weights(tmp_path: Path) -> None:
             self.attn = model
 
         def forward(self, x: torch.Tensor) -> torch.Tensor:
-            return self.attn(x, x, x)[0]  # type: ignore[no-any-return]
+            return self.attn(x, x, x)[0]
 
-    nodes = {"all": {"select": "**"}, "p": {"select": {"function": "F.softmax"}, "batch_dim": 0}}
-    nodes["p"]["values"] = True  # type: ignore[index]
+    probs = {"select": {"function": "F.softmax"}, "batch_dim": 0, "values": True}
+    nodes = {"all": {"select": "**"}, "probs": probs}
     run = traced(tmp_path, nodes, lambda: train(Net(), x), samples={"count": 6})
     weights = run.value("attn.softmax", 0).reshape(3, 2, 5, 5)
     np.testing.assert_allclose(weights, expected.detach().numpy(), rtol=1e-6)
@@ -328,7 +334,7 @@ class Doubling(TorchFunctionMode):
 
 def test_modes_of_the_program_stay_above_ours() -> None:
     model, x = stack(softmaxed, depth=1), torch.randn(4, 3)
-    expected = torch.softmax(model[0].linear(x), 1).detach().numpy()  # type: ignore[index]
+    expected = torch.softmax(linear(model, 0)(x), 1).detach().numpy()
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     with recording({"nodes": SOFTMAX}) as run:
         mode = Doubling()

@@ -24,7 +24,7 @@ def traced(root: Path, nodes: Mapping[str, Any], training: Callable[[], Any], **
 
 def train(model: nn.Module, *inputs: torch.Tensor, steps: int = 1) -> None:
     """A few steps of plain gradient descent on the sum of squares of what the model returns."""
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    optimizer = torch.optim.SGD(model.parameters(), lr=1e-3)
     for _ in range(steps):
         optimizer.zero_grad()
         model(*inputs).square().sum().backward()
