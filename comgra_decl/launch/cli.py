@@ -40,6 +40,10 @@ def main(arguments: Sequence[str] | None = None) -> None:
             from comgra_decl.launch.script import main as run_script
 
             run_script(arguments[1:])
+        elif arguments[:1] == ["plan"]:
+            from comgra_decl.launch.rehearse import main as rehearse
+
+            rehearse(arguments[1:])
         else:
             app(args=[*arguments], prog_name="comgra-decl")
     except ComgraError as error:
@@ -125,6 +129,12 @@ def view_command(
 @app.command("run", add_help_option=False)
 def run_command() -> None:
     """Run a training script and record it; the same as `python -m comgra_decl`."""
+    raise AssertionError("main() passes this on before the command line is parsed")
+
+
+@app.command("plan", add_help_option=False)
+def plan_command() -> None:
+    """Say what a spec would catch of a script, and what it would cost, without training."""
     raise AssertionError("main() passes this on before the command line is parsed")
 
 

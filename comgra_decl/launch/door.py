@@ -22,7 +22,7 @@ def start_session(spec: Spec, context: RunContext) -> Session:
     """
     from comgra_decl.launch.session import Session
 
-    session = Session(spec, context=context)
+    session = _rehearsal(spec, context) if spec.dry_run else Session(spec, context=context)
     try:
         session.start()
     except ComgraError as error:
@@ -32,6 +32,12 @@ def start_session(spec: Spec, context: RunContext) -> Session:
         _log.error("nothing is recorded because of an error in comgra_decl", exc_info=error)
         finish_session(session)
     return session
+
+
+def _rehearsal(spec: Spec, context: RunContext) -> Session:
+    from comgra_decl.launch.rehearsal import Rehearsal
+
+    return Rehearsal(spec, context=context)
 
 
 def finish_session(session: Session) -> None:

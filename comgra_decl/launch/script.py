@@ -3,14 +3,19 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from comgra_decl.errors import SpecError
 from comgra_decl.launch.context import RunContext
 from comgra_decl.launch.door import finish_session, start_session, wrong_spec
 from comgra_decl.launch.execute import run_module, run_script
+
+if TYPE_CHECKING:
+    from comgra_decl.launch.session import Session
+    from comgra_decl.spec import Spec
 
 USAGE = """\
 usage: python -m comgra_decl [--spec NAME|FILE] [KEY=VALUE ...] SCRIPT [ARGS ...]
@@ -96,8 +101,8 @@ def parse(arguments: Sequence[str]) -> Call:
     raise UsageError("there is no script to run")
 
 
-def run(call: Call) -> None:
-    """Runs the script of `call` as Python would, and records it."""
+def run(call: Call, *, start: Callable[[Spec, RunContext], Session] = start_session) -> None:
+    """Runs the script of `call` as Python would, and records it in the session of `start`."""
     from comgra_decl.spec import load_spec
 
     if not call.module and not Path(call.script).exists():
@@ -106,8 +111,8 @@ def run(call: Call) -> None:
         spec = load_spec(call.spec, call.overrides)
     except SpecError as error:
         sys.exit(_failed(f"{wrong_spec(error)}\n"))
-    session = start_session(spec, _context(call))
-    if session.path is not None:
+    session = start(spec, _context(call))
+    if session.path is not None and not spec.dry_run:
         sys.stderr.write(f"comgra: recording to {session.path}\n")
     try:
         _execute(call)

@@ -1,0 +1,206 @@
+"""What a spec would catch of a program, and at what price, as plain data."""
+
+from __future__ import annotations
+
+import statistics
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from comgra_decl.records import StepBatch
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+    from comgra_decl.query import Run
+    from comgra_decl.spec import Spec
+
+HORIZONS = (1_000, 10_000, 100_000)
+"""Lengths of a training, in steps, for which a plan foretells records and disk."""
+
+OK, INCOMPLETE = 0, 3
+
+
+class Measured:
+    """What a dry run has measured.
+
+    Attributes:
+        seconds: durations of the timed steps, by "plain" and "recorded".
+        parts: bytes of the records by what they hold, before compression.
+        records: number of records.
+        first_bytes: size of the run on disk with its first record.
+        last_bytes: size of the run on disk at the end.
+    """
+
+    def __init__(self) -> None:
+        self.seconds: dict[str, list[float]] = {"plain": [], "recorded": []}
+        self.parts = dict.fromkeys(("statistics", "samples", "histograms", "values"), 0)
+        self.records = 0
+        self.first_bytes = 0
+        self.last_bytes = 0
+
+    def count(self, batch: StepBatch) -> None:
+        """Adds what a batch of records holds."""
+        histograms = 0 if batch.counts is None else batch.counts.nbytes
+        histograms += 0 if batch.ranges is None else batch.ranges.nbytes
+        self.parts["statistics"] += batch.aggregates.nbytes
+        self.parts["samples"] += batch.samples.nbytes
+        self.parts["histograms"] += histograms
+        self.parts["values"] += sum(v.nbytes for by in batch.values for v in by.values())
+        self.records += len(batch.steps)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Plan:
+    """What a spec catches on a model, and at what price.
+
+    Attributes:
+        entries: by entry of the spec: matched, fired, written, never_called.
+        tensors: one line per series: node, role, iteration, pass, shape, dtype, kind, samples.
+        bytes: per record, by what it holds, before compression, and `on_disk` as measured.
+        price: ms of a plain and of a recorded step, and what recording adds; None if not measured.
+        forecast: by length of the training in steps: records, bytes, share of the time.
+        unmatched: a sentence for each pattern that found nothing.
+        warnings: everything else that was noticed.
+        cuts: places where the graph could not be followed.
+        edges: number of connections of the graph.
+        remarks: what the forecast leaves out.
+    """
+
+    entries: dict[str, Any] = field(default_factory=dict)
+    tensors: list[dict[str, Any]] = field(default_factory=list)
+    bytes: dict[str, int | None] = field(default_factory=dict)
+    price: dict[str, float] | None = None
+    forecast: list[dict[str, Any]] = field(default_factory=list)
+    unmatched: list[str] = field(default_factory=list)
+    warnings: list[str] = field(default_factory=list)
+    cuts: list[str] = field(default_factory=list)
+    edges: int = 0
+    remarks: list[str] = field(default_factory=list)
+
+    @property
+    def exit_code(self) -> int:
+        """0, or 3 if a pattern found nothing or nothing at all was recorded."""
+        return INCOMPLETE if self.unmatched or not self.tensors else OK
+
+
+def make_plan(spec: Spec, path: Path | None, measured: Measured) -> Plan:
+    """Returns the plan for `spec` after a dry run whose run lies at `path`."""
+    run = _opened(path)
+    if run is None or not len(run.records):
+        return Plan(remarks=[_why_nothing(spec)])
+    report, price, size = run.report, _price(measured), _bytes(measured)
+    structure = run.structure() if len(run.steps) else None
+    return Plan(
+        entries=report.get("entries", {}),
+        tensors=_tensors(run),
+        bytes=size,
+        price=price,
+        forecast=[_forecast(spec, n, price=price, size=size["on_disk"]) for n in HORIZONS],
+        unmatched=report.get("unmatched", []),
+        warnings=_warnings(report),
+        cuts=[] if structure is None else structure.cuts,
+        edges=0 if structure is None else len(structure.edges),
+        remarks=_remarks(spec),
+    )
+
+
+def recorded_steps(spec: Spec, steps: int) -> int:
+    """Returns how many of the first `steps` training steps the schedule records."""
+    from comgra_decl.spec import Scheduler
+
+    scheduler, count, step = Scheduler(spec.schedule), 0, -1
+    while (following := scheduler.next_after(step)) is not None and following < steps:
+        step, count = following, count + 1
+    return count
+
+
+def _opened(path: Path | None) -> Run | None:
+    from comgra_decl.query import open_run
+
+    try:
+        return None if path is None else open_run(path)
+    except OSError:
+        return None
+
+
+def _why_nothing(spec: Spec) -> str:
+    if not spec.enabled:
+        return "enabled is false: nothing would be recorded"
+    return "the program ended before any model was called and any tensor recorded"
+
+
+def _tensors(run: Run) -> list[dict[str, Any]]:
+    slots = run.slots
+    return [_tensor(slots.loc[i], run.sample_count) for i in slots.index]
+
+
+def _tensor(slot: pd.Series[Any], samples: int) -> dict[str, Any]:
+    import pandas as pd
+
+    shape = [int(size) for size in slot["shape"]]
+    batch_dim = slot["batch_dim"]
+    batched = not pd.isna(batch_dim)
+    return {
+        "node": str(slot["node"]),
+        "role": str(slot["role"]),
+        "iteration": int(slot["iteration"]),
+        "pass": str(slot["pass"]),
+        "shape": shape,
+        "dtype": str(slot["dtype"]),
+        "kind": str(slot["kind"]),
+        "samples": min(samples, shape[int(batch_dim)]) if batched and shape else None,
+    }
+
+
+def _price(measured: Measured) -> dict[str, float] | None:
+    plain, recorded = measured.seconds["plain"], measured.seconds["recorded"]
+    if not plain or not recorded:
+        return None
+    without, with_ = 1e3 * statistics.median(plain), 1e3 * statistics.median(recorded)
+    return {"plain_ms": without, "recorded_ms": with_, "added_ms": max(with_ - without, 0.0)}
+
+
+def _bytes(measured: Measured) -> dict[str, int | None]:
+    records = max(measured.records, 1)
+    size: dict[str, int | None] = {k: round(v / records) for k, v in measured.parts.items()}
+    growth = measured.last_bytes - measured.first_bytes
+    further = measured.records - 1
+    size["on_disk"] = round(growth / further) if further > 0 and measured.first_bytes else None
+    return size
+
+
+def _forecast(
+    spec: Spec, steps: int, *, price: dict[str, float] | None, size: int | None
+) -> dict[str, Any]:
+    records = recorded_steps(spec, steps)
+    captured = steps if spec.keep is not None else records
+    share = None
+    if price is not None and price["plain_ms"] > 0:
+        share = captured * price["added_ms"] / (steps * price["plain_ms"])
+    return {
+        "steps": steps,
+        "records": records,
+        "bytes": None if size is None else records * size,
+        "share": share,
+    }
+
+
+def _warnings(report: dict[str, Any]) -> list[str]:
+    said = {*report.get("unmatched", [])}
+    warnings = [w for w in report.get("warnings", []) if w not in said]
+    refused = [f"{name} is not recorded: {why}" for name, why in report.get("refused", {}).items()]
+    return [*warnings, *(sentence for sentence in refused if sentence not in warnings)]
+
+
+def _remarks(spec: Spec) -> list[str]:
+    remarks = ["evaluations that are recorded come on top"] if spec.schedule.eval else []
+    if spec.schedule.types:
+        remarks.append("schedule.types is not foreseen: types are known only as they come")
+    if spec.schedule.seconds is not None:
+        remarks.append("schedule.seconds is not foreseen: it adds records by the clock")
+    if spec.schedule.budget.time or spec.schedule.budget.disk:
+        remarks.append("schedule.budget makes records rarer where they cost more than it allows")
+    if spec.keep is not None:
+        remarks.append("keep captures every step, which the share counts; what it stores is extra")
+    return remarks
