@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from typing import Any
 
 from comgra_decl.annotations import hub
@@ -77,8 +78,11 @@ def _is_number(value: Any) -> bool:
         return True
     if not hasattr(value, "__float__"):
         return False
-    numel = getattr(value, "numel", None)
-    return numel() == 1 if callable(numel) else getattr(value, "size", 1) == 1
+    torch = sys.modules.get("torch")
+    if torch is not None and isinstance(value, torch.Tensor):
+        with torch._C.DisableTorchFunction():  # noqa: SLF001 - the program's modes see nothing
+            return bool(value.numel() == 1)
+    return bool(getattr(value, "size", 1) == 1)
 
 
 def _refuse(message: str) -> None:

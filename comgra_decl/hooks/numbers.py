@@ -30,7 +30,7 @@ def read_number(tensor: Tensor) -> float | Tensor | None:
     where there is no number to be read: more elements, complex, a fake or functorch's tensor, a
     device whose work is being captured into a graph.
     """
-    if type(tensor) is Tensor and tensor.is_cpu and not (_modes[0]() or _modes[1]()):
+    if type(tensor) is Tensor and not (_modes[0]() or _modes[1]()) and tensor.is_cpu:
         return _item(tensor)
     return _read_quietly(tensor)
 

@@ -7,6 +7,7 @@ puts the original back unless somebody else has wrapped it since.
 from __future__ import annotations
 
 import functools
+import threading
 from collections.abc import Callable
 from typing import Any
 
@@ -40,6 +41,12 @@ class Patch:
         self._wrapper = None
 
 
+class Backwards(threading.local):
+    """Whether this thread is in a `backward()`: function modes make one call of it several."""
+
+    inside = False
+
+
 class LossWatch:
     """Tells `on_loss` (loss, tensor) about every tensor `backward()` is called on, before it runs.
 
@@ -56,6 +63,7 @@ class LossWatch:
         self._on_loss = on_loss
         self._on_done = on_done  # called when that `backward()` has ended, however it did
         self._scaled: tuple[torch.Tensor, torch.Tensor] | None = None
+        self._thread = Backwards()
         self._patches = (
             Patch(torch.autograd, "backward", self._wrap_backward),
             Patch(torch.amp.GradScaler, "scale", self._wrap_scale),
@@ -74,12 +82,14 @@ class LossWatch:
 
     def _wrap_backward(self, original: Callable[..., Any]) -> Callable[..., Any]:
         def backward(*args: Any, **kwargs: Any) -> Any:
-            if torch._C._current_graph_task_id() != -1:
+            if self._thread.inside or torch._C._current_graph_task_id() != -1:
                 return original(*args, **kwargs)
             self._tell(args[0] if args else kwargs.get("tensors"))
+            self._thread.inside = True
             try:
                 return original(*args, **kwargs)
             finally:
+                self._thread.inside = False
                 self._on_done()
 
         return backward

@@ -20,7 +20,7 @@ import torch
 
 from comgra_decl.hooks.nested import tensors_in
 from comgra_decl.hooks.numbers import LateNumbers, read_number
-from comgra_decl.hooks.patches import Patch
+from comgra_decl.hooks.patches import Backwards, Patch
 from comgra_decl.records import Note, Said
 
 if TYPE_CHECKING:
@@ -108,11 +108,17 @@ class Scalars:
     def _wrap_backward(self, original: Callable[..., Any]) -> Callable[..., Any]:
         graph_task = torch._C._current_graph_task_id
         is_compiling = torch.compiler.is_compiling
+        thread = Backwards()
 
         def backward(*args: Any, **kwargs: Any) -> Any:
-            if not is_compiling() and graph_task() == -1:
-                self._see(args[0] if args else kwargs.get("tensors"))
-            return original(*args, **kwargs)
+            if is_compiling() or thread.inside or graph_task() != -1:
+                return original(*args, **kwargs)
+            self._see(args[0] if args else kwargs.get("tensors"))
+            thread.inside = True
+            try:
+                return original(*args, **kwargs)
+            finally:
+                thread.inside = False
 
         return backward
 

@@ -78,7 +78,8 @@ class KpisSpec(SpecModel):
     """Numbers of every step, also of those that are not recorded."""
 
     loss: Bool = True
-    """Whether what `backward()` is called on is kept as "loss", "loss[1]", ... of its step."""
+    """Whether what `backward()` is called on is kept as "loss", "loss[1]", ... of every step;
+    otherwise it is known of recorded steps only."""
 
 
 class StoreSpec(SpecModel):
