@@ -72,12 +72,27 @@ class Idle(Ours):
         """Returns None: no measured step was recorded."""
 
 
+class Armed(Ours):
+    """Every step is captured and looked at, but none is kept: what `keep` costs until it fires."""
+
+    most_records = 0
+
+    def expected(self, steps: int) -> int:
+        """Returns 1: the step that the warm-up began with."""
+        del steps
+        return 1
+
+    def series(self, folder: Path) -> None:
+        """Returns None: no measured step was recorded."""
+
+
 def spec(capture: Sequence[str], **fields: Any) -> dict[str, Any]:
     """Returns a spec that captures `capture` of every module; `fields` are its other fields."""
     return {"nodes": {"all": {"select": "**", "capture": list(capture)}}, **fields}
 
 
 OUTPUTS_AND_GRADIENTS = ("output", "output_grad", "parameter_grad")
+NEVER: Mapping[str, Any] = {"ring": 20, "when": ["nonfinite", {"spike": 1e9}]}
 COMGRA_STATISTICS = ("mean", "abs_mean", "std", "abs_max")
 
 OURS: tuple[Tool, ...] = (
@@ -90,6 +105,17 @@ OURS: tuple[Tool, ...] = (
         "record",
         "ours, every step",
         source=spec(OUTPUTS_AND_GRADIENTS, schedule=EVERY_STEP, graph=False, histogram=None),
+    ),
+    Armed(
+        "armed",
+        "ours, keep armed",
+        source=spec(
+            OUTPUTS_AND_GRADIENTS,
+            schedule=FIRST_STEP_ONLY,
+            keep=NEVER,
+            graph=False,
+            histogram=None,
+        ),
     ),
     Ours(
         "like",

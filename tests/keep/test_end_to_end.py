@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import logging
+import subprocess
+import sys
+import time
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -217,3 +220,54 @@ def test_a_ring_that_takes_too_much_memory_is_shorter(
     assert steps[1:] == list(range(steps[1], 191))
     assert sum("memory_mb" in record.getMessage() for record in caplog.records) == 1
     assert run.report["keep"]["given_up"] > 0
+
+
+def test_the_training_is_that_without_tracing(tmp_path: Path) -> None:
+    wild = {60: float("nan"), 120: 1000.0}
+    plain = train(200, wild)
+    keep = {"ring": 5, "values": True, "when": ["nonfinite", "loss_spike"]}
+    _, traced = record(tmp_path, wild=wild, schedule=RARELY, keep=keep)
+    np.testing.assert_array_equal(traced, plain)
+    generator = torch.get_rng_state()
+    record(tmp_path, wild=wild, schedule=EVERY)
+    assert torch.equal(generator, torch.get_rng_state())
+
+
+ENDLESS = """
+import sys
+import comgra_decl as comgra
+from tests.keep.test_end_to_end import BASE, train
+
+keep = {"ring": 3, "when": ["nonfinite"], "at_most": None}
+spec = {**BASE, "schedule": {"steps": [0]}, "keep": keep}
+with comgra.trace(spec, root=sys.argv[1]) as session:
+    print(session.path, flush=True)
+    train(10**9, dict.fromkeys(range(50, 10**6, 50), float("nan")))
+"""
+
+
+def test_a_killed_training_keeps_what_was_committed(tmp_path: Path) -> None:
+    command = [sys.executable, "-c", ENDLESS, str(tmp_path)]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
+        assert process.stdout is not None
+        path = process.stdout.readline().strip()
+        deadline = time.monotonic() + 60
+        while time.monotonic() < deadline and _stored(path) <= 20:
+            time.sleep(0.1)
+        process.kill()
+    run = comgra.open_run(path)
+    steps = run.steps.tolist()
+    assert run.state == "stopped"
+    assert len(steps) > 20
+    assert steps == sorted(steps)
+    events = range(50, max(steps) + 1, 50)
+    expected = [0, *(event - back for event in events for back in (3, 2, 1, 0))]
+    assert steps == expected[: len(steps)]
+    assert set(reasons(run)) == set(steps) - {0}
+
+
+def _stored(path: str) -> int:
+    try:
+        return len(comgra.open_run(path).steps)
+    except comgra.ComgraError:
+        return 0
