@@ -35,15 +35,15 @@ class EvaluationPhases:
         self.tags: dict[str, None] = {}  # what the program called the phase in progress
         self.step = -1  # optimizer steps completed when the phase began
         self._clock = clock
-        self._factor = factor
         self._phase = -1
         self._limit = 1
         self._pending = False
-        self.follow(spec)
+        self.follow(spec, factor=factor)
 
-    def follow(self, spec: EvalSpec | None) -> None:
+    def follow(self, spec: EvalSpec | None, *, factor: Callable[[], float]) -> None:
         """Goes by `spec` from the next phase on; None: no phase is recorded."""
         self._spec = spec
+        self._factor = factor
         self._countdown: Countdown | None = None
         if spec is not None:
             self._countdown = Countdown(spec, clock=self._clock, factor=self._factor)
@@ -82,15 +82,19 @@ class EvaluationPhases:
         """Returns the capture for a model call of this phase, or None when it has enough."""
         if self._phase < 0:  # the model was switched before we attached
             self.begin(step, 1)
+        if self.start() is None or self.capture.root_calls >= self._limit:
+            return None
+        self.capture.root_calls += 1
+        return self.capture
+
+    def start(self) -> StepCapture | None:
+        """Opens the record of this phase if it is due; returns it while it is open."""
         if self._pending:
             self._pending = False
             if self._countdown is not None:
                 self._countdown.recorded(self._phase)
             self.capture.begin()
-        if not self.capture.open or self.capture.root_calls >= self._limit:
-            return None
-        self.capture.root_calls += 1
-        return self.capture
+        return self.capture if self.capture.open else None
 
     def close(self) -> None:
         """Ends a phase, recorded or not."""

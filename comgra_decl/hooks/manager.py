@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import math
 import time
+from collections import deque
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any
 
@@ -83,13 +84,16 @@ class HookManager:
         self._armed = False
         self._stopped = False
         self._stop_requested = False
+        self._kept_enough = False
         self._stepped = False
         self._owners = Owners()
         self._table = SlotTable()
         self._stance = EagerStance()
         self._train = _new_capture(spec, followed=True)
         self._reporter = Reporter(spec)
-        self._budget = Budget(spec.schedule.budget, meter=meter or Meter(), say=self._reporter.say)
+        self._meter = meter or Meter()
+        self._incoming: deque[tuple[Spec | None, str]] = deque()
+        self._budget = Budget(spec.schedule.budget, meter=self._meter, say=self._reporter.say)
         self._agenda = Agenda(spec, self._budget)
         self._watch = RootWatch(self._on_watched_call)
         self._evaluation = EvaluationPhases(
@@ -98,12 +102,20 @@ class HookManager:
         for capture in (self._train, self._evaluation.capture):
             capture.categories = categories(spec.samples, warn=self._reporter.warn)
         self._follow(spec)
+        self._end = self._new_end(spec)
         self._losses = LossWatch(self._on_loss, self._train.backwards.end)
         self._mode_patch = watch_mode(self._on_mode)
         self._hearing = Hearing(self)
         self._scalars = Scalars(spec, scalars, on_fault=self._fault)
         self._handles: list[RemovableHandle] = []
         self._before_step: RemovableHandle | None = None  # only while a step is recorded
+
+    def _new_end(self, spec: Spec) -> StepEnd:
+        return StepEnd(
+            spec.schedule.step,
+            takes_part=lambda parameter: self._tracer.takes_part(parameter),
+            warn=self._reporter.warn,
+        )
 
     def _follow(self, spec: Spec) -> None:
         """Makes everything that depends on what is selected."""
@@ -118,9 +130,7 @@ class HookManager:
             on_fault=self._fault,
         )
         self._reporter.beside = self._beside
-        self._end = StepEnd(
-            spec.schedule.step, takes_part=self._tracer.takes_part, warn=self._reporter.warn
-        )
+        self._spec = spec
         self._labeller = (
             None if spec.types.by is None else Labeller(spec.types, warn=self._reporter.warn)
         )
@@ -161,6 +171,44 @@ class HookManager:
     def stop(self) -> None:
         """Asks, from any thread, that tracing ends with the current step."""
         self._stop_requested = True
+
+    def stop_keeping(self) -> None:
+        """Asks, from any thread, that steps are no longer captured to be decided about later."""
+        self._kept_enough = True
+
+    def replace(self, spec: Spec | None, note: str) -> None:
+        """Asks, from any thread, that `spec` is in effect from the next step on.
+
+        Args:
+            spec: the changed declaration; only keys of `spec.live.LIVE_KEYS` differ. None: there
+                is only something to note.
+            note: what is noted in the run.
+        """
+        self._incoming.append((spec, note))
+
+    def _adopt(self) -> None:
+        """Goes by a changed spec from the step that is about to begin."""
+        while self._incoming:
+            spec, note = self._incoming.popleft()
+            self._scalars.note(note)
+            if spec is not None:
+                self._finish_evaluation()
+                self._disarm()
+                self._follow_anew(spec)
+
+    def _follow_anew(self, spec: Spec) -> None:
+        prefixed, structures, before = self._tracer.prefixed, self._structures, self._spec
+        self._table.renew()
+        self._budget = Budget(spec.schedule.budget, meter=self._meter, say=self._reporter.say)
+        self._agenda = Agenda(spec, self._budget, before=self._agenda)
+        self._evaluation.follow(spec.schedule.eval, factor=self._budget.factor)
+        self._reporter.follow(spec)
+        self._follow(spec)
+        self._structures.go_on_from(structures)
+        self._tracer.prefixed = prefixed
+        if spec.schedule.step != before.schedule.step:
+            self._end = self._new_end(spec)
+        self._quiet = 0.0
 
     def _remove_everything(self) -> None:
         self._stopped = True
@@ -253,11 +301,16 @@ class HookManager:
             self._budget.step_ended(cost)
         self._step += 1
         self._evaluating = False
+        if self._incoming:
+            self._adopt()
         self._begin_step()
 
     def _begin_step(self) -> None:
         plan = Plan.WAIT
         if self._step >= self._quiet:
+            if self._keeps and self._kept_enough:
+                self._keeps = False
+                self._agenda.stop_keeping()
             plan = self._agenda.plan(self._step)
             self._quiet = self._agenda.quiet_until
             self._deferred = self._keeps or self._agenda.typed
@@ -357,8 +410,8 @@ class HookManager:
 
     def _on_annotated_node(self, value: Any, name: str, role: str | None, kind: str | None) -> None:
         """A tensor, or a structure of some, was given a name by the program."""
-        if not self._stopped:
-            self._beside.annotate(value, name, role, kind)
+        if not self._stopped and self._beside.annotate(value, name, role, kind):
+            self._structures.resume()  # what leads from it to the model is part of the graph
 
     def _on_connect(self, source: Any, sink: Any) -> None:
         """The program says that `sink` was computed from `source`."""

@@ -23,15 +23,20 @@ class Reporter:
     """Builds the documents `modules` and `report`, anew whenever they would say something else."""
 
     def __init__(self, spec: Spec) -> None:
-        self._entries: dict[str, set[str]] = {
-            name: set(entry.capture) for name, entry in spec.nodes.items()
-        }
         self._warnings: dict[str, None] = {}
-        self._states: dict[str, object] = {}
-        self._told = False
         self._choices: dict[str, str] = {}
         self._said = 0
         self.beside: Beside | None = None  # knows what is recorded beside modules
+
+        self.follow(spec)
+
+    def follow(self, spec: Spec) -> None:
+        """Reports about what `spec` declares from now on."""
+        self._entries: dict[str, set[str]] = {
+            name: set(entry.capture) for name, entry in spec.nodes.items()
+        }
+        self._states: dict[str, object] = {}
+        self._told = False
 
     def warn(self, message: str) -> None:
         """Logs a warning once and keeps it for the report."""

@@ -75,7 +75,7 @@ class Slot:
         slot = self.passes.get(pass_)
         if slot is None:
             slot = self.passes[pass_] = Slot(
-                self.node,
+                lambda: self.node(),  # as it is then: the name may have got a number
                 self.role,
                 iteration=self.iteration,
                 pass_=pass_,
@@ -91,16 +91,27 @@ class SlotTable:
 
     def __init__(self) -> None:
         self._next = 0
-        self._keys: set[SlotKey] = set()
+        self._keys: dict[SlotKey, int] = {}
+        self._former: dict[SlotKey, int] = {}  # not yet taken up since all were made anew
+
+    def renew(self) -> None:
+        """All slots are about to be made anew: those of the same name go on where they were."""
+        self._former = dict(self._keys)
 
     def settle(self, slots: Iterable[Slot]) -> list[SlotInfo]:
         """Gives ids to the slots that have none yet and returns their table lines."""
-        return [self._settle(slot) for slot in slots if slot.id < 0]
+        settled = [self._settle(slot) for slot in slots if slot.id < 0]
+        return [info for info in settled if info is not None]
 
-    def _settle(self, slot: Slot) -> SlotInfo:
-        slot.id, self._next = self._next, self._next + 1
+    def _settle(self, slot: Slot) -> SlotInfo | None:
         key = self._unique(slot.key)
         slot.node = lambda node=key.node: node  # type: ignore[misc]
+        known = self._former.pop(key, None)
+        if known is not None:
+            slot.id = known
+            return None
+        slot.id = self._keys[key] = self._next
+        self._next += 1
         return SlotInfo(
             id=slot.id,
             key=key,
@@ -115,8 +126,7 @@ class SlotTable:
     def _unique(self, key: SlotKey) -> SlotKey:
         """Two modules may ask for the same name (two models of one class): number the later."""
         unique, number = key, 2
-        while unique in self._keys:
+        while unique in self._keys and unique not in self._former:
             unique = key._replace(node=f"{key.node}#{number}")
             number += 1
-        self._keys.add(unique)
         return unique

@@ -51,6 +51,10 @@ class Structures:
         self._records = 0
         self._wanted = True
 
+    def go_on_from(self, before: Structures) -> None:
+        """Takes over which graphs the run holds, after the spec has changed."""
+        self._stored = before._stored
+
     def start(self) -> Provenance | None:
         """Makes ready to follow torch calls, from the first model call on, if this is wanted."""
         wanted = self._wanted or self._records % _RECAPTURE_EVERY == 0

@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from comgra_decl.hooks import HookManager
     from comgra_decl.keep import Keeper
     from comgra_decl.launch.context import RunContext
+    from comgra_decl.launch.live import Attendant
     from comgra_decl.spec import Spec
     from comgra_decl.store import RunMeta, WriterThread
 
@@ -38,6 +39,7 @@ class Session:
         self._extra = tuple(statistic.name for statistic in spec.opt_in)
         self._context = context
         self._hooks: HookManager | None = None
+        self._attendant: Attendant | None = None
         self._writer: WriterThread | None = None
         self._keeper: Keeper | None = None
         self._say: Callable[[Said], None] = lambda _: None
@@ -52,7 +54,9 @@ class Session:
         """
         if not self._spec.enabled or self._hooks is not None:
             return
+        from comgra_decl.hooks.budget import Meter
         from comgra_decl.launch.folders import create_run_folder
+        from comgra_decl.launch.live import Attendant
         from comgra_decl.store import RunWriter, WriterThread
 
         self.path = create_run_folder(self._spec.run, self._context)
@@ -66,11 +70,17 @@ class Session:
             flush=self._new_keeper(),
         )
         self._say = self._writer.say
+        meter = Meter()
         self._hooks = self._manager(
             sink=self._writer.put,
             on_fault=self._tracing_failed,
             scalars=self._writer.put_said,
+            meter=meter,
         )
+        self._attendant = Attendant(
+            path, self._spec, meter=meter, writer=self._writer.thread, change=self._hooks.replace
+        )
+        self._attendant.start()
         self._hooks.attach()
         atexit.register(self.finish)
         _log.info("recording to %s", self.path)
@@ -81,6 +91,8 @@ class Session:
             return
         hooks, self._hooks = self._hooks, None
         writer, self._writer = self._writer, None
+        if self._attendant is not None:
+            self._attendant.stop()
         if hooks is not None:
             hooks.detach()
         if writer is not None:

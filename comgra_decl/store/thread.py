@@ -84,6 +84,11 @@ class WriterThread:
         self._thread = threading.Thread(target=self._run, name="comgra-writer", daemon=True)
         self._thread.start()
 
+    @property
+    def thread(self) -> threading.Thread:
+        """The thread itself, whose processor time is part of what recording costs."""
+        return self._thread
+
     def put(self, raw: RawStep) -> None:
         """Hands over one step; blocks while the queue is full, drops it after a fatal error."""
         if os.getpid() != self._pid:  # a forked child: its copy of the lock may be held for ever

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 
 import pytest
 from hypothesis import given
@@ -17,13 +18,13 @@ class Training:
     """A training in which a step takes `plain` seconds, and `cost` more with a record."""
 
     def __init__(
-        self, schedule: dict[str, object], *, plain: float = 0.01, cost: float = 0.05
+        self, schedule: Mapping[str, object], *, plain: float = 0.01, cost: float = 0.05
     ) -> None:
         self.now = 100.0
         self.plain, self.cost, self.record_bytes = plain, cost, 1000.0
         self.meter = Meter()
         self.said: list[tuple[str, str]] = []
-        spec = load_spec({"schedule": schedule})
+        spec = load_spec({"schedule": dict(schedule)})
         self.budget = Budget(
             spec.schedule.budget,
             meter=self.meter,
