@@ -27,6 +27,8 @@ class Call(Enum):
     DETACH = auto()  # the same values, where no gradient flows
     DETACH_IN_PLACE = auto()
     NORMALISE = auto()  # batch statistics in training, running ones otherwise
+    ENTRY = auto()  # values enter torch; nobody knows from where, unless they are tensors already
+    PACK = auto()  # sequences packed by their lengths: the sizes come from the lengths alone
     CUT = auto()  # values leave torch
 
 
@@ -39,6 +41,7 @@ _FACTS = frozenset(
     "__len__ __repr__ __format__ __hash__ get_device __dlpack_device__ _set_grad_enabled "
     "is_same_size result_type".split()
 )
+_FROM_ELSEWHERE = frozenset("tensor as_tensor asarray from_numpy frombuffer from_dlpack".split())
 _CUTS = frozenset(
     "item tolist numpy __array__ __int__ __float__ __bool__ __index__ __complex__ __contains__ "
     "__dlpack__ equal allclose is_nonzero".split()
@@ -63,10 +66,14 @@ def _classify(name: str) -> Call:
     """Returns what a call of this name does."""
     if name in _FACTS:
         return Call.IGNORED
+    if name in _FROM_ELSEWHERE:
+        return Call.ENTRY
     if name in _CUTS:
         return Call.CUT
     if name in _FIRST_ONLY:
         return Call.FIRST_ONLY
+    if name == "_pack_padded_sequence":
+        return Call.PACK
     if name == "detach":
         return Call.DETACH
     if name.endswith("_like") or name.startswith("new_"):

@@ -33,6 +33,8 @@ class Follower:
             Call.IN_PLACE: lambda values, _: self._write(values, overwrite=False),
             Call.IN_PLACE_LISTS: self._write_lists,
             Call.OVERWRITE: lambda values, _: self._write(values, overwrite=True),
+            Call.ENTRY: self._enter,
+            Call.PACK: self._pack,
             Call.DETACH: self._detach,
             Call.DETACH_IN_PLACE: lambda values, _: self._detach(values, values[0]),
         }
@@ -42,9 +44,7 @@ class Follower:
     ) -> None:
         """Takes note of one finished call."""
         if call is Call.PLAIN and not kwargs:
-            inputs = tensors_of(args)
-            if inputs:
-                self.give(result, inputs)
+            self.give(result, tensors_of(args))
         else:
             self._follow_special(name, call, args, kwargs, result)
 
@@ -68,10 +68,8 @@ class Follower:
             self._special[call](values, result)
 
     def give(self, result: Any, inputs: list[torch.Tensor]) -> None:
-        """States that the results of a call were computed from `inputs`."""
+        """States that the results of a call were computed from `inputs`, possibly from none."""
         sources = self._lineage.union(inputs)
-        if sources is NO_SOURCES:
-            return
         recomputed = self.recomputed > 0
         if isinstance(result, torch.Tensor):
             self._lineage.set(result, sources, recomputed=recomputed)
@@ -86,6 +84,15 @@ class Follower:
         results = result if isinstance(result, (tuple, list)) else [result]
         for index, each in enumerate(results):
             self.give(each, column(values, index))
+
+    def _enter(self, values: Values, result: Any) -> None:
+        inputs = tensors_of(values)
+        if inputs:
+            self.give(result, inputs)
+
+    def _pack(self, values: Values, result: Any) -> None:
+        self.give(result[0], tensors_of(values))
+        self.give(result[1], tensors_of(values[1:]))
 
     def _write(self, values: Values, *, overwrite: bool) -> None:
         target, *others = tensors_of(values)
@@ -104,8 +111,7 @@ class Follower:
 
     def _detach(self, values: Values, result: Any) -> None:
         sources = self._lineage.union(tensors_of(values))
-        if sources is not NO_SOURCES:
-            self._lineage.set(result, Sources(sources.all, frozenset()))
+        self._lineage.set(result, Sources(sources.all, frozenset()) if sources.grad else sources)
 
     def _normalise(self, args: tuple[Any, ...], kwargs: dict[str, Any], result: Any) -> None:
         """Normalisation reads running statistics in evaluation and only writes them in training.

@@ -83,6 +83,11 @@ class Lineage:
                 return _since(written, tensor, sources, time)
         return sources
 
+    def seen(self, tensor: torch.Tensor) -> bool:
+        """Whether a call was seen that made the tensor."""
+        known = self._tensors.get(id(tensor))
+        return known is not None and known[0]() is tensor
+
     def union(self, tensors: Iterable[torch.Tensor]) -> Sources:
         """Returns the ancestors of several tensors together."""
         return merged([self.of(tensor) for tensor in tensors])

@@ -91,8 +91,8 @@ class Provenance(TorchFunctionMode):
 
     def enters(self, tensor: torch.Tensor) -> bool:
         """Whether the tensor comes into the step from outside: nothing in the step computed it."""
-        own = {self._nodes[slot] for slot in self._earlier if slot in self._nodes}
-        return self._lineage.of(tensor).all <= own
+        sources = self._lineage.of(tensor).all
+        return sources <= {self._nodes[slot] for slot in self._earlier if slot in self._nodes}
 
     def _origin(self, tensor: torch.Tensor) -> Sources:
         """Where a tensor comes from that no call of this step has made."""
@@ -120,16 +120,18 @@ class Provenance(TorchFunctionMode):
     ) -> None:
         """Declares `tensor` to be the traced tensor of `slot`: edges end and start here.
 
-        `fallback` are the inputs of the module it came from, used when nothing is known about
-        the tensor itself (custom C++ calls, numpy inside).
+        `fallback` are the inputs of the module it came from, used when no call was seen that
+        made the tensor (custom C++ calls, numpy inside).
         """
         node = self._node(slot)
         sources = self._lineage.of(tensor)
         again = self._follower.recomputed > 0 and tensor.is_floating_point()
         follows = tensor.requires_grad or again
-        if sources is NO_SOURCES:
-            inputs = self._lineage.union(fallback)
-            sources = inputs if follows else Sources(inputs.all, frozenset())
+        if sources is NO_SOURCES and not self._lineage.seen(tensor):
+            inputs = list(fallback)
+            if not any(given is tensor for given in inputs):
+                found = self._lineage.union(inputs)
+                sources = found if follows else Sources(found.all, frozenset())
         self._connect(sources, node)
         if slot.kind != "computed":
             self._outside.add(storage_id(tensor))

@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from comgra_decl.records import Structure
 from comgra_decl.store import Reader
 
-from . import distributions, graphs, statistics
+from . import derived, distributions, graphs, statistics
 from .display import table_html
 from .snapshot import Snapshot
 from .tables import FINDING_COLUMNS, empty_table
@@ -149,8 +149,8 @@ class Run:
 
     @property
     def statistics(self) -> list[str]:
-        """Names of the recorded statistics."""
-        return list(self._reader.meta.statistics)
+        """Names of the recorded statistics, then of those made of them: `update_ratio`."""
+        return [*self._reader.meta.statistics, *derived.offered(self._snapshot)]
 
     @property
     def sample_count(self) -> int:
@@ -187,6 +187,15 @@ class Run:
         return graphs.edges(self._snapshot, step, type_)
 
     # -- its statistics
+
+    def cuts(self, step: int | None = None, *, type_: str | None = None) -> list[str]:
+        """Where values left torch, so that the graph at a step could not be followed further.
+
+        Each is a node and the call through which its values left: `head.item()`. What the
+        program computed from them, if anything, has no edge from that node.
+        """
+        graph = self.structure(step, type_=type_)
+        return [] if graph is None else list(graph.cuts)
 
     def series(
         self,
