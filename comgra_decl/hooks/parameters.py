@@ -167,7 +167,8 @@ class Parameters:
         if after.dtype in _NARROW:  # their difference is rarely one of their own numbers
             before, after = before.float(), after.float()
         slot = unused(capture, plan.slot, "update")
-        capture.add(slot, after - before, batch_dim=None, values=plan.capture.values)
+        update = torch.sub(after, before, out=before)  # memory just written is cheaper than new
+        capture.add(slot, update, batch_dim=None, values=plan.capture.values)
 
     def _write_state(self, plan: TensorPlan, state: dict[str, Any], capture: StepCapture) -> None:
         """Reads moments and the like; a step counter is no tensor worth a series."""

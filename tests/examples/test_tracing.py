@@ -85,7 +85,7 @@ def test_the_graph_of_the_tutorial_leads_from_the_input_to_the_loss(train: Train
     way = [("input", "pre.first"), ("pre.first", "pre.last"), ("pre.last", "pre")]
     way += [("pre", "memory.first"), ("memory.last", "memory"), ("memory", "out.first")]
     way += [("out.last", "out"), ("out", "answer"), ("answer", "RunningSum")]
-    way += [("RunningSum", "BCELoss"), ("BCELoss", "loss")]
+    way += [("RunningSum", "BCELoss"), ("target", "BCELoss"), ("BCELoss", "loss")]
     assert set(way) <= edges
     assert ("input", "partial_sums") in edges
     assert not {sink for source, sink in edges if source == "partial_sums"} - {"partial_sums"}
