@@ -120,7 +120,8 @@ class RawStep:
     for a step that was captured only so that it can be decided later whether to keep it, and
     `spare_values` are values that only a step kept for that reason is stored with. `labels` gives,
     on the writer thread, the category of each sample of the batch; values then hold all samples
-    until it is known which are `chosen`, int64 [c] places in the batch. The arrays are valid only
+    until it is known which are `chosen`, int64 [c] places in the batch. `said`: numbers that the
+    program said of the step, for triggers (they are stored as scalars). The arrays are valid only
     after `wait()`, which is called on the writer thread.
     """
 
@@ -138,6 +139,7 @@ class RawStep:
     extra: NDArray[np.float64] | None = None
     scheduled: bool = True
     spare_values: dict[int, NDArray[Any]] = field(default_factory=dict)
+    said: dict[str, Any] = field(default_factory=dict)
     labels: Callable[[], Sequence[Any]] | None = None
     chosen: NDArray[np.int64] | None = None
     wait: Callable[[], None] | None = None

@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Hashable
 from functools import partial
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -54,6 +54,7 @@ class StepCapture:
         self.backwards = Backwards()
         self.cost = 0.0
         self.kpi_tensors: dict[str, int] = {}
+        self.said: dict[str, Any] = {}  # what the program said of the step, for triggers
         self.refused: dict[str, str] = {}  # slot name -> why its tensor cannot be reduced
         self.measured: Measured | None = None  # opt-in statistics
         self.categories: Categories | None = None  # of the samples, where the spec asks for them
@@ -72,6 +73,7 @@ class StepCapture:
         self.root_calls = 0
         self.epoch += 1
         self.kpi_tensors = {}
+        self.said = {}
         self.batch_size = None
         self.cost = 0.0
         self.open = True
@@ -146,6 +148,7 @@ class StepCapture:
             values=self._values(reduced, spare=False),
             spare_values=self._values(reduced, spare=True) if self._spare else {},
             kpi_tensors=self.kpi_tensors,
+            said=self.said,
             labels=None if self.categories is None else self.categories.take(),
             wait=reduced.wait,
         )

@@ -125,7 +125,8 @@ class Keeper:
         reasons: list[list[str]] = [[] for _ in steps]
         start = 0
         for batch in self._look(steps, self._statistics) if not self._ring.exhausted else []:
-            look = Look(batch, self._statistics, self._names)
+            kpis = [_kpis(raw) for raw in steps[start : start + len(batch.steps)]]
+            look = Look(batch, self._statistics, self._names, kpis)
             for number, trigger in enumerate(self._triggers):
                 for i, reason in sorted(trigger.look(look).items()):
                     reasons[start + i].append(reason)
@@ -224,6 +225,11 @@ class Keeper:
                 for number, trigger in enumerate(self._triggers)
             ],
         }
+
+
+def _kpis(raw: RawStep) -> dict[str, float]:
+    """Returns what was recorded of a step, and what the program said of it; waits for devices."""
+    return {**{name: float(value) for name, value in raw.said.items()}, **raw.kpis}
 
 
 def _extend(ranges: list[list[int]], step: int) -> None:

@@ -50,12 +50,20 @@ class Look:
     Attributes:
         batch: their statistics.
         statistics: names of these, in order.
+        kpis: of each step, its KPIs by name.
         names: the slots by name.
         watched: [k], which of them triggers look at: those in train mode.
     """
 
-    def __init__(self, batch: StepBatch, statistics: tuple[str, ...], names: Names) -> None:
+    def __init__(
+        self,
+        batch: StepBatch,
+        statistics: tuple[str, ...],
+        names: Names,
+        kpis: Sequence[Mapping[str, float]] | None = None,
+    ) -> None:
         self.batch, self.statistics, self.names = batch, statistics, names
+        self.kpis = batch.kpis if kpis is None else kpis
         self.watched = np.array([info.mode == "train" for info in batch.steps], np.bool_)
 
     def statistic(self, name: str, over_batch: str) -> NDArray[np.float32]:
@@ -106,8 +114,8 @@ class Measure:
     def _kpi(self, look: Look) -> tuple[NDArray[np.float64], NDArray[np.bool_]]:
         name = self._spec.kpi
         assert name is not None
-        values = np.array([kpis.get(name, np.nan) for kpis in look.batch.kpis], np.float64)
-        there = np.array([name in kpis for kpis in look.batch.kpis], np.bool_)
+        values = np.array([kpis.get(name, np.nan) for kpis in look.kpis], np.float64)
+        there = np.array([name in kpis for kpis in look.kpis], np.bool_)
         if name == "loss" and not there.all():
             at = look.names.columns(self, look.batch.slots, _is_loss)[:1]
             if len(at):

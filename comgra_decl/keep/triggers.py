@@ -204,7 +204,7 @@ class Function:
         return reasons
 
     def _ask(self, look: Look, i: int) -> str | None:
-        view = StepView(look, i, dict(look.batch.kpis[i]))
+        view = StepView(look, i, dict(look.kpis[i]))
         try:
             answer = self._function(view, **self._arguments)
             if isinstance(answer, str):

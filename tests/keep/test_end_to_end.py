@@ -50,6 +50,7 @@ def train(steps: int, wild: Mapping[int, float]) -> list[float]:
         optimizer.zero_grad()
         loss = nn.functional.mse_loss(model(x), target)
         loss.backward()
+        comgra.kpi("error", loss.detach().sqrt())
         if step in wild:
             optimizer.zero_grad()
         optimizer.step()
@@ -244,6 +245,22 @@ with comgra.trace(spec, root=sys.argv[1]) as session:
     print(session.path, flush=True)
     train(10**9, dict.fromkeys(range(50, 10**6, 50), float("nan")))
 """
+
+
+def test_a_number_that_the_program_says_can_be_a_trigger(tmp_path: Path) -> None:
+    keep = {"ring": 1, "when": [{"spike": 5.0, "of": {"kpi": "error"}}]}
+    run, _ = record(tmp_path, wild={120: 1000.0}, schedule={"steps": [0]}, keep=keep)
+    assert reasons(run) == {119: "before spike of error at 120", 120: "spike of error"}
+
+
+def test_a_trigger_that_looks_at_nothing_is_said(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    keep = {"when": ["nonfinite", {"quantile": 0.9, "of": {"node": "blocks.*"}}]}
+    with caplog.at_level(logging.WARNING):
+        run, _ = record(tmp_path, 20, schedule={"steps": [0]}, keep=keep)
+    assert "blocks.*" in caplog.text
+    assert "blocks.*" in run.report["keep"]["triggers"][1]["trouble"]
 
 
 def test_a_killed_training_keeps_what_was_committed(tmp_path: Path) -> None:
