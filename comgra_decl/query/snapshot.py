@@ -14,6 +14,7 @@ from comgra_decl.records import AGGREGATES, SlotInfo, SlotKey
 from comgra_decl.store.layout import RecordColumn
 from comgra_decl.store.view import View
 
+from . import derived
 from .tables import kpis_table, notes_table, records_table, slots_table, tags_by_code
 
 Records = NDArray[np.int64]
@@ -110,6 +111,8 @@ class Snapshot:
         """Returns the rank of a statistic; UnknownNameError names near ones."""
         known = self.view.meta.statistics
         if name not in known:
+            if name in derived.NAMES:
+                derived.base(self)  # says what it takes
             raise UnknownNameError(
                 f"statistic {name!r} was not recorded{did_you_mean(name, known) or '.'} "
                 f"This run has {_listed(known)}."
@@ -140,6 +143,11 @@ class Snapshot:
     def kpis_table(self) -> pd.DataFrame:
         """All KPIs, see `Run.kpis`."""
         return kpis_table(self.view)
+
+    @cached_property
+    def update_pairs(self) -> dict[int, derived.Pair]:
+        """What the update ratio of each slot is made of."""
+        return derived.pairs(self.view.slots)
 
     def column(self, statistic: str, over_batch: str) -> int:
         """Returns the column of a statistic, aggregated over the batch in that way."""

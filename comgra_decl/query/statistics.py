@@ -8,6 +8,7 @@ from numpy.typing import NDArray
 
 from comgra_decl.records import AGGREGATES, SlotInfo
 
+from . import derived
 from .snapshot import Snapshot, aggregate
 
 
@@ -16,8 +17,11 @@ def series(
 ) -> pd.Series[float]:
     """Returns one statistic by step."""
     records = snapshot.records(type_)
-    column = snapshot.column(statistic, over_batch)
-    values = snapshot.view.series("agg", slot.id, column)[records]
+    if statistic in derived.NAMES:
+        values = _ratios(snapshot, slot, over_batch)[records]
+    else:
+        column = snapshot.column(statistic, over_batch)
+        values = snapshot.view.series("agg", slot.id, column)[records]
     return pd.Series(values, index=snapshot.step_index(records), name=statistic)
 
 
@@ -26,9 +30,26 @@ def sample_series(
 ) -> pd.Series[float]:
     """Returns one statistic of one sample by step."""
     records = snapshot.records(type_)
-    inner = snapshot.sample(sample), snapshot.statistic(statistic)
-    values = snapshot.view.series("smp", slot.id, *inner)[records]
+    number = snapshot.sample(sample)
+    if statistic in derived.NAMES:  # a parameter is its own sample 0
+        values = _ratios(snapshot, slot, "mean")[records]
+        values = values if number == 0 else np.full_like(values, np.nan)
+    else:
+        inner = number, snapshot.statistic(statistic)
+        values = snapshot.view.series("smp", slot.id, *inner)[records]
     return pd.Series(values, index=snapshot.step_index(records), name=statistic)
+
+
+def _ratios(snapshot: Snapshot, slot: SlotInfo, over_batch: str) -> NDArray[np.float32]:
+    """Returns the update ratio of a slot in all records, NaN where it has none."""
+    aggregate(over_batch)
+    derived.base(snapshot)
+    column = snapshot.column("l2", "mean")
+    pair = snapshot.update_pairs.get(slot.id)
+    if pair is None:
+        return np.full(len(snapshot.steps), np.nan, np.float32)
+    update, parameter = (snapshot.view.series("agg", i, column) for i in pair)
+    return derived.ratio(update, parameter, over_batch)
 
 
 def row(snapshot: Snapshot, step: int, type_: str | None, over_batch: str) -> pd.DataFrame:
@@ -37,7 +58,27 @@ def row(snapshot: Snapshot, step: int, type_: str | None, over_batch: str) -> pd
     table = snapshot.view.row("agg", snapshot.record(step, type_))
     names = snapshot.view.meta.statistics
     values = table[: len(snapshot.view.slots), : len(names) * len(AGGREGATES)]
-    return _present(snapshot, values[:, rank :: len(AGGREGATES)], "slot")
+    frame = _present(snapshot, values[:, rank :: len(AGGREGATES)], "slot")
+    for name in derived.offered(snapshot):
+        lengths = values[:, derived.base(snapshot) * len(AGGREGATES)]
+        ratios = np.full(len(lengths), np.nan, np.float32)
+        _fill_ratios(snapshot, ratios, lengths, over_batch)
+        frame[name] = ratios[frame.index]
+    return frame
+
+
+def _fill_ratios(
+    snapshot: Snapshot, out: NDArray[np.float32], lengths: NDArray[np.float32], over_batch: str
+) -> None:
+    """Fills in the update ratios [..., slots] of all slots that have one, from their l2."""
+    there = {
+        slot: pair for slot, pair in snapshot.update_pairs.items() if max(pair) < lengths.shape[-1]
+    }
+    if there:
+        update, parameter = np.array(list(there.values())).T
+        out[..., list(there)] = derived.ratio(
+            lengths[..., update], lengths[..., parameter], over_batch
+        )
 
 
 def sample_row(snapshot: Snapshot, slot: SlotInfo, step: int, type_: str | None) -> pd.DataFrame:
@@ -48,6 +89,9 @@ def sample_row(snapshot: Snapshot, slot: SlotInfo, step: int, type_: str | None)
     else:
         table = np.full((0, len(view.meta.statistics)), np.nan, np.float32)
     frame = _present(snapshot, table, "sample")
+    for name in derived.offered(snapshot):
+        whole = row(snapshot, step, type_, "mean")[name].get(slot.id, np.nan)
+        frame[name] = np.where(frame.index == 0, whole, np.nan).astype(np.float32)
     places = [] if slot.batch_dim is None else view.samples(record)
     frame.attrs["batch_index"] = [places[i] for i in frame.index if i < len(places)]
     labels = [] if slot.batch_dim is None else view.extra(record).get("labels", [])
@@ -62,7 +106,13 @@ def heat(
     records = snapshot.records(type_)
     ids = [slot.id for slot in snapshot.view.slots if slot.key.pass_ == pass_]
     slots = np.array(ids, np.int64)
-    values = snapshot.view.heat("agg", snapshot.column(statistic, over_batch))
+    if statistic in derived.NAMES:
+        derived.base(snapshot)
+        lengths = snapshot.view.heat("agg", snapshot.column("l2", "mean"))
+        values = np.full_like(lengths, np.nan)
+        _fill_ratios(snapshot, values, lengths, over_batch)
+    else:
+        values = snapshot.view.heat("agg", snapshot.column(statistic, over_batch))
     index, columns = pd.Index(slots, name="slot"), snapshot.step_index(records)
     return pd.DataFrame(values[records][:, slots].T, index=index, columns=columns)
 

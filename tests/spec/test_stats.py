@@ -76,3 +76,10 @@ def test_two_of_one_name() -> None:
     for entries in ([MINE, MINE], ["kurtosis", {"name": "kurtosis", "on": "output"}]):
         with pytest.raises(SpecError, match=r"comgra.stats: '(mine|kurtosis)' is named twice"):
             load_spec({"stats": entries})
+
+
+def test_no_statistic_of_one_s_own_is_called_like_one_that_reading_makes() -> None:
+    from comgra_decl.query import derived
+    from comgra_decl.spec import stats
+
+    assert stats.DERIVED == derived.NAMES

@@ -160,6 +160,42 @@ def test_only_where_it_was_asked_for_and_missing_elsewhere(recorded: tuple[Run, 
     assert run.series("first", "singular_value", role="bias").isna().all()
 
 
+def test_the_update_ratio_is_made_of_both_norms(recorded: tuple[Run, Kept]) -> None:
+    run, seen = recorded
+    ratios = [np.linalg.norm(s["update"]) / np.linalg.norm(s["weight"]) for s in seen]
+    for pass_ in ("forward", "update"):
+        found = run.series("first", "update_ratio", role="weight", pass_=pass_)
+        np.testing.assert_allclose(found, ratios, rtol=1e-4)
+        heat = run.heat("update_ratio", pass_=pass_)
+        slot = run.slots.query("node == 'first' and role == 'weight' and `pass` == @pass_").index[0]
+        np.testing.assert_allclose(heat.loc[slot], ratios, rtol=1e-4)
+        assert run.row(2)["update_ratio"][slot] == pytest.approx(ratios[2], rel=1e-4)
+    of_one = [run.sample_series("first", "update_ratio", n, role="weight") for n in (0, 1)]
+    np.testing.assert_allclose(of_one[0], ratios, rtol=1e-4)
+    assert of_one[1].isna().all()
+    table = run.sample_row("first", 2, role="weight")
+    assert table["update_ratio"][0] == pytest.approx(ratios[2], rel=1e-4)
+    assert run.series("first", "update_ratio").isna().all()
+    over = run.series("first", "update_ratio", role="weight", over_batch="std")
+    np.testing.assert_array_equal(over, [0.0] * 4)
+
+
+@pytest.mark.parametrize(
+    ("stats", "capture"), [(["mean"], CAPTURE), (["l2"], ["output", "parameter"])]
+)
+def test_no_update_ratio_without_what_it_takes(
+    stats: list[str], capture: list[str], tmp_path: Path
+) -> None:
+    spec = {"nodes": {"all": {"select": "**", "capture": capture}}, "stats": stats}
+    with comgra.trace(spec, root=tmp_path) as session:
+        train()
+    assert session.path is not None
+    run = comgra.open_run(session.path)
+    assert "update_ratio" not in run.statistics
+    with pytest.raises(KeyError, match="it takes the statistic 'l2', and 'parameter' and 'update'"):
+        run.series("first", "update_ratio", role="weight")
+
+
 def test_a_function_of_one_s_own(recorded: tuple[Run, Kept]) -> None:
     run, seen = recorded
     rows = [step["output"].reshape(4, -1) for step in seen]

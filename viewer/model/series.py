@@ -15,7 +15,11 @@ from comgra_decl.viewer.model.selection import Selection
 POINTS = 2000
 """More points than this are thinned, keeping the extremes of each stretch."""
 
-NEVER_NEGATIVE = ("abs_mean", "std", "abs_max", "l2", "zero_fraction", "nonfinite")
+NEVER_NEGATIVE = (
+    *("abs_mean", "std", "abs_max", "l2", "zero_fraction", "nonfinite", "rms", "snr"),
+    *("negative_fraction", "kurtosis", "singular_value", "stable_rank", "effective_rank"),
+    "update_ratio",
+)
 
 Floats = NDArray[np.float64]
 
