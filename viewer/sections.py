@@ -11,6 +11,7 @@ from comgra_decl.viewer.panes.base import Act, Pane, Shown
 from comgra_decl.viewer.panes.distribution import DistributionPane
 from comgra_decl.viewer.panes.figures import unit_range
 from comgra_decl.viewer.panes.kpis import KpisPane
+from comgra_decl.viewer.panes.notes import NotesPane
 from comgra_decl.viewer.panes.overview import OverviewPane
 from comgra_decl.viewer.panes.run import RunPane
 from comgra_decl.viewer.panes.series import SeriesPane
@@ -63,7 +64,7 @@ _OVERVIEW_GRID = """
 }
 """
 
-_KPI_GRID = """
+_PADDED = """
 :host { box-sizing: border-box; padding: 8px 14px; }
 """
 
@@ -109,7 +110,8 @@ def sections(act: Act) -> dict[str, Section]:
     return {
         "overview": Section(lambda: _overview(act)),
         "inspect": Section(lambda: _inspect(act)),
-        "kpis": Section(lambda: _alone(KpisPane(act), _KPI_GRID)),
+        "kpis": Section(lambda: _alone(KpisPane(act), _PADDED)),
+        "notes": Section(lambda: _alone(NotesPane(act), _PADDED)),
         "run": Section(lambda: _alone(RunPane(act), "")),
     }
 

@@ -9,7 +9,13 @@ import param
 
 from comgra_decl.viewer.model.selection import Selection
 
-SECTIONS = {"overview": "Overview", "inspect": "Inspect", "kpis": "KPIs", "run": "Run"}
+SECTIONS = {
+    "overview": "Overview",
+    "inspect": "Inspect",
+    "kpis": "KPIs",
+    "notes": "Notes",
+    "run": "Run",
+}
 """Sections of the page: id and label, in order."""
 
 SELECTION = tuple(field.name for field in fields(Selection))

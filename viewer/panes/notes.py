@@ -1,0 +1,68 @@
+"""The notes of the run; a click on one jumps to its step."""
+
+from __future__ import annotations
+
+import html
+from typing import Any, ClassVar
+
+from comgra_decl.viewer.components.base import Message
+from comgra_decl.viewer.model.notes import Note, notes
+from comgra_decl.viewer.model.numbers import count
+from comgra_decl.viewer.model.selection import nearest
+from comgra_decl.viewer.panes.base import Pane, Shown, html_view
+
+_EMPTY = (
+    '<div class="notice"><h2>No notes</h2><p>A program leaves one with</p>'
+    "<pre>comgra_decl.note(&quot;learning rate halved&quot;)</pre></div>"
+)
+
+
+class NotesPane(Pane):
+    """A line per note, the newest last; the nearest recorded step is shown."""
+
+    reads: ClassVar = frozenset({"run", "revision", "step"})
+    sizing: ClassVar = "stretch_width"
+
+    def build(self) -> Any:
+        """Makes the piece of HTML."""
+        self._shown: Shown | None = None
+        self._drawn: object = None
+        self.view = html_view()
+        self.view.on_message(self._on_message)
+        return self.view
+
+    def components(self) -> list[Any]:
+        """Its lines answer to clicks."""
+        return [self.view]
+
+    def update(self, shown: Shown) -> None:
+        """Writes the table anew when there are new notes or another step is shown."""
+        self._shown = shown
+        known = notes(shown.view)
+        key = (known, shown.at.step)
+        if key != self._drawn:
+            tokens = [f"step:{step}" for step in {note.step for note in known}]
+            self.view.param.update(html=_table(known, shown.at.step), tokens=tokens)
+            self._drawn = key
+
+    def _on_message(self, message: Message) -> None:
+        if self._shown is not None:
+            steps = self._shown.view.steps(self._shown.at.type)
+            wanted = int(message["send"].removeprefix("step:"))
+            self.act(step=nearest(steps, wanted), follow=False)
+
+
+def _table(known: tuple[Note, ...], step: int | None) -> str:
+    if not known:
+        return _EMPTY
+    lines = "".join(_line(note, note.step == step) for note in known)
+    heads = "<th>step</th><th>time</th><th>note</th>"
+    return f'<table class="notes"><thead><tr>{heads}</tr></thead><tbody>{lines}</tbody></table>'
+
+
+def _line(note: Note, chosen: bool) -> str:
+    mark = ' class="chosen"' if chosen else ""
+    return (
+        f'<tr tabindex="0" data-send="step:{note.step}"{mark}><td>{count(note.step)}</td>'
+        f"<td>{note.time}</td><td>{html.escape(note.text)}</td></tr>"
+    )
