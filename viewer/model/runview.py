@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections import OrderedDict
 from collections.abc import Callable, Hashable
 from dataclasses import dataclass
@@ -261,10 +262,15 @@ def _any_slot(iterations: dict[int, dict[str, Slot]]) -> Slot:
     return passes.get("forward") or next(iter(passes.values()))
 
 
-def _role_rank(role: str, kind: str) -> tuple[int, str]:
+def _role_rank(role: str, kind: str) -> tuple[int, list[str | int]]:
+    """Outputs first, parameters last; numbers in names by their value."""
+    parts = [int(part) if part.isdecimal() else part for part in _NUMBERS.split(role)]
     if kind in ("parameter", "buffer"):
-        return 2, role
-    return (0 if role.startswith("output") else 1), role
+        return 2, parts
+    return (0 if role.startswith("output") else 1), parts
+
+
+_NUMBERS = re.compile(r"([0-9]+)")
 
 
 def _where(slot: Slot, type_: str) -> dict[str, Any]:
