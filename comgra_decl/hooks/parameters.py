@@ -125,7 +125,7 @@ class Parameters:
     def _remember(self, parameters: Iterable[torch.Tensor]) -> None:
         for parameter in parameters:
             plan = self.plan_of(parameter)
-            if plan is not None and plan.capture.update:
+            if plan is not None and plan.capture.update and parameter.requires_grad:
                 self._before[id(parameter)] = parameter.detach().clone()
 
     def after_step(
@@ -190,10 +190,15 @@ class Parameters:
                 capture.add(slot, gradient, batch_dim=None, values=plan.capture.values)
         self.release()
 
-    def release(self) -> None:
-        """Takes the hooks off and lets go of every tensor."""
+    def begin(self) -> None:
+        """A step begins: forgets the gradients of one that was dropped."""
         for handle in self._handles:
             handle.remove()
-        for held in (self._handles, self._watched, self._before, self._raw, self._shares):
+        for held in (self._handles, self._watched, self._raw, self._shares):
             held.clear()
+
+    def release(self) -> None:
+        """Takes the hooks off and lets go of every tensor."""
+        self.begin()
+        self._before.clear()
         self._stepping = None

@@ -43,6 +43,7 @@ class Targets(TorchFunctionMode):
         super().__init__()
         self._on_fault = on_fault
         self._known: dict[int, weakref.ref[torch.Tensor]] = {}  # of the model, or a target by now
+        self._named: dict[int, weakref.ref[torch.Tensor]] = {}  # by the program
         self._made: dict[int, weakref.ref[torch.Tensor]] = {}  # constants and noise of this step
         self._slots: list[Slot] = []
         self._capture: StepCapture | None = None
@@ -62,6 +63,10 @@ class Targets(TorchFunctionMode):
         """What a model takes and returns is no target."""
         _note(self._known, (tensor for _, tensor in tensors_in(value)))
 
+    def know_named(self, value: Any) -> None:
+        """What the program has named itself, maybe before any model was called, needs no name."""
+        _note(self._named, (tensor for _, tensor in tensors_in(value)))
+
     def look(self, capture: StepCapture, graph: Provenance | None, *, values: bool) -> None:
         """A model has returned: looks for targets from now on."""
         self._graph, self._values = graph, values
@@ -70,7 +75,12 @@ class Targets(TorchFunctionMode):
             modes.insert_at_bottom(self)
 
     def stop(self) -> None:
-        """The step ends, or its optimizer begins."""
+        """The step ends."""
+        self.begin()
+        self._named.clear()
+
+    def begin(self) -> None:
+        """The first model of a step is called."""
         self.pause()
         self._known.clear()
         self._made.clear()
@@ -143,8 +153,9 @@ class Targets(TorchFunctionMode):
                 yield tensor
 
     def _could_be(self, tensor: torch.Tensor) -> bool:
-        held = isinstance(tensor, torch.nn.Parameter)
-        return not (tensor.requires_grad or held or _is_in(self._known, tensor))
+        if tensor.requires_grad or isinstance(tensor, torch.nn.Parameter):
+            return False
+        return not (_is_in(self._known, tensor) or _is_in(self._named, tensor))
 
     def _take(self, capture: StepCapture, tensor: torch.Tensor) -> None:
         """Records a target; the graph learns of it before the call that it entered is followed."""

@@ -80,6 +80,7 @@ class ModuleTracer:
         self._in_model = False  # whether the root being called has parameters: no loss, no metric
         self.parameters = Parameters(on_fault=on_fault)
         self._depth = 0
+        self._epoch = -1  # the step that the last model call belonged to
         self._capture: StepCapture | None = None
         self._graph: Provenance | None = None  # the provenance, where the current call is followed
         self.tops: dict[int, TopPlan] = {}  # by the module's id
@@ -225,6 +226,8 @@ class ModuleTracer:
         self._graph = self.provenance if capture is not None and capture.followed else None
         if capture is None:
             return
+        if capture.followed and capture.epoch != self._epoch:
+            self._begin(capture)
         capture.batch_size = first_batch_size(args, kwargs) or capture.batch_size
         if capture.categories is not None:
             capture.categories.enter(module, args, kwargs, capture.batch_size)
@@ -232,6 +235,13 @@ class ModuleTracer:
             self.parameters.read(plan, capture)
         if self._in_model:
             self._ends.read_inputs(capture, args, kwargs, self._graph)
+
+    def _begin(self, capture: StepCapture) -> None:
+        """The first model of a step is called; the step before may have been dropped."""
+        self._epoch = capture.epoch
+        self._ends.targets.begin()
+        self._recorder.release()
+        self.parameters.begin()
 
     def _adopt(self, root: nn.Module) -> TopPlan:
         """Plans a root module when it is first called: names, selection, slots."""
@@ -311,7 +321,7 @@ class ModuleTracer:
 
     def know(self, value: Any) -> None:
         """What the program has named itself needs no finding."""
-        self._ends.targets.know(value)
+        self._ends.targets.know_named(value)
 
     def before_optimizer(self, optimizer: torch.optim.Optimizer) -> None:
         """Keeps what an optimizer is about to change; its arithmetic is none of the loss."""

@@ -10,6 +10,7 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
+import comgra_decl as comgra
 from tests.support.recording import EVERYTHING, Recording, recording
 
 Loss = Callable[[torch.Tensor], torch.Tensor]
@@ -198,3 +199,21 @@ def test_an_evaluation_has_no_function_mode() -> None:
     assert seen == [0]
     assert torch._C._len_torch_function_stack() == 0
     assert run.faults == []
+
+
+def test_a_target_that_the_program_names_is_not_found_again() -> None:
+    model, y = nn.Linear(3, 2), NUMBERS.clone()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+    with recording() as run:
+        for _ in range(2):
+            named = comgra.node(y, "label", kind="target")
+            F.mse_loss(model(torch.randn(4, 3)), named).backward()
+            optimizer.step()
+    assert run.faults == []
+    assert {key.node for key, info in run.slots.items() if info.kind == "target"} == {"label"}
+    assert ("label", "loss") in run.edges()
+
+
+def test_the_same_tensor_is_the_target_of_every_step() -> None:
+    run = step(nn.Linear(3, 2), torch.randn(4, 3), lambda out: F.mse_loss(out, NUMBERS), steps=3)
+    assert {k.iteration for k, info in run.slots.items() if info.kind == "target"} == {0}
