@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import os
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -15,8 +16,8 @@ if TYPE_CHECKING:
     from comgra_decl.hooks.capture import StepCapture
     from comgra_decl.hooks.slots import Slot
 
-_OURS = str(Path(__file__).resolve().parents[1])
-_TORCH = str(Path(torch.__file__).resolve().parent)
+_OURS = f"{Path(__file__).resolve().parents[1]}{os.sep}"
+_TORCH = f"{Path(torch.__file__).resolve().parent}{os.sep}"
 _MOST_FRAMES = 64
 
 WITHOUT_BACKWARD = "grad:autograd.grad"
