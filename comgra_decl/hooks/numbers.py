@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -12,14 +13,14 @@ from torch import Tensor
 from comgra_decl.stats.quiet import (
     HIDDEN_KEYS,
     buffer,
-    is_functorch_wrapped,
     quiet,
     without_functions,
     without_keys,
 )
 
 _C: Any = torch._C
-_modes = (_C._len_torch_function_stack, _C._len_torch_dispatch_stack)
+_function_modes: Callable[[], int] = _C._len_torch_function_stack
+_dispatch_modes: Callable[[], int] = _C._len_torch_dispatch_stack
 _ASYNCHRONOUS = ("cuda", "xpu")
 
 
@@ -30,15 +31,16 @@ def read_number(tensor: Tensor) -> float | Tensor | None:
     where there is no number to be read: more elements, complex, a fake or functorch's tensor, a
     device whose work is being captured into a graph.
     """
-    if type(tensor) is Tensor and not (_modes[0]() or _modes[1]()) and tensor.is_cpu:
+    if type(tensor) is Tensor and not _function_modes() and not _dispatch_modes() and tensor.is_cpu:
         return _item(tensor)
     return _read_quietly(tensor)
 
 
 def _item(tensor: Tensor) -> float | None:
-    if tensor.numel() != 1 or tensor.is_complex() or is_functorch_wrapped(tensor):
+    try:
+        return float(tensor.item())
+    except (RuntimeError, TypeError, ValueError):  # several elements, complex, in a transform
         return None
-    return float(tensor.item())
 
 
 def _read_quietly(tensor: Tensor) -> float | Tensor | None:

@@ -10,7 +10,7 @@ from __future__ import annotations
 import math
 import time
 import weakref
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Collection
 from contextlib import suppress
 from functools import partial
 from typing import TYPE_CHECKING, Any
@@ -94,10 +94,10 @@ class Scalars:
         """Takes a text of the step in progress."""
         self._notes.append((time.time(), text))
 
-    def end_step(self, step: int, labels: Iterable[str]) -> None:
+    def end_step(self, step: int, labels: Collection[str]) -> None:
         """The step with this number and these labels has ended."""
         if self._open or self._notes:
-            self._end(step, next(iter(labels), "train"))
+            self._end(step, next(iter(labels)) if labels else "train")
         self._step = step + 1
         self._losses = 0
         if time.monotonic() - self._handed_over > _HAND_OVER:
@@ -107,7 +107,7 @@ class Scalars:
 
     def _wrap_backward(self, original: Callable[..., Any]) -> Callable[..., Any]:
         graph_task = torch._C._current_graph_task_id
-        is_compiling = torch.compiler.is_compiling
+        is_compiling = torch.compiler.is_dynamo_compiling
         thread = Backwards()
 
         def backward(*args: Any, **kwargs: Any) -> Any:
@@ -134,18 +134,17 @@ class Scalars:
 
     def _see(self, tensors: Any) -> None:
         try:
-            if type(tensors) is torch.Tensor:
+            if type(tensors) is torch.Tensor and self._scaled is None:
                 self._see_loss(tensors)
             else:
+                scaled, self._scaled = self._scaled, None
                 for _, tensor in tensors_in(tensors):
-                    self._see_loss(tensor)
-            self._scaled = None
+                    known = scaled is not None and scaled[0]() is tensor
+                    self._see_loss(scaled[1] if scaled is not None and known else tensor)
         except Exception as error:
             self._on_fault(error)
 
     def _see_loss(self, tensor: torch.Tensor) -> None:
-        if self._scaled is not None and self._scaled[0]() is tensor:
-            tensor = self._scaled[1]
         number, place = read_number(tensor), self._losses
         self._losses += 1
         if number is not None:
@@ -155,9 +154,10 @@ class Scalars:
 
     def _end(self, step: int, type_: str) -> None:
         """Closes what was said of a step; another thread may be saying more meanwhile."""
-        numbers, notes = _taken(self._open), _taken(self._notes)
-        self._closed.append((step, type_, numbers))
-        self._closed_notes += [Note(step, type_, when, text) for when, text in notes]
+        self._closed.append((step, type_, _taken(self._open)))
+        if self._notes:
+            notes = _taken(self._notes)
+            self._closed_notes += [Note(step, type_, when, text) for when, text in notes]
 
     def _hand_over(self) -> None:
         self._handed_over = time.monotonic()
