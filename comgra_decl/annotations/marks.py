@@ -72,21 +72,30 @@ def _told(value: Any, name: str | None, role: str | None, kind: str | None) -> A
         if not isinstance(value, str):
             _refuse("a node needs a name: `comgra.node(x, 'name')` or `@comgra.node('name')`.")
         return functools.partial(_marked, Mark(_checked(value, kind), role, kind))
-    _checked(name, kind)
+    if not name:
+        _refuse(_NO_TEXT.format(name))
+    _check(kind)
     if hub.recording and hub.listener is not None:
-        hub.listener.node(value, name, role, kind)
+        hub.listener.node(value, str(name), role, kind)  # what a quiet step takes, this one does
     return value
+
+
+_NO_TEXT = "the name of a node must be a text that is not empty, not {!r}."
 
 
 def _checked(name: Any, kind: str | None) -> str:
     if not isinstance(name, str) or not name.strip():
-        _refuse(f"the name of a node must be a text that is not empty, not {name!r}.")
+        _refuse(_NO_TEXT.format(name))
+    _check(kind)
+    return str(name)
+
+
+def _check(kind: str | None) -> None:
     if kind is not None and kind not in KINDS:
         from comgra_decl.errors import did_you_mean
 
         near = did_you_mean(str(kind), KINDS) or "."
         _refuse(f"{kind!r} is no kind of a node{near} There are {', '.join(KINDS)}.")
-    return str(name)
 
 
 def _marked(mark: Mark, what: Any) -> Any:

@@ -1,0 +1,169 @@
+"""What annotations and the curve of every loss cost while no step is recorded.
+
+    python -m benchmarks.annotations [--rounds 60] [--save FILE]
+
+Each line is timed with and without its annotation, in turns drawn anew for each round; the price is
+the difference of the medians, the noise how far two timings of the same plain line lie apart.
+"""
+
+from __future__ import annotations
+
+import argparse
+import random
+import statistics
+import sys
+import tempfile
+import timeit
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+
+import comgra_decl as comgra
+from benchmarks.machine import machine_facts
+from benchmarks.nets import build_mlp
+
+_NEVER = {"nodes": {"all": {"select": "**"}}, "schedule": {"first": 1, "every": 10**9}}
+
+
+@dataclass(frozen=True)
+class Case:
+    """A line without and with what is measured; `calls` per timing."""
+
+    name: str
+    plain: str
+    said: str
+    calls: int
+
+
+class Words:
+    """What the lines work on."""
+
+    def __init__(self) -> None:
+        self.x = torch.zeros(3)
+        self.loss = torch.zeros(())
+
+    def plain(self, x: Any) -> Any:
+        return x
+
+    @comgra.node("said")
+    def said(self, x: Any) -> Any:
+        return x
+
+
+class Plain(nn.Module):
+    def forward(self, x: Any) -> Any:
+        return x
+
+
+class Marked(nn.Module):
+    @comgra.node("marked")
+    def forward(self, x: Any) -> Any:
+        return x
+
+
+CASES = (
+    Case("node(x, 'name')", "y = x", "y = comgra.node(x, 'name')", 20_000),
+    Case("node(x, 'name', kind='input')", "y = x", "y = comgra.node(x, 'n', kind='input')", 20_000),
+    Case("@node on a method", "words.plain(x)", "words.said(x)", 20_000),
+    Case("@node on forward", "plain(x)", "marked(x)", 10_000),
+    Case("connect(a, b)", "pass", "comgra.connect(x, x)", 20_000),
+    Case("tag('name')", "pass", "comgra.tag('name')", 20_000),
+)
+IN_SESSION = (
+    Case("kpi('name', float)", "pass", "comgra.kpi('name', 0.5)", 2_000),
+    Case("kpi('name', tensor)", "pass", "comgra.kpi('name', loss)", 2_000),
+)
+
+
+def compared(cases: Iterable[Case], rounds: int) -> list[tuple[str, float, float]]:
+    """Returns (name, price, noise) of each case in nanoseconds per call."""
+    words = Words()
+    space = {"comgra": comgra, "words": words, "x": words.x, "loss": words.loss}
+    space |= {"plain": Plain(), "marked": Marked()}
+    return [_compared(case, space, rounds) for case in cases]
+
+
+def _compared(case: Case, space: dict[str, Any], rounds: int) -> tuple[str, float, float]:
+    timers = {
+        key: timeit.Timer(statement, globals=space)
+        for key, statement in (("plain", case.plain), ("again", case.plain), ("said", case.said))
+    }
+    times = _interleaved(timers, rounds, case.calls)
+    price, noise = (times[key] - times["plain"] for key in ("said", "again"))
+    return case.name, 1e9 * price, 1e9 * abs(noise)
+
+
+def _interleaved(timers: dict[str, Any], rounds: int, calls: int) -> dict[str, float]:
+    taken: dict[str, list[float]] = {key: [] for key in timers}
+    for _ in range(rounds):
+        for key in random.sample(sorted(timers), len(timers)):
+            taken[key].append(timers[key].timeit(calls) / calls)
+    return {key: statistics.median(times) for key, times in taken.items()}
+
+
+def steps(rounds: int) -> list[tuple[str, float]]:
+    """Returns the step of the `mlp` net in microseconds: plain, again, idle without and with loss.
+
+    An idle step is one of a session that does not record it.
+    """
+    training = build_mlp()
+    taken: dict[str, list[float]] = {key: [] for key in ("plain", "again", "idle", "idle + loss")}
+    with tempfile.TemporaryDirectory() as root:
+        for _ in range(rounds):
+            for key in random.sample(sorted(taken), len(taken)):
+                training.reset()
+                taken[key].append(_block(training, key, root))
+    return [(key, 1e6 * statistics.median(times)) for key, times in taken.items()]
+
+
+def _block(training: Any, key: str, root: str, count: int = 60) -> float:
+    def run() -> float:
+        for _ in range(5):
+            training.step()
+        return statistics.median(timeit.repeat(training.step, number=1, repeat=count))
+
+    if not key.startswith("idle"):
+        return run()
+    with comgra.trace({**_NEVER, "kpis": {"loss": "loss" in key}}, root=root):
+        return run()
+
+
+def report(rounds: int) -> str:
+    """Measures everything and returns it as a table."""
+    outside = compared(CASES, rounds)
+    with tempfile.TemporaryDirectory() as root, comgra.trace(_NEVER, root=root):
+        training = build_mlp()
+        training.step()
+        training.step()
+        inside = compared(CASES[:4], rounds) + compared(IN_SESSION, max(3, rounds // 4))
+    facts = machine_facts()
+    lines = [f"{facts['processor']}, load {facts['load_before']}, Python {facts['python']}", ""]
+    lines += ["| no session | ns | noise |", "| --- | ---: | ---: |"]
+    lines += [f"| {name} | {price:.0f} | {noise:.0f} |" for name, price, noise in outside]
+    lines += ["", "| session, step not recorded | ns | noise |", "| --- | ---: | ---: |"]
+    lines += [f"| {name} | {price:.0f} | {noise:.0f} |" for name, price, noise in inside]
+    measured = steps(max(5, rounds // 2))
+    plain = measured[0][1]
+    lines += ["", "| step of `mlp` | us | ratio |", "| --- | ---: | ---: |"]
+    lines += [f"| {name} | {us:.1f} | {us / plain:.3f} |" for name, us in measured]
+    return "\n".join(lines)
+
+
+def main(arguments: Sequence[str]) -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--rounds", type=int, default=60)
+    parser.add_argument("--save", type=Path)
+    options = parser.parse_args(arguments)
+    text = report(options.rounds)
+    print(text)
+    if options.save is not None:
+        options.save.write_text(text + "\n", encoding="utf-8")
+
+
+if __name__ == "__main__":
+    torch.set_num_threads(1)
+    main(sys.argv[1:])
