@@ -9,6 +9,7 @@ import numpy as np
 import pandas as pd
 from numpy.typing import NDArray
 
+from comgra_decl.records import STATISTICS
 from comgra_decl.viewer.model.runview import RunView, Slot, Steps
 from comgra_decl.viewer.model.selection import Selection
 
@@ -65,6 +66,8 @@ def curve(view: RunView, slot: Slot | None, at: Selection, *, points: int = POIN
     main = _line(view, slot, at, batch)
     steps, values = np.asarray(main.index, np.int64), np.asarray(main, float)
     if not np.isfinite(values).any() and not len(_broken(view, slot, at, steps, values)):
+        if at.statistic not in STATISTICS and len(values):
+            return Curve(missing=f"{at.statistic} does not apply to this tensor.")
         return Curve(missing="No record of this tensor yet.")
     low, high, context = _surroundings(view, slot, at, batch, values)
     keep, shown = thin(values, points), bounds(values, low, high)
@@ -138,5 +141,6 @@ def _broken(view: RunView, slot: Slot, at: Selection, steps: Steps, values: Floa
         return steps[:0]
     batch = at.batch if slot.batch_dim is not None else "mean"
     count = np.asarray(_line(view, slot, replace(at, statistic="nonfinite"), batch), float)
-    broken: Steps = steps[~np.isfinite(values) & ~np.isnan(count)]
+    applies = ~np.isnan(count) if at.statistic in STATISTICS else (count > 0) | np.isinf(values)
+    broken: Steps = steps[~np.isfinite(values) & applies]
     return broken

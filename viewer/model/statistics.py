@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
+from comgra_decl.records import STATISTICS
 from comgra_decl.viewer.model.runview import Rows, RunView, Slot
 from comgra_decl.viewer.model.selection import Selection, previous, slots_of
 from comgra_decl.viewer.model.words import pass_label
@@ -101,11 +102,18 @@ def _numbers(view: RunView, slot: Slot | None, step: int | None, at: Selection) 
 
 
 def _cell(name: str, new: Numbers, past: Numbers) -> Cell:
-    recorded = not math.isnan(new.get("nonfinite", _NAN))
-    return Cell(float(new.get(name, _NAN)), float(past.get(name, _NAN)), recorded)
+    return Cell(
+        float(new.get(name, _NAN)), float(past.get(name, _NAN)), recorded=_recorded(name, new)
+    )
 
 
 def _sample_cell(rows: Rows | None, sample: int, statistic: str) -> Cell:
     line = rows.line(sample) if rows is not None else {}
-    recorded = not math.isnan(line.get("nonfinite", _NAN))
-    return Cell(float(line.get(statistic, _NAN)), recorded=recorded)
+    return Cell(float(line.get(statistic, _NAN)), recorded=_recorded(statistic, line))
+
+
+def _recorded(name: str, line: Numbers) -> bool:
+    """Whether there is a number, NaN or not: opt-in statistics do not apply to every tensor."""
+    broken = line.get("nonfinite", _NAN)
+    applies = name in STATISTICS or not math.isnan(line.get(name, _NAN)) or broken > 0
+    return applies and not math.isnan(broken)

@@ -7,8 +7,10 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import torch
 from numpy.typing import NDArray
 
+import comgra_decl
 from comgra_decl.query import open_run
 from comgra_decl.records import Said
 from comgra_decl.viewer.model.kpis import charts
@@ -181,3 +183,26 @@ def test_the_curve_of_every_step_is_drawn_thinned_with_its_extremes(tmp_path: Pa
     assert len(line.steps) < 5000
     assert {0, 777, 12_345, 19_999} <= set(line.steps.tolist())
     assert np.array_equal(line.values, values[line.steps])
+
+
+def test_a_statistic_that_does_not_apply_is_missing_and_not_broken(tmp_path: Path) -> None:
+    net = torch.nn.Linear(3, 2)
+    optimizer = torch.optim.SGD(net.parameters(), 0.1)
+    spec = {
+        "nodes": {"all": {"select": "**", "capture": ["output", "parameter"]}},
+        "stats": ["mean", "singular_value"],
+    }
+    with comgra_decl.trace(spec, root=tmp_path) as session:
+        for _ in range(3):
+            net(torch.ones(4, 3)).sum().backward()
+            optimizer.step()
+    assert session.path is not None
+    traced = RunView(comgra_decl.open_run(session.path))
+    for role, applies in (("weight", True), ("bias", False)):
+        where = at(traced, node="Linear", role=role, statistic="singular_value")
+        assert (where.node, where.role) == ("Linear", role)
+        cell = dict(statistics_table(traced, where).rows)["singular_value"][0]
+        assert (cell.recorded, cell.broken) == (applies, False)
+        drawn = curve(traced, slots_of(traced, where)[0], where)
+        assert len(drawn.broken) == 0
+        assert bool(drawn.missing) != applies
