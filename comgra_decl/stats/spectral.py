@@ -79,9 +79,9 @@ class Lanczos:
     def __init__(self, a: Tensor) -> None:
         self._a, self._adjoint = a, a.mH
         start = _start(a.shape[1], a.dtype, a.device)
-        self._basis = a.new_empty((len(a), a.shape[1], min(MOST_STEPS, a.shape[1])))
-        self._basis[:, :, 0] = start
-        self._tridiagonal = torch.zeros((len(a), 2, self._basis.shape[2]), dtype=torch.float64)
+        self._basis = a.new_empty((len(a), min(MOST_STEPS, a.shape[1]), a.shape[1]))
+        self._basis[:, 0] = start
+        self._tridiagonal = torch.zeros((len(a), 2, self._basis.shape[1]), dtype=torch.float64)
         self._tridiagonal = self._tridiagonal.to(a.device)
         self._vector = start.expand(len(a), -1).unsqueeze(2)
         self._steps = 0
@@ -91,25 +91,26 @@ class Lanczos:
         """Makes one step, without waiting for the device."""
         k = self._steps
         w = self._a @ (self._adjoint @ self._vector)
-        alpha = (self._vector.mH @ w).real
-        basis = self._basis[:, :, : k + 1]
-        for _ in range(2):  # once is not enough, twice is
-            w = w - basis @ (basis.mH @ w)
+        adjoint = self._basis[:, : k + 1].conj()
+        basis = adjoint.mH
+        shares = adjoint @ w
+        w = torch.baddbmm(w, basis, shares, alpha=-1)
+        w = torch.baddbmm(w, basis, adjoint @ w, alpha=-1)  # once is not enough, twice is
         beta = torch.linalg.vector_norm(w, dim=1, keepdim=True)
-        self._tridiagonal[:, 0, k] = alpha[:, 0, 0]
+        self._tridiagonal[:, 0, k] = shares[:, k, 0].real
         self._tridiagonal[:, 1, k] = beta[:, 0, 0]
         self._steps = k + 1
-        if self._steps < self._basis.shape[2]:
+        if self._steps < self._basis.shape[1]:
             # what is left is rounding: all that can be reached from the start has been seen
             over = beta <= self._rounding * self._tridiagonal[:, 0].amax(1)[:, None, None]
             self._tridiagonal[:, 1, k].masked_fill_(over[:, 0, 0], 0.0)
             self._vector = torch.where(over, 0.0, w / torch.where(over, 1.0, beta))
-            self._basis[:, :, self._steps] = self._vector[:, :, 0]
+            self._basis[:, self._steps] = self._vector[:, :, 0]
 
     @property
     def exhausted(self) -> bool:
         """Whether another step could find nothing new."""
-        return self._steps >= self._basis.shape[2]
+        return self._steps >= self._basis.shape[1]
 
     def tridiagonal(self) -> Tensor:
         """Returns diagonals and off-diagonals so far, float64 [s, 2, steps]."""
