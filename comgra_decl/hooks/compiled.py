@@ -22,6 +22,7 @@ class EagerStance:
     def __init__(self) -> None:
         self._prior: Any = None
         self._forced = False
+        self._needed = False
         self._compile: Callable[..., Any] | None = None
         self._filter: Any = None
 
@@ -34,6 +35,12 @@ class EagerStance:
             self._set()
         elif self._compile is None:
             self._watch()
+
+    def force_if_needed(self) -> None:
+        """Enters eager execution if the program has compiled anything; far cheaper if not."""
+        self._needed = self._needed or _anything_compiled()
+        if self._needed:
+            self.force()
 
     def restore(self) -> None:
         """Returns to the stance found by `force`."""
@@ -76,3 +83,11 @@ class EagerStance:
         if self._compile is not None:
             torch.compile = self._compile
             self._compile = None
+
+
+def _anything_compiled() -> bool:
+    eval_frame = sys.modules.get("torch._dynamo.eval_frame")
+    if eval_frame is None:
+        return False
+    backends = getattr(eval_frame, "cached_backends", None)  # with None for `disable`
+    return backends is None or any(callable(backend) for backend in backends.values())

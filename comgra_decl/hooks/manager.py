@@ -31,6 +31,7 @@ from comgra_decl.hooks.compiled import EagerStance
 from comgra_decl.hooks.ending import StepEnd
 from comgra_decl.hooks.evaluation import EvaluationPhases
 from comgra_decl.hooks.hearing import Hearing
+from comgra_decl.hooks.numbers import read_number
 from comgra_decl.hooks.patches import LossWatch, watch_mode
 from comgra_decl.hooks.report import Reporter
 from comgra_decl.hooks.scalars import Scalars
@@ -100,7 +101,10 @@ class HookManager:
             _new_capture(spec, followed=False), spec.schedule.eval, factor=self._budget.factor
         )
         for capture in (self._train, self._evaluation.capture):
-            capture.categories = categories(spec.samples, warn=self._reporter.warn)
+            training = capture is self._train
+            capture.categories = categories(
+                spec.samples, warn=self._reporter.warn, training=training
+            )
         self._follow(spec)
         self._end = self._new_end(spec)
         self._losses = LossWatch(self._on_loss, self._train.backwards.end)
@@ -319,11 +323,15 @@ class HookManager:
         elif self._armed or self._evaluation.open:
             self._finish_evaluation()
             self._disarm()
-        if plan is Plan.WATCH or (plan is Plan.ARM and self._labeller is not None):
-            self._watch.install()
-        else:
-            self._watch.remove()
         self._watched = plan is Plan.WATCH
+        if self._watched or (plan is Plan.ARM and self._labeller is not None):
+            self._watch.install()
+            # Compiled code must not find the hook; what the first step compiles is not known yet.
+            (self._stance.force_if_needed if self._step else self._stance.force)()
+        elif self._watch.waiting:
+            self._watch.remove()
+            if not self._tracer.installed:
+                self._stance.restore()
 
     def _on_watched_call(
         self, module: nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any]
@@ -340,6 +348,8 @@ class HookManager:
                 return False  # a transform of the data, perhaps
             if self._tracer.installed and not attached:
                 self._tracer.enter(module, args, kwargs)
+            elif training and not attached:
+                self._stance.restore()
                 self._beside.enter(module)
         except Exception as error:
             self._fault(error)
@@ -449,11 +459,18 @@ class HookManager:
     def _on_kpi(self, name: str, value: Any) -> None:
         """The program keeps a number of the step in progress."""
         self._scalars.kpi(name, value)
+        if self._keeps and self._train.open:
+            number = read_number(value) if hasattr(value, "detach") else float(value)
+            if number is not None:
+                self._train.said[name] = number
 
     # -- closing records -----------------------------------------------------------------------
 
-    def _close_train(self) -> float:
-        """Closes the record of the step that has ended; returns what it cost, in seconds."""
+    def _close_train(self) -> float | None:
+        """Closes the record of the step that has ended; returns what it cost the schedule's budget.
+
+        In seconds; None for a step that is captured whatever the schedule says.
+        """
         labels = [*self._agenda.labels]
         due = self._agenda.due if self._deferred else True
         cost = self._train.cost
@@ -471,7 +488,7 @@ class HookManager:
             self._train.drop()
             self._stop_graph()
         self._agenda.end(recorded=due)
-        return cost
+        return None if self._keeps and not due else cost
 
     def _finish_evaluation(self) -> None:
         capture = self._evaluation.capture

@@ -266,6 +266,23 @@ def test_a_step_that_is_not_due_meets_one_hook_call() -> None:
     assert calls == ["Sequential"] * 20
 
 
+def test_compiled_models_stay_compiled_in_steps_that_are_not_due() -> None:
+    from torch._dynamo.testing import CompileCounter
+
+    counter = CompileCounter()
+    model = nn.Sequential(nn.Linear(3, 3), nn.ReLU())
+    compiled = torch.compile(model, backend=counter)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    schedule = {"types": {"*": {"every": 5}}}
+    with recording(EVERYTHING, schedule=schedule, types={"by": {"input": 0, "shape": 0}}) as run:
+        for number in range(11):
+            compiled(torch.randn(4, 3)).sum().backward()
+            optimizer.step()
+            assert counter.frame_count == min(number, 1)
+    assert [step.info.step for step in run.steps] == [0, 5, 10]
+    assert run.faults == []
+
+
 def test_training_is_the_same_with_types() -> None:
     def train() -> np.ndarray:
         torch.manual_seed(0)
