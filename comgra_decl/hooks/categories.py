@@ -32,10 +32,12 @@ class Categories:
     Args:
         by: where they come from.
         warn: told once per kind of trouble.
+        expected: whether it is trouble that there is no target: an evaluation's record ends before.
     """
 
-    def __init__(self, by: Any, *, warn: Callable[[str], None]) -> None:
+    def __init__(self, by: Any, *, warn: Callable[[str], None], expected: bool) -> None:
         self._by = by
+        self._expected = expected or by != "target"
         self._warn = warn
         self._function: Callable[..., Any] | None = None
         self._call: tuple[nn.Module, tuple[Any, ...], Mapping[str, Any]] | None = None
@@ -49,7 +51,7 @@ class Categories:
     def take(self) -> Labels | None:
         """Ends the step; returns what gives the labels of its first batch, None if nothing does."""
         labels, size = self._labels, self._size
-        if labels is None and size is not None:
+        if labels is None and size is not None and self._expected:
             self._warn(f"samples.by found no categories ({self._missing})")
         self.restart()
         return labels
@@ -126,9 +128,13 @@ class Categories:
         )
 
 
-def categories(spec: SamplesSpec, *, warn: Callable[[str], None]) -> Categories | None:
+def categories(
+    spec: SamplesSpec, *, warn: Callable[[str], None], training: bool
+) -> Categories | None:
     """Returns what finds the categories that a spec asks for, None if it asks for none."""
-    return None if spec.by is None or not spec.count else Categories(spec.by, warn=warn)
+    if spec.by is None or not spec.count:
+        return None
+    return Categories(spec.by, warn=warn, expected=training)
 
 
 def _is_category(tensor: torch.Tensor) -> bool:

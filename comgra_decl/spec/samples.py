@@ -61,5 +61,6 @@ class SamplesSpec(SpecModel):
 
     `target`: the classes with which the loss compares, one whole number for each sample (as in
     `cross_entropy`). `{input: 1}`: an input of the model. `{_target_: package.module.function}`: a
-    function of yours. Of a step with several batches, those of the first one.
+    function of yours. Of a step with several batches, those of the first one. In evaluations
+    there is no `target`: their records end before a loss is computed.
     """

@@ -160,3 +160,40 @@ def test_a_loss_without_classes_is_said(tmp_path: Path, caplog: pytest.LogCaptur
         run, _ = record(tmp_path, "target", loss=lambda out, y: (out.sum(1) * y).mean())
     assert "no loss was given" in caplog.text
     assert run.samples(0)["place"].tolist() == list(range(COUNT))
+
+
+def evaluated(folder: Path, by: Any) -> tuple[Run, torch.Tensor]:
+    """Traces a step, an evaluation with known classes, and another step."""
+    torch.manual_seed(0)
+    model, loss = Classifier(), nn.CrossEntropyLoss()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    x, y = torch.randn(BATCH, 4), torch.arange(BATCH) % CLASSES
+    classes = y.flip(0) // 2
+    spec = {"nodes": {"all": {"select": "**"}}, "samples": {"count": COUNT, "by": by}}
+    with comgra.trace(spec, root=folder) as session:
+        for _ in range(2):
+            loss(model(x, y), y).backward()
+            optimizer.step()
+            model.eval()
+            with torch.no_grad():
+                loss(model(x, classes), classes)
+            model.train()
+    assert session.path is not None
+    return comgra.open_run(session.path), classes
+
+
+def test_an_evaluation_has_categories_of_its_own(tmp_path: Path) -> None:
+    run, classes = evaluated(tmp_path, {"input": "y"})
+    places = run.samples(1, type_="eval")["place"].tolist()
+    assert places == balanced(classes.tolist(), COUNT)
+    assert run.samples(1)["place"].tolist() != places
+
+
+def test_an_evaluation_without_a_target_is_no_trouble(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    with caplog.at_level(logging.WARNING):
+        run, _ = evaluated(tmp_path, "target")
+    assert run.samples(1)["label"].notna().all()
+    assert run.samples(1, type_="eval")["label"].isna().all()
+    assert caplog.text == ""
