@@ -88,7 +88,21 @@ class OptionalStatistic(SpecModel):
     """
 
     name: OptionalName
-    """One of the opt-in statistics."""
+    """One of the opt-in statistics.
+
+    `negative_fraction`: share of values below 0. `kurtosis`: fourth moment over the squared
+    variance, 3 for normal numbers. `q01` to `q99`: quantiles, exact up to 4096 values per sample,
+    of 4096 evenly spaced ones beyond. Of matrices (a sample's first value dim against all others):
+    `singular_value`, the largest, by the Lanczos method, to a relative 5e-4 at worst;
+    `stable_rank`, the squared Frobenius norm over its square; `effective_rank`, the exponential of
+    the entropy of all singular values, up to a smaller side of 1024.
+
+    Price on one core per recorded step, for the 48 matrices of 12 transformer layers of width 256
+    (9.4 million weights; their other statistics take 2 ms, training on 512 tokens 600 ms):
+    `singular_value` and `stable_rank` together 35 ms where few singular values are large, 160 ms
+    where none is (at initialisation); `effective_rank` 250 ms. Of an activation of
+    [8, 128, 256], quantiles take 0.5 ms, `kurtosis` 0.8 ms, `negative_fraction` 0.4 ms.
+    """
 
     on: Scope | None = None
     """What it is computed of, as in `capture`. Null means parameters for `singular_value`,

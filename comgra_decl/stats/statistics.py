@@ -33,6 +33,10 @@ A tensor without batch dim is one sample: mean = s, std = 0. With no sample at a
 aggregates are NaN, but those of nonfinite are 0: that statistic is NaN only where a record is
 missing.
 
+Integers, truth values and all floats are numbers as they are; of complex ones it is the magnitude.
+Sparse, nested, quantised and meta tensors have no statistics: they are refused by name, which the
+run's report says. So a sparse gradient is missing, not 0.
+
 All of it is computed in float64 and stored as float32: magnitudes above 3.4e38 are stored as
 infinity of their sign (nonfinite, a count of elements, still says 0), those below 1.4e-45 as 0.
 """

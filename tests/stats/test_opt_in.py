@@ -33,6 +33,13 @@ def picky(x: torch.Tensor) -> torch.Tensor:
     return x.sum((1, 2))
 
 
+def large(step: Any, above: float) -> bool:
+    """Keeps a step of which two opt-in statistics are what they should be."""
+    value = step.lookup("first", "singular_value", role="weight")
+    rest = step.lookup("first", "singular_value", role="bias")
+    return bool(value > above and np.isnan(rest))
+
+
 class Net(nn.Module):
     """Tokens [4, 3, 6] to one number each."""
 
@@ -223,6 +230,21 @@ def test_the_training_does_not_notice(recorded: tuple[Run, Kept], tmp_path: Path
         watched = train()
     for a, b in zip(bare, watched, strict=True):
         assert torch.equal(a, b)
+
+
+def test_a_step_can_be_kept_for_an_opt_in_statistic(tmp_path: Path) -> None:
+    spec = {
+        "nodes": {"all": {"select": "**", "capture": CAPTURE}},
+        "stats": ["mean", "l2", "singular_value"],
+        "schedule": {"first": 1, "every": 1000},
+        "keep": {"ring": 0, "when": [{"_target_": f"{OWN}.large", "above": 0.0}]},
+    }
+    with comgra.trace(spec, root=tmp_path) as session:
+        train()
+    assert session.path is not None
+    run = comgra.open_run(session.path)
+    assert [*run.steps] == [0, 1, 2, 3]
+    assert run.series("first", "singular_value", role="weight").gt(0).all()
 
 
 def test_a_function_that_fails_is_told_once_and_the_rest_goes_on(
