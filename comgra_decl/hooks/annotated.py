@@ -74,7 +74,10 @@ class AnnotatedNodes:
         self, value: Any, what: tuple[str, str, str], capture: StepCapture, how: Capture
     ) -> None:
         name, role, kind = what
-        wanted = Wanted(tensor=how.output, gradient=how.output_grad)
+        wanted = Wanted(
+            tensor=how.output or (kind == "parameter" and how.parameter),
+            gradient=how.output_grad or (kind == "parameter" and how.parameter_grad),
+        )
         graph = self._tracer.provenance if capture.followed else None
         self._tracer.know(value)
         iteration = capture.count(("annotated", name, role))

@@ -35,7 +35,7 @@ class FusedCall(NamedTuple):
         return int(heads * self.query.shape[-2] * self.key.shape[-2])
 
 
-def recomputed_weights(call: FusedCall, *, samples: int) -> torch.Tensor:
+def recomputed_weights(call: FusedCall, *, samples: int, most: int) -> torch.Tensor:
     """Returns softmax(q k^T scale + mask) of the first samples, without dropout.
 
     As in `torch.nn.functional.scaled_dot_product_attention`: the scale is 1 / sqrt(width) if none
@@ -47,16 +47,25 @@ def recomputed_weights(call: FusedCall, *, samples: int) -> torch.Tensor:
         call: the fused call's arguments, [samples, ..., queries, width]; the dimensions between
             are heads, and one is added if there are none.
         samples: the largest number of samples.
+        most: the largest number of weights of one sample.
 
     Returns:
         float32 [samples, heads, queries, keys].
 
     Raises:
-        ValueError: the tensors are inside a functorch transform, or nested.
+        ValueError: the tensors are inside a functorch transform, or nested; the weights are too
+            many, or of no sample.
     """
     tensors = (call.query, call.key, *([] if call.attn_mask is None else [call.attn_mask]))
     if any(is_functorch_wrapped(t) or t.is_nested for t in tensors):
         raise ValueError("tensors inside a functorch transform, or nested ones, are not recomputed")
+    if call.weights_per_sample > most:
+        raise ValueError(
+            f"{call.weights_per_sample} weights per sample are more than `values.max_elements`, "
+            f"{most}"
+        )
+    if not samples:
+        raise ValueError("no sample is recorded (`samples.count` is 0)")
     with quiet():
         return _weights(call, samples)
 

@@ -101,7 +101,8 @@ class FunctionTracer:
         self._recorder = recorder
         self._training = training
         self._on_fault = on_fault
-        self._samples = spec.samples.count
+        # Which samples are chosen by category is known later: then all must be there.
+        self._samples = spec.samples.count if spec.samples.by is None else sys.maxsize
         self._most = spec.values.max_elements
         self._watching = Watching(self)
         found = [find(rule.function) for rule in call_rules(spec)]
@@ -285,14 +286,8 @@ class FunctionTracer:
         """Computes the weights of fused attention again, if they are few enough to keep."""
         slot = series.slot(attention.ROLE, call.capture.count((series, attention.ROLE)))
         fused = attention.FusedCall(*call.args, **call.kwargs)
-        number = fused.weights_per_sample
-        if number > self._most:
-            call.capture.refused[f"{slot.node()} {slot.role}"] = (
-                f"{number} weights per sample are more than `values.max_elements`, {self._most}"
-            )
-            return
         try:
-            weights = attention.recomputed_weights(fused, samples=self._samples)
+            weights = attention.recomputed_weights(fused, samples=self._samples, most=self._most)
         except ValueError as error:
             call.capture.refused[f"{slot.node()} {slot.role}"] = str(error)
             return

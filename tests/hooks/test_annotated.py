@@ -269,3 +269,23 @@ def test_a_name_that_is_also_a_module_is_told_apart(tmp_path: Path) -> None:
     assert roles(run, "linear1") == ["output"]
     assert roles(run, "linear1#2") == ["output"]
     assert roles(run, "linear1#2", "grad") == ["output"]
+
+
+def test_a_named_parameter_is_captured_as_one() -> None:
+    weight = torch.ones(4, requires_grad=True)
+    nodes = {**LAYERS, "w": {"select": {"annotation": "w"}, "capture": "parameter_grad"}}
+    net = Net(lambda _: comgra.node(weight, "w", kind="parameter"))
+    net.linear2.register_forward_pre_hook(lambda _m, args: (args[0] * weight,))
+    with recording({"nodes": nodes}) as run:
+        train(net, torch.randn(2, 3))
+    assert run.has("w", pass_="grad")
+    assert not run.has("w")
+
+
+@pytest.mark.parametrize("name", ["a b", "x.y[0]", "*", "ü → ß", "input", "loss", "a/b", "0"])
+def test_any_text_can_be_a_name(name: str, tmp_path: Path) -> None:
+    run = traced(
+        tmp_path, {}, lambda: train(Net(lambda h: comgra.node(h, name, "r")), torch.randn(2, 3))
+    )
+    assert "r" in roles(run, name)
+    assert run.series(name, "mean", role="r").notna().all()

@@ -55,7 +55,7 @@ def blind_row() -> torch.Tensor:
 def test_weights_equal_those_of_numpy_and_give_the_fused_result(options: dict[str, Any]) -> None:
     torch.manual_seed(0)
     query, key, value = (torch.randn(3, 4, n, 8, requires_grad=True) for n in (5, 7, 7))
-    weights = recomputed_weights(FusedCall(query, key, value, **options), samples=3)
+    weights = recomputed_weights(FusedCall(query, key, value, **options), samples=3, most=10_000)
     mask = options.get("attn_mask")
     mask = np.tri(5, 7, dtype=bool) if options.get("is_causal") else mask
     expected = by_hand(
@@ -84,7 +84,7 @@ def test_any_number_of_dimensions_becomes_samples_and_heads(
     query: tuple[int, ...], key: tuple[int, ...], shape: tuple[int, ...]
 ) -> None:
     call = FusedCall(torch.randn(query), torch.randn(key), torch.randn(key))
-    weights = recomputed_weights(call, samples=9)
+    weights = recomputed_weights(call, samples=9, most=10_000)
     assert tuple(weights.shape) == shape
     fused = F.scaled_dot_product_attention(*call[:3])
     applied = weights @ call.value.reshape(*shape[:2], *key[-2:])
@@ -93,7 +93,9 @@ def test_any_number_of_dimensions_becomes_samples_and_heads(
 
 def test_heads_may_share_their_keys() -> None:
     query, key, value = torch.randn(2, 6, 5, 8), torch.randn(2, 3, 5, 8), torch.randn(2, 3, 5, 8)
-    weights = recomputed_weights(FusedCall(query, key, value, enable_gqa=True), samples=2)
+    weights = recomputed_weights(
+        FusedCall(query, key, value, enable_gqa=True), samples=2, most=10_000
+    )
     fused = F.scaled_dot_product_attention(query, key, value, enable_gqa=True)
     applied = weights @ value.repeat_interleave(2, dim=1)
     np.testing.assert_allclose(applied, fused, atol=1e-5)
@@ -102,7 +104,7 @@ def test_heads_may_share_their_keys() -> None:
 def test_low_precision_and_autocast_do_not_reach_the_weights() -> None:
     query, key = torch.randn(2, 2, 5, 8).bfloat16(), torch.randn(2, 2, 5, 8).bfloat16()
     with torch.autocast("cpu", torch.bfloat16):
-        weights = recomputed_weights(FusedCall(query, key, key), samples=2)
+        weights = recomputed_weights(FusedCall(query, key, key), samples=2, most=10_000)
     expected = by_hand(query.float().numpy(), key.float().numpy(), None, 8**-0.5)
     np.testing.assert_allclose(weights.numpy(), expected, atol=1e-6)
 

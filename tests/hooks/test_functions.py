@@ -396,3 +396,38 @@ def test_parts_of_calls_are_roles_of_their_node(tmp_path: Path) -> None:
     assert roles(run, "0.softmax", "grad") == parts
     whole, part = (run.value("0.softmax", 0, role=role) for role in (parts[0], parts[2]))
     np.testing.assert_array_equal(part, whole[:, 1])
+
+
+def test_a_compiled_model_is_followed_on_recorded_steps_only() -> None:
+    torch._dynamo.reset()
+    graphs: list[Any] = []
+
+    def backend(graph: Any, _inputs: Any) -> Any:
+        graphs.append(graph)
+        return graph.forward
+
+    model = stack(softmaxed, depth=1)
+    compiled = torch.compile(model, backend=backend)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    with recording({"nodes": SOFTMAX}, schedule={"first": 1, "every": 3}) as run:
+        for _ in range(7):
+            compiled(torch.randn(4, 3)).sum().backward()
+            optimizer.step()
+    assert run.faults == []
+    assert [step.info.step for step in run.steps] == [0, 3, 6]
+    assert all(run.has("0.softmax", step=i) for i in range(3))
+    assert len(graphs) == 1
+
+
+def test_a_step_that_is_chosen_by_its_type_has_its_calls_too() -> None:
+    types = {"by": {"input": 0, "shape": 0}}
+    schedule = {"first": 1, "every": 1000}
+    model = stack(softmaxed, depth=1)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    with recording({"nodes": SOFTMAX, "types": types, "schedule": schedule}) as run:
+        for size in (4, 4, 5, 4, 6):
+            model(torch.randn(size, 3)).sum().backward()
+            optimizer.step()
+    assert run.faults == []
+    assert [step.info.step for step in run.steps] == [0, 2, 4]
+    assert all(run.has("0.softmax", step=i) for i in range(3))
