@@ -31,7 +31,7 @@ def tag(*names: str) -> None:
 
 
 def note(text: str) -> None:
-    """Writes down a text with the step in progress; `run.notes()` and the viewer show it.
+    """Writes down a text with a step, as `kpi` does; `run.notes()` and the viewer show it.
 
     Raises:
         AnnotationError: the text is empty or no text.
@@ -42,11 +42,12 @@ def note(text: str) -> None:
 
 
 def kpi(name: str, value: Any) -> None:
-    """Keeps a number of the step in progress; `run.kpis()` and the viewer show all of them.
+    """Keeps a number of a step; `run.kpis()` and the viewer show all of them.
 
-    Every value is kept, whether or not the step is recorded, and costs a fraction of a microsecond.
-    A tensor on a device is not waited for. Not for use inside code under `torch.compile`: what is
-    said there may be heard once instead of at every step.
+    Every value is kept, whether or not the step is recorded, and costs a few microseconds. It
+    belongs to the step in progress, or, further down in the loop than the optimizer's step, to the
+    one that ended there. A tensor on a device is not waited for. Not for use inside code under
+    `torch.compile`: what is said there is not heard.
 
     Args:
         name: the curve's name; the loss that `backward` is called on is kept as "loss" anyway.

@@ -21,6 +21,7 @@ import torch
 from comgra_decl.hooks.nested import tensors_in
 from comgra_decl.hooks.numbers import LateNumbers, read_number
 from comgra_decl.hooks.patches import Backwards, Patch
+from comgra_decl.hooks.places import StepPlace
 from comgra_decl.records import Note, Said
 
 if TYPE_CHECKING:
@@ -52,7 +53,11 @@ class Scalars:
         self._sink = sink
         self._on_fault = on_fault
         self._step = 0
+        self._type = "train"  # of the step that ended last
         self._losses = 0  # in the step in progress
+        self._begun = False  # a backward was seen in the step in progress
+        self._talks = False  # the program has said something
+        self._place = StepPlace()
         self._open: list[_Number] = []  # of the step in progress
         self._closed: list[_Step] = []
         self._notes: list[tuple[float, str]] = []  # of the step in progress: when and what
@@ -82,24 +87,41 @@ class Scalars:
     # -- what is said --------------------------------------------------------------------------
 
     def kpi(self, name: str, value: Any) -> None:
-        """Takes a number of the step in progress: a float, or a tensor of one element."""
+        """Takes a number of a step: a float, or a tensor of one element."""
         number = read_number(value) if isinstance(value, torch.Tensor) else float(value)
-        if number is not None:
+        if number is None:
+            return
+        if self._is_about_the_last_step():
+            self._closed.append((self._step - 1, self._type, [(name, number)]))
+        else:
             self._open.append((name, number))
             if len(self._open) >= _MOST:
                 self._end(self._step, "train")
                 self._hand_over()
 
     def note(self, text: str) -> None:
-        """Takes a text of the step in progress."""
-        self._notes.append((time.time(), text))
+        """Takes a text about a step."""
+        now = time.time()
+        if self._is_about_the_last_step():
+            self._closed_notes.append(Note(self._step - 1, self._type, now, text))
+        else:
+            self._notes.append((now, text))
+
+    def _is_about_the_last_step(self) -> bool:
+        """Whether what is said now is about the step that has ended; see `places`."""
+        self._talks = True
+        return self._step > 0 and not self._begun and self._place.passed()
 
     def end_step(self, step: int, labels: Collection[str]) -> None:
         """The step with this number and these labels has ended."""
+        self._type = next(iter(labels)) if labels else "train"
         if self._open or self._notes:
-            self._end(step, next(iter(labels)) if labels else "train")
+            self._end(step, self._type)
+        if self._talks or step == 0:
+            self._place.note()
         self._step = step + 1
         self._losses = 0
+        self._begun = False
         if time.monotonic() - self._handed_over > _HAND_OVER:
             self._hand_over()
 
@@ -147,6 +169,7 @@ class Scalars:
     def _see_loss(self, tensor: torch.Tensor) -> None:
         number, place = read_number(tensor), self._losses
         self._losses += 1
+        self._begun = True
         if number is not None:
             self._open.append(("loss" if place == 0 else f"loss[{place}]", number))
 

@@ -178,6 +178,48 @@ def test_numbers_and_notes_belong_to_the_step_in_progress(tmp_path: Path) -> Non
     assert (notes["time"] - time.time()).abs().max() < 600
 
 
+def log(name: str, value: float) -> None:
+    comgra.kpi(name, value)
+
+
+def test_what_the_loop_says_after_a_step_is_about_that_step(tmp_path: Path) -> None:
+    net = Net()
+
+    def forward(step: int) -> torch.Tensor:
+        log("within", step)
+        return net.loss()
+
+    def update() -> None:
+        net.optimizer.step()
+        log("helper", len(done))
+
+    done: list[int] = []
+
+    def train() -> None:
+        for epoch in range(4):
+            for batch in range(5):
+                step = 5 * epoch + batch
+                log("before", step)
+                loss = forward(step)
+                comgra.kpi("between", step)
+                loss.backward()
+                comgra.kpi("after backward", step)
+                update()
+                comgra.kpi("after", step)
+                log("deep after", step)
+                comgra.note(f"{step}")
+                done.append(step)
+            log("epoch", step)
+
+    run, _ = traced(tmp_path, train)
+    names = ("before", "within", "between", "after backward", "helper", "after", "deep after")
+    for name in names:
+        steps, values = curve(run, name)
+        assert steps == values == list(range(20)), name
+    assert curve(run, "epoch") == ([4, 9, 14, 19], [4, 9, 14, 19])
+    assert run.notes()["step"].tolist() == run.notes()["text"].astype(int).tolist()
+
+
 def test_other_threads_may_say_something_too(tmp_path: Path) -> None:
     net, done = Net(), threading.Event()
 
