@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import gc
+import weakref
 from functools import partial
 from itertools import pairwise
 from typing import Any
@@ -24,7 +26,7 @@ from comgra_decl.records import (
     StepInfo,
     Structure,
 )
-from comgra_decl.spec.keep import KeepSpec
+from comgra_decl.spec.keep import KeepSpec, QuantileTrigger
 from comgra_decl.stats import finalise
 
 STATISTICS = ("mean", "abs_max", "nonfinite")
@@ -144,3 +146,36 @@ def test_nothing_that_dropped_steps_brought_is_lost(
     assert reports == sorted(reports)
     assert reports[-1] == 56
     assert batches[-1].documents["keep"]["captured"] == STEPS
+
+
+def test_however_long_it_lasts_no_more_steps_are_held_than_the_ring_has() -> None:
+    form, ring = layout(2), 5
+    held: list[weakref.ref[Any]] = []
+
+    def look(raw: list[RawStep], names: tuple[str, ...]) -> list[StepBatch]:
+        held.extend(weakref.ref(step.raw) for step in raw)
+        return finalise(raw, statistics=names, sample_count=0, bins=None)
+
+    keeper = Keeper(
+        KeepSpec(ring=ring, when=["nonfinite", "loss_spike", QuantileTrigger(quantile=0.9)]),
+        finalise=partial(finalise, statistics=STATISTICS, sample_count=2, bins=None),
+        look=look,
+        statistics=STATISTICS,
+    )
+    for first in range(0, 5000, 10):
+        steps = [
+            RawStep(
+                info=StepInfo(step, 0.0, "train", "train"),
+                layout=form,
+                raw=np.zeros((2 * ROWS, RAW_STATISTICS)),
+                new_slots=[slot(0), slot(1)] if step == 0 else [],
+                kpis={"loss": 1.0},
+                scheduled=False,
+            )
+            for step in range(first, first + 10)
+        ]
+        assert keeper(steps) == []
+        del steps
+    gc.collect()
+    assert sum(ref() is not None for ref in held) == 0  # what waits is finalised
+    assert len(keeper._ring.pending) == ring
