@@ -1,0 +1,284 @@
+"""Writes `reference.md` from the code: `python -m docs.reference`.
+
+Everything there comes from docstrings, so whatever has none fails here, by name.
+"""
+
+from __future__ import annotations
+
+import importlib
+import inspect
+import sys
+import types
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Annotated, Any, Literal, Union, get_args, get_origin
+
+import yaml
+from pydantic.fields import FieldInfo
+from pydantic_core import PydanticUndefined
+
+from comgra_decl.spec.base import SpecModel
+from comgra_decl.spec.loading import presets
+from comgra_decl.spec.model import Spec
+
+PAGE = Path(__file__).with_name("reference.md")
+
+FORMULAS = (
+    "comgra_decl.stats.statistics",
+    "comgra_decl.stats.measures",
+    "comgra_decl.stats.spectral",
+    "comgra_decl.query.derived",
+)
+"""Modules whose docstrings define statistics."""
+
+CLASSES = (
+    "comgra_decl.query.Run",
+    "comgra_decl.query.Group",
+    "comgra_decl.query.RunSummary",
+    "comgra_decl.keep.StepView",
+    "comgra_decl.launch.session.Session",
+)
+"""Classes that users meet without making them."""
+
+HEAD = """\
+# Reference
+
+Everything that can be declared, called and read. This page is made from the code by
+`python -m docs.reference`; a test fails when it is not up to date.
+
+[Keys of the spec](#keys-of-the-spec) · [Statistics](#statistics) · [Presets](#presets) ·
+[Commands](#commands) · [Environment](#environment) · [Functions](#functions) ·
+[Classes](#classes)
+"""
+
+ENVIRONMENT = """\
+comgra_decl reads no environment variable of its own. It follows `COLUMNS`, `NO_COLOR` and their
+like, through the library that prints its tables; and a spec may read any variable by
+`${oc.env:NAME}`, which is then not stored with the run but as it is written.
+"""
+
+
+class UndocumentedError(Exception):
+    """Something public has no docstring; says what."""
+
+
+def main() -> None:
+    """Writes the page."""
+    PAGE.write_text(page())
+    sys.stdout.write(f"{PAGE} is written\n")
+
+
+def page() -> str:
+    """Returns the whole page.
+
+    Raises:
+        UndocumentedError: something that must be on it has no docstring.
+    """
+    parts = [
+        HEAD,
+        *_section("Keys of the spec", _spec()),
+        *_section("Statistics", _statistics()),
+        *_section("Presets", _presets()),
+        *_section("Commands", _commands()),
+        *_section("Environment", [ENVIRONMENT]),
+        *_section("Functions", _functions()),
+        *_section("Classes", _classes()),
+    ]
+    return "\n".join(part.rstrip() + "\n" for part in parts)
+
+
+def _section(heading: str, parts: Any) -> Iterator[str]:
+    yield f"## {heading}"
+    yield from parts
+
+
+# -- the spec --------------------------------------------------------------------------------------
+
+
+def models() -> list[type[SpecModel]]:
+    """Returns every model of the spec, in the order in which a reader meets them."""
+    found: dict[type[SpecModel], None] = {}
+
+    def visit(model: type[SpecModel]) -> None:
+        if model in found:
+            return
+        found[model] = None
+        for field in model.model_fields.values():
+            for part in _models_in(field.annotation):
+                visit(part)
+
+    visit(Spec)
+    return list(found)
+
+
+def _models_in(annotation: Any) -> Iterator[type[SpecModel]]:
+    if isinstance(annotation, type) and issubclass(annotation, SpecModel):
+        yield annotation
+    for argument in get_args(annotation):
+        yield from _models_in(argument)
+
+
+def _spec() -> Iterator[str]:
+    for model in models():
+        yield f"### {model.__name__}"
+        yield _doc(model, model.__name__)
+        for name, field in model.model_fields.items():
+            yield _key(model, name, field)
+
+
+def _key(model: type[SpecModel], name: str, field: FieldInfo) -> str:
+    if not field.description:
+        raise UndocumentedError(f"{model.__name__}.{name}")
+    default = "required" if field.is_required() else _default(field)
+    text = "\n".join(f"  {line}".rstrip() for line in field.description.splitlines())
+    return f"- **`{field.alias or name}`**: {_type(field.annotation)}, {default}\n\n{text}"
+
+
+def _default(field: FieldInfo) -> str:
+    value = field.get_default(call_default_factory=True)
+    assert value is not PydanticUndefined
+    if not isinstance(value, SpecModel):
+        return f"default `{_yaml(value)}`"
+    changed = value.model_dump(mode="json", exclude_defaults=True)
+    return f"default `{_yaml(changed)}`" if changed else "with its own defaults"
+
+
+def _yaml(value: Any) -> str:
+    text = yaml.safe_dump(value, default_flow_style=True, width=10**6, sort_keys=False)
+    return text.removesuffix("\n").removesuffix("\n...").strip()
+
+
+def _type(annotation: Any) -> str:
+    """Returns a type as people say it who write YAML."""
+    origin, arguments = get_origin(annotation), get_args(annotation)
+    if origin is Annotated:
+        return _type(arguments[0])
+    if origin is Literal:
+        return ", ".join(f"`{value}`" for value in arguments)
+    if origin in (Union, types.UnionType):
+        return " or ".join(dict.fromkeys(_type(part) for part in arguments))
+    if origin is list:
+        return f"list of ({_type(arguments[0])})"
+    if origin is dict:
+        return f"mapping of names to ({_type(arguments[1])})"
+    if isinstance(annotation, type) and issubclass(annotation, SpecModel):
+        return f"[{annotation.__name__}](#{annotation.__name__.lower()})"
+    return _NAMES[annotation]
+
+
+_NAMES: dict[Any, str] = {
+    int: "whole number",
+    float: "number",
+    bool: "`true` or `false`",
+    str: "text",
+    type(None): "`null`",
+}
+
+
+# -- statistics, presets, commands -----------------------------------------------------------------
+
+
+def _statistics() -> Iterator[str]:
+    for name in FORMULAS:
+        yield _doc(importlib.import_module(name), name)
+
+
+def _presets() -> Iterator[str]:
+    for name, path in presets().items():
+        lines = path.read_text().splitlines()
+        comments = [line.removeprefix("#").strip() for line in lines if line.startswith("# ")]
+        said = [comment for comment in comments if not comment.startswith("@package")]
+        if not said:
+            raise UndocumentedError(f"preset {name}")
+        yield f"### `{name}`"
+        yield "\n".join(said)
+
+
+def _commands() -> Iterator[str]:
+    from typer.main import get_command
+
+    from comgra_decl.launch import rehearse, script
+    from comgra_decl.launch.cli import app
+
+    usages = {"plan": rehearse.USAGE, "run": script.USAGE}
+    for name, command in sorted(get_command(app).commands.items()):  # type: ignore[attr-defined]
+        if not command.help:
+            raise UndocumentedError(f"command {name}")
+        yield f"### `comgra-decl {name}`"
+        yield command.help
+        if name in usages:
+            yield f"```text\n{usages[name]}```"
+        else:
+            yield "\n".join(_parameter(name, parameter) for parameter in command.params)
+
+
+def _parameter(command: str, parameter: Any) -> str:
+    names = " ".join(f"`{name}`" for name in (*parameter.opts, *parameter.secondary_opts))
+    if not parameter.help:
+        raise UndocumentedError(f"command {command}, {names}")
+    shown = f"`{parameter.name.upper()}`" if parameter.param_type_name == "argument" else names
+    default = f" Default: `{parameter.default}`." if parameter.default is not None else ""
+    return f"- {shown}: {parameter.help}{default}"
+
+
+# -- functions and classes -------------------------------------------------------------------------
+
+
+def _functions() -> Iterator[str]:
+    import comgra_decl
+
+    for name in sorted(comgra_decl.__all__, key=str.lower):
+        value = getattr(comgra_decl, name)
+        yield f"### `comgra_decl.{name}`"
+        if inspect.isclass(value):
+            yield _doc(value, name)
+        else:
+            yield _function(value, name)
+
+
+def _classes() -> Iterator[str]:
+    for path in CLASSES:
+        module, _, name = path.rpartition(".")
+        cls = getattr(importlib.import_module(module), name)
+        yield f"### `{name}`"
+        yield _doc(cls, name)
+        for member, value in _members(cls):
+            yield f"#### `{name}.{member}`"
+            if isinstance(value, property):
+                yield _doc(value, f"{name}.{member}")
+            else:
+                yield _function(value, f"{name}.{member}")
+
+
+def _members(cls: type) -> Iterator[tuple[str, Any]]:
+    for name, value in vars(cls).items():
+        if not name.startswith("_") and (inspect.isfunction(value) or isinstance(value, property)):
+            yield name, value
+
+
+def _function(function: Callable[..., Any], name: str) -> str:
+    signature = str(inspect.signature(function)).replace("self, ", "").replace("(self)", "()")
+    short = name.rpartition(".")[2]
+    return f"```text\n{short}{signature.replace(chr(39), '')}\n```\n\n{_doc(function, name)}"
+
+
+def _doc(value: Any, name: str) -> str:
+    doc = inspect.getdoc(value)
+    if not doc:
+        raise UndocumentedError(name)
+    return _headed(doc)
+
+
+def _headed(doc: str) -> str:
+    """Returns a docstring of Google's form as Markdown."""
+    lines = []
+    for line in doc.splitlines():
+        if line in ("Args:", "Returns:", "Raises:", "Yields:", "Attributes:"):
+            lines += [f"**{line[:-1]}**", ""]
+        else:
+            lines.append(line)
+    return "\n".join(lines)
+
+
+if __name__ == "__main__":
+    main()
