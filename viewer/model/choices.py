@@ -82,7 +82,7 @@ def _tensor(view: RunView, at: Selection) -> tuple[Field, ...]:
 
 def _statistics(view: RunView, at: Selection) -> Field:
     options = tuple(Option(name, name) for name in view.run.statistics)
-    help_ = STATISTIC_HELP.get(at.statistic, "")
+    help_ = STATISTIC_HELP.get(at.statistic, at.statistic)
     return Field("statistic", "Statistic", at.statistic, options, f"{help_}, for each sample")
 
 

@@ -86,7 +86,8 @@ def _order(shown: Shown) -> str:
     """Says in which order the selected number was computed."""
     at = shown.at
     batched = any(s is not None and s.batch_dim is not None for s in slots_of(shown.view, at))
-    how = order_of_operations(at.statistic, at.batch) if batched else STATISTIC_HELP[at.statistic]
+    alone = STATISTIC_HELP.get(at.statistic, "as the run's spec says")
+    how = order_of_operations(at.statistic, at.batch) if batched else alone
     return f"{_e(at.statistic)}: {_e(how)}"
 
 
