@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import math
 import time
+import weakref
 from collections import deque
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any
@@ -22,6 +23,7 @@ from torch.optim.optimizer import (
     register_optimizer_step_pre_hook,
 )
 
+from comgra_decl.hooks import modes
 from comgra_decl.hooks.agenda import TRAIN, Agenda, Plan
 from comgra_decl.hooks.beside import Beside
 from comgra_decl.hooks.budget import Budget, Meter
@@ -97,6 +99,7 @@ class HookManager:
         self._budget = Budget(spec.schedule.budget, meter=self._meter, say=self._reporter.say)
         self._agenda = Agenda(spec, self._budget)
         self._watch = RootWatch(self._on_watched_call)
+        self._models: dict[int, weakref.ref[nn.Module]] = {}
         self._evaluation = EvaluationPhases(
             _new_capture(spec, followed=False), spec.schedule.eval, factor=self._budget.factor
         )
@@ -342,7 +345,7 @@ class HookManager:
             training = not self._tracer.is_evaluation(module)
             if not training:
                 self._begin_evaluation()
-            elif next(module.parameters(), None) is not None:
+            elif self._is_model(module):
                 self._decide(module, args, kwargs)
             else:
                 return False  # a transform of the data, perhaps
@@ -356,6 +359,16 @@ class HookManager:
             return True
         return training
 
+    def _is_model(self, module: nn.Module) -> bool:
+        """Whether a module has parameters; looked up once, as that is slower than all the rest."""
+        known = self._models.get(id(module))
+        if known is not None and known() is module:
+            return True
+        found = next(module.parameters(), None) is not None
+        if found:
+            self._models[id(module)] = weakref.ref(module)
+        return found
+
     def _decide(self, module: nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> None:
         """Arms in the middle of the step if its labels say so."""
         if self._labeller is not None:
@@ -368,6 +381,7 @@ class HookManager:
         if training == (not self._evaluating) or self._stopped or torch.compiler.is_compiling():
             return
         try:
+            modes.sweep()
             self._evaluating = not training and not self._is_frozen(module)
             if self._evaluating:
                 self._begin_evaluation()

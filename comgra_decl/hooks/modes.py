@@ -8,6 +8,7 @@ removed by identity.
 from __future__ import annotations
 
 from typing import Any, cast
+from weakref import WeakSet
 
 import torch
 from torch.overrides import TorchFunctionMode
@@ -15,13 +16,28 @@ from torch.overrides import TorchFunctionMode
 
 def insert_at_bottom(mode: TorchFunctionMode) -> None:
     """Makes `mode` the outermost active torch function mode."""
-    above = _pop_all()
+    _removed.discard(mode)
+    above = [other for other in _pop_all() if other is not mode]
     _push_all([mode, *above])
 
 
 def remove(mode: TorchFunctionMode) -> None:
     """Removes `mode` wherever it is on the stack; does nothing if it is not there."""
+    _removed.add(mode)
     _push_all([other for other in _pop_all() if other is not mode])
+
+
+def sweep() -> None:
+    """Removes modes that have come back.
+
+    Torch takes a mode off the stack while it handles a call, and puts it back afterwards. If it is
+    removed within that call (an optimizer that steps within `loss.backward()`), it comes back.
+    """
+    if _C._len_torch_function_stack() and _removed:
+        _push_all([mode for mode in _pop_all() if mode not in _removed])
+
+
+_removed: WeakSet[TorchFunctionMode] = WeakSet()
 
 
 def is_active(mode: TorchFunctionMode) -> bool:

@@ -50,14 +50,20 @@ class Targets(TorchFunctionMode):
         self._graph: Provenance | None = None
         self._count = 0
         self._values = False
+        self._inserted = False
+        self._fault: Exception | None = None
 
     # -- when it looks -------------------------------------------------------------------------
 
     def pause(self) -> None:
         """A model is called: what happens within is none of our business."""
-        if self._capture is not None:
+        if self._inserted:
+            self._inserted = False
             self._capture = None
             modes.remove(self)
+        fault, self._fault = self._fault, None
+        if fault is not None:
+            self._on_fault(fault)
 
     def know(self, value: Any) -> None:
         """What a model takes and returns is no target."""
@@ -70,8 +76,9 @@ class Targets(TorchFunctionMode):
     def look(self, capture: StepCapture, graph: Provenance | None, *, values: bool) -> None:
         """A model has returned: looks for targets from now on."""
         self._graph, self._values = graph, values
-        if self._capture is None:
-            self._capture = capture
+        self._capture = capture
+        if not self._inserted:
+            self._inserted = True
             modes.insert_at_bottom(self)
 
     def stop(self) -> None:
@@ -103,7 +110,8 @@ class Targets(TorchFunctionMode):
                 with torch._C.DisableTorchFunction():
                     self._see(self._capture, func, args, kwargs, result)
             except Exception as error:
-                self._on_fault(error)
+                # Told later: a mode cannot be removed for good while it handles a call.
+                self._capture, self._fault = None, error
         return result
 
     def _see(

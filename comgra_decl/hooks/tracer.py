@@ -14,6 +14,7 @@ from torch.nn.modules.module import (
     register_module_forward_pre_hook,
 )
 
+from comgra_decl.hooks import modes
 from comgra_decl.hooks.ends import Ends, input_role
 from comgra_decl.hooks.nested import first_batch_size, tensors_in
 from comgra_decl.hooks.parameters import Parameters
@@ -169,8 +170,9 @@ class ModuleTracer:
         if self._reads_inputs and -id(module) not in self._late:
             self._take_inputs(module, args, sys._getframe(1).f_locals.get("kwargs", {}))
 
-    def _before_late(self, module: nn.Module, args: tuple[Any, ...], kwargs: Any) -> None:
-        if not is_no_step():
+    def _before_late(self, module: nn.Module, args: tuple[Any, ...], kwargs: Any = None) -> None:
+        """Keyword arguments are missing if tracing was ended by another hook of this very call."""
+        if kwargs is not None and not is_no_step():
             self._take_inputs(module, args, kwargs)
 
     def enter(self, module: nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> None:
@@ -216,6 +218,7 @@ class ModuleTracer:
 
     def _enter_root(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         plan = self._adopt(module)
+        modes.sweep()
         self._in_model = any(True for _ in module.parameters())
         if self._in_model:
             self._ends.targets.pause()

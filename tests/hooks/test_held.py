@@ -211,3 +211,27 @@ def test_nothing_stays_on_the_parameters() -> None:
         assert not parameter._backward_hooks
         assert not parameter._post_accumulate_grad_hooks
     assert not any(m._forward_pre_hooks or m._forward_hooks for m in model.modules())
+
+
+def test_an_optimizer_that_steps_within_backward_is_followed() -> None:
+    model = network()
+    optimizers = {p: torch.optim.SGD([p], lr=0.1, momentum=0.9) for p in model.parameters()}
+
+    def update(parameter: torch.Tensor) -> None:
+        optimizers[parameter].step()  # type: ignore[index]
+        optimizers[parameter].zero_grad()  # type: ignore[index]
+
+    handles = [p.register_post_accumulate_grad_hook(update) for p in model.parameters()]
+    changes = []
+    with recording(spec("update"), schedule={"first": 3}) as run:
+        for _ in range(5):
+            before = weight(model).detach().clone()
+            nn.functional.mse_loss(model(torch.randn(5, 3)), torch.randn(5, 2)).backward()
+            changes.append(weight(model).detach() - before)
+        model.eval()
+        assert torch._C._len_torch_function_stack() == 0
+    assert run.faults == []
+    for step in range(3):
+        np.testing.assert_array_equal(held(run, "0.weight", step, "update"), changes[step].numpy())
+    for handle in handles:
+        handle.remove()
