@@ -288,3 +288,19 @@ def _stored(path: str) -> int:
         return len(comgra.open_run(path).steps)
     except comgra.ComgraError:
         return 0
+
+
+def test_a_statistic_that_was_opted_for_can_be_a_trigger(tmp_path: Path) -> None:
+    stats = ["mean", "singular_value"]
+    of = {"node": "2", "role": "weight", "statistic": "singular_value"}
+    full, _ = record(tmp_path, schedule=EVERY, stats=stats)
+    keep = {"ring": 0, "when": [{"quantile": 0.9, "of": of, "window": 30}]}
+    kept, _ = record(tmp_path, schedule={"steps": [0]}, keep=keep, stats=stats)
+    series = full.series("2", "singular_value", role="weight").to_numpy()
+    expected = [
+        step
+        for step in range(10, 200)
+        if series[step] > np.quantile(series[max(0, step - 30) : step], 0.9, method="inverted_cdf")
+    ]
+    assert len(expected) > 3
+    assert kept.steps.tolist() == [0, *expected]
