@@ -43,7 +43,8 @@ class MeasureSpec(SpecModel):
     """One number per step: a KPI, or a statistic of the recorded tensors."""
 
     kpi: Annotated[str, Field(min_length=1)] | None = None
-    """Name of a KPI; `loss` is what `backward()` was called on."""
+    """Name of a KPI: what `comgra.kpi` says of the step, or `loss`, what `backward()` was called on
+    (first, if several times)."""
 
     node: Glob | None = None
     """Glob over nodes; of several slots that match, the one with the largest value counts."""
@@ -185,7 +186,8 @@ class KeepSpec(SpecModel):
     Every training step is captured, which costs what recording it does except for the storing.
     After each step its numbers are looked at. When a trigger fires, the step, those just before it
     and those just after it are stored; all others are forgotten. What the schedule records is
-    stored in any case, though up to `ring` steps later than without `keep`.
+    stored in any case, though up to `ring` steps later than without `keep`. A `schedule.budget`
+    limits only what the schedule records.
     """
 
     ring: Annotated[Int, Field(ge=0, le=100_000)] = 20
