@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -10,7 +10,7 @@ import torch
 from comgra_decl.hooks.calls import Call, column, tensors_of
 from comgra_decl.hooks.lineage import NO_SOURCES, Lineage, Sources, merged
 
-Values = list[Any]
+Values = Sequence[Any]
 """The arguments of a call, positional ones first."""
 
 
@@ -43,8 +43,10 @@ class Follower:
         self, name: str, call: Call, args: tuple[Any, ...], kwargs: dict[str, Any], result: Any
     ) -> None:
         """Takes note of one finished call."""
-        if call is Call.PLAIN and not kwargs:
+        if not kwargs and call is Call.PLAIN:
             self.give(result, tensors_of(args))
+        elif not kwargs and call is Call.IN_PLACE:
+            self._write(args, overwrite=False)
         else:
             self._follow_special(name, call, args, kwargs, result)
 

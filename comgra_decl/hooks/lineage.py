@@ -10,9 +10,10 @@ from __future__ import annotations
 
 import weakref
 from collections.abc import Callable, Iterable, Iterator
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import torch
+from torch.multiprocessing.reductions import StorageWeakRef
 
 _functorch_active: Callable[[], bool] = torch._C._are_functorch_transforms_active
 
@@ -43,8 +44,9 @@ class _Written:
 
     __slots__ = ("all", "grads", "overwritten", "storage", "time", "whole")
 
-    def __init__(self, storage: Any) -> None:
-        self.storage = storage  # kept, so that its id is not given to another one
+    def __init__(self, storage: torch.UntypedStorage) -> None:
+        # A weak reference keeps the id from being given to another storage, but not the memory.
+        self.storage = StorageWeakRef(storage)
         self.time = 0
         self.overwritten = 0  # when everything in it was last replaced
         self.all: frozenset[int] = frozenset()
@@ -77,7 +79,7 @@ class Lineage:
             sources, time = known[1], known[2]
         else:
             sources, time = self._origin(tensor), 0
-        if self._written:
+        if time < self._clock:  # something was written somewhere since
             written = self._written.get(storage_id(tensor))
             if written is not None and written.time > time:
                 return _since(written, tensor, sources, time)
@@ -116,24 +118,29 @@ class Lineage:
         root = target if target._base is None else target._base
         if overwrite and root is target:
             new = inputs
+        elif root is target:
+            new = merged((self.of(root), inputs))
         else:
             old, own = self.of(root), self.of(target)
             new = Sources(old.all | own.all | inputs.all, old.grad | inputs.grad)
-        if not root.requires_grad and not recomputed:
+        if new.grad and not root.requires_grad and not recomputed:
             new = Sources(new.all, frozenset())
         self._clock += 1
-        if (key := storage_id(target)) != 0:
-            self._note(key, root, new, overwritten=overwrite and root is target)
-        for tensor in (root, target):
-            self._tensors[id(tensor)] = (weakref.ref(tensor), new, self._clock)
+        self._note(root, new, overwritten=overwrite and root is target)
+        self._tensors[id(root)] = (weakref.ref(root), new, self._clock)
+        if root is not target:
+            self._tensors[id(target)] = (weakref.ref(target), new, self._clock)
 
-    def _note(self, key: int, root: torch.Tensor, new: Sources, *, overwritten: bool) -> None:
-        storage = root.untyped_storage()
-        written = self._written.get(key)
+    def _note(self, root: torch.Tensor, new: Sources, *, overwritten: bool) -> None:
+        try:
+            storage = root.untyped_storage()
+        except (RuntimeError, NotImplementedError, ValueError):  # sparse, opaque, lazy: no sharing
+            return
+        written = self._written.get(storage._cdata)
         if written is None:
-            written = self._written[key] = _Written(storage)
+            written = self._written[storage._cdata] = _Written(storage)
         written.time = self._clock
-        written.whole = root.numel() * root.element_size() == storage.nbytes()
+        written.whole = root.nbytes == storage.nbytes()
         written.all = new.all if written.whole else written.all | new.all
         if overwritten and written.whole:
             written.overwritten = self._clock
@@ -178,5 +185,5 @@ def storage_id(tensor: torch.Tensor) -> int:
     """Returns what identifies a tensor's memory while it lives, 0 if it has none of its own."""
     try:
         return int(tensor.untyped_storage()._cdata)
-    except (RuntimeError, NotImplementedError):  # sparse, opaque: no storage to share
+    except (RuntimeError, NotImplementedError, ValueError):  # sparse, opaque, lazy: none to share
         return 0
