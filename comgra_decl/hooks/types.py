@@ -8,6 +8,7 @@ import inspect
 import sys
 from bisect import bisect_right
 from collections.abc import Callable, Iterable, Mapping
+from itertools import pairwise
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -47,9 +48,7 @@ class Labeller:
         try:
             if self._label is None:
                 self._label = _label_of(self._by)
-            with torch.no_grad(), torch._C.DisableTorchFunction():
-                found = self._label(module, args, kwargs)
-            return _texts(found)
+            return _texts(self._label(module, args, kwargs))
         except Exception as error:
             self._say_why(error)
             return []
@@ -65,8 +64,20 @@ class Labeller:
 
 def _label_of(by: ByInput | ByFunction) -> Label:
     if isinstance(by, ByFunction):
-        return functools.partial(_function(by.target), **by.arguments)
-    return functools.partial(_label_of_input, by)
+        return _unseen(functools.partial(_function(by.target), **by.arguments))
+    names = None if by.bins is None else by.names or _names_between(by.bins)
+    label = functools.partial(_label_of_input, by, names)
+    return label if by.shape is not None else _unseen(label)
+
+
+def _unseen(label: Label) -> Label:
+    """Leaves no trace of what `label` computes, neither for autograd nor in our graph."""
+
+    def unseen(module: nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
+        with torch.no_grad(), torch._C.DisableTorchFunction():
+            return label(module, args, kwargs)
+
+    return unseen
 
 
 def _function(path: str) -> Any:
@@ -82,14 +93,17 @@ def _texts(found: Any) -> list[str]:
 
 
 def _label_of_input(
-    by: ByInput, module: nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any]
+    by: ByInput,
+    names: list[str] | None,
+    module: nn.Module,
+    args: tuple[Any, ...],
+    kwargs: Mapping[str, Any],
 ) -> str:
     value = find_input(by.input, module, args, kwargs)
     number = _size(value, by.shape) if by.shape is not None else _plain(value)
-    if by.bins is None:
-        return by.names[0] if by.names else str(number)
-    position = bisect_right(by.bins, number)
-    return by.names[position] if by.names else _between(by.bins, position)
+    if by.bins is None or names is None:
+        return str(number)
+    return names[bisect_right(by.bins, number)]
 
 
 def find_input(
@@ -100,6 +114,8 @@ def find_input(
     Raises:
         LookupError: there is none.
     """
+    if isinstance(which, int) and which < len(args):
+        return args[which]
     given = dict(enumerate(args)) | dict(kwargs)
     if which in given:
         return given[which]
@@ -126,13 +142,9 @@ def _plain(value: Any) -> Any:
     return plain
 
 
-def _between(bins: list[float], position: int) -> str:
+def _names_between(bins: list[float]) -> list[str]:
     limits = [f"{limit:g}" for limit in bins]
-    if position == 0:
-        return f"<{limits[0]}"
-    return (
-        f">={limits[-1]}" if position == len(bins) else f"{limits[position - 1]}-{limits[position]}"
-    )
+    return [f"<{limits[0]}", *(f"{a}-{b}" for a, b in pairwise(limits)), f">={limits[-1]}"]
 
 
 class RootWatch:

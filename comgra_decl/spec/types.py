@@ -52,6 +52,8 @@ class ByInput(SpecModel):
                 "a label comes from one of both: the size of a dimension (shape: 1) or the value "
                 "(value: true)"
             )
+        if self.names is not None and self.bins is None:
+            raise ValueError("names are those of the labels between limits, and there are no bins")
         if self.names is not None and len(self.names) != len(self.bins or []) + 1:
             expected = len(self.bins or []) + 1
             raise ValueError(f"{len(self.names)} names for {expected} labels")
