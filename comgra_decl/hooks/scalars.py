@@ -8,6 +8,7 @@ copied there and fetched later, together with others, so nobody waits for it.
 from __future__ import annotations
 
 import math
+import threading
 import time
 import weakref
 from collections.abc import Callable, Collection
@@ -28,7 +29,8 @@ if TYPE_CHECKING:
     from comgra_decl.spec import Spec
 
 _HAND_OVER = 1.0  # seconds between two times that numbers are handed over
-_MOST = 20_000  # numbers kept until then, in a step that never ends
+_MOST = 20_000  # numbers of a step that are taken together
+_MOST_CLOSED = 5_000  # steps, or numbers said after one, that wait until then
 
 _Number = tuple[str, float | torch.Tensor]
 _Step = tuple[int, str, list[_Number]]
@@ -58,6 +60,7 @@ class Scalars:
         self._begun = False  # a backward was seen in the step in progress
         self._talks = False  # the program has said something
         self._place = StepPlace()
+        self._one_at_a_time = threading.Lock()
         self._open: list[_Number] = []  # of the step in progress
         self._closed: list[_Step] = []
         self._notes: list[tuple[float, str]] = []  # of the step in progress: when and what
@@ -97,7 +100,8 @@ class Scalars:
             self._open.append((name, number))
             if len(self._open) >= _MOST:
                 self._end(self._step, "train")
-                self._hand_over()
+        if len(self._closed) >= _MOST_CLOSED:
+            self._hand_over()
 
     def note(self, text: str) -> None:
         """Takes a text about a step."""
@@ -122,7 +126,8 @@ class Scalars:
         self._step = step + 1
         self._losses = 0
         self._begun = False
-        if time.monotonic() - self._handed_over > _HAND_OVER:
+        waiting = len(self._closed)
+        if time.monotonic() - self._handed_over > _HAND_OVER or waiting >= _MOST_CLOSED:
             self._hand_over()
 
     # -- the losses ----------------------------------------------------------------------------
@@ -183,11 +188,15 @@ class Scalars:
             self._closed_notes += [Note(step, type_, when, text) for when, text in notes]
 
     def _hand_over(self) -> None:
-        self._handed_over = time.monotonic()
-        closed, self._closed = self._closed, []
-        notes, self._closed_notes = self._closed_notes, []
-        if self._sink is not None and (notes or any(numbers for _, _, numbers in closed)):
-            self._sink(_said(closed, notes))
+        if not self._one_at_a_time.acquire(blocking=False):
+            return  # another thread is at it
+        try:
+            self._handed_over = time.monotonic()
+            closed, notes = _taken(self._closed), _taken(self._closed_notes)
+            if self._sink is not None and (notes or any(numbers for _, _, numbers in closed)):
+                self._sink(_said(closed, notes))
+        finally:
+            self._one_at_a_time.release()
 
 
 def _taken(items: list[Any]) -> list[Any]:
