@@ -133,4 +133,10 @@ OURS: tuple[Tool, ...] = (
         source="debug",
         overrides=("schedule.first=1", "schedule.every=1", "schedule.backoff=1.0"),
     ),
+    Ours(
+        "light",
+        "ours, preset light, every step",
+        source="light",
+        overrides=("schedule.first=1", "schedule.every=1", "schedule.backoff=1.0"),
+    ),
 )

@@ -1,0 +1,217 @@
+"""Writes `cost.md` and the prices in the presets from the newest measurement.
+
+python -m benchmarks && python -m docs.cost
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import sys
+from pathlib import Path
+from typing import Any
+
+from comgra_decl.launch.plan import HORIZONS, recorded_steps
+from comgra_decl.launch.plan_tables import size_text
+from comgra_decl.spec import load_spec
+from comgra_decl.spec.loading import PRESET_FOLDER, presets
+
+ROOT = Path(__file__).parents[1]
+PAGE = Path(__file__).with_name("cost.md")
+RESULTS = ROOT / "benchmarks" / "results"
+
+NETS = {
+    "transformer": "a 12-layer transformer (9.6 M parameters)",
+    "mlp": "a 7-layer MLP whose step takes 0.3 ms",
+    "tutorial": "the tutorial's recurrent net",
+}
+"""Nets of the benchmark, as the presets speak of them."""
+
+TEXT = """\
+# What tracing costs
+
+{machine}. Measured on {date} by `python -m benchmarks` ([how](../benchmarks/README.md), [all
+figures](../benchmarks/results/{date}.md)); this page is made from those figures by
+`python -m docs.cost`. Times include the store: from the first measured step until all is on disk.
+
+## A recorded step
+
+What a step costs that is recorded by a preset, compared with the same step when nothing is
+attached; and what it leaves on the disk.
+
+{steps}
+
+Between recorded steps one counter is attached. A step there costs {idle} times a plain one (two
+measurements of plain steps differ by {noise}).
+
+Besides, each run pays once: the first recorded step discovers the model ({first}), and the folder
+of a run takes {fixed} before its first record.
+
+## A training
+
+Presets record at every step at first, or now and then. Over a training, that makes:
+
+{trainings}
+
+Share: time of all records, as measured above, divided by the time of the untraced steps. A
+`schedule.budget` bounds both time and disk. Evaluations that are recorded come on top.
+
+## Before you train
+
+`comgra-decl plan train.py` measures the same on your model and your machine: seven steps, then it
+ends. See the [reference](reference.md#comgra-decl-plan).
+
+## What is not free
+
+- `values: true` keeps tensors as they are; `values.max_elements` bounds each.
+- `keep` captures every step, and pays for each what recording pays except for storing it.
+- Statistics that look at a tensor once more (quantiles, singular values, your own functions) take
+  time at each record for each tensor that they look at.
+- `graph: true` follows every operation of some recorded steps: those that run in a way that is
+  new, and each tenth.
+- Under `torch.compile` recorded steps run eagerly.
+"""
+
+
+def main() -> None:
+    """Writes the page and the presets' prices."""
+    figures = newest()
+    PAGE.write_text(page(figures))
+    for name, path in presets().items():
+        path.write_text(priced(path.read_text(), price(figures, name)))
+    sys.stdout.write(f"{PAGE} and the prices in {PRESET_FOLDER} are written\n")
+
+
+def newest() -> dict[str, Any]:
+    """Returns the newest figures of the benchmark."""
+    files = sorted(RESULTS.glob("[0-9]*-[0-9]*-[0-9]*.json"))
+    content: dict[str, Any] = json.loads(files[-1].read_text())
+    return content
+
+
+def page(figures: dict[str, Any]) -> str:
+    """Returns the page about these figures."""
+    nets = _nets(figures)
+    idle = [f"{_ratio(net, 'idle', 'step'):.2f}" for net in nets.values()]
+    noise = max(abs(_ratio(net, "again", "step") - 1) for net in nets.values())
+    first = max(net["tools"]["debug"]["seconds"]["first"] for net in nets.values())
+    fixed = max(net["tools"]["debug"]["size"]["fixed"] for net in nets.values())
+    return TEXT.format(
+        machine=_machine(figures["machine"]),
+        date=figures["date"],
+        steps=_steps(nets),
+        idle=" to ".join(sorted({min(idle), max(idle)})),
+        noise=f"{noise:.1%}",
+        first=f"{first:.1f} s at most",
+        fixed=f"{size_text(fixed)} at most",
+        trainings=_trainings(nets),
+    )
+
+
+def price(figures: dict[str, Any], preset: str) -> list[str]:
+    """Returns the comment in a preset about its price; empty if it was not measured."""
+    nets = _nets(figures)
+    measured = [
+        f"{_times(net, preset)} and {_disk(net, preset)} for {NETS[name]}"
+        for name in ("transformer", "mlp")
+        if (net := nets.get(name)) is not None and preset in net["tools"]
+    ]
+    if not measured:
+        return []
+    idle = max(_ratio(net, "idle", "step") for net in nets.values())
+    text = (
+        f"Price of a recorded step on one CPU thread: {', '.join(measured)}. "
+        f"Between recorded steps: x{idle:.2f} at most."
+    )
+    return _wrapped(text)
+
+
+def priced(content: str, comment: list[str]) -> str:
+    """Returns a preset with its price replaced; as it was, if there is none."""
+    if not comment:
+        return content
+    without = re.sub(r"# Price of a recorded step.*\n(?:# .*\n)*", "", content)
+    return without.replace("_target_:", "\n".join([*comment, "_target_:"]), 1)
+
+
+def _wrapped(text: str, width: int = 100) -> list[str]:
+    lines = ["#"]
+    for word in text.split():
+        if len(lines[-1]) + 1 + len(word) > width:
+            lines.append("#")
+        lines[-1] += f" {word}"
+    return lines
+
+
+def _nets(figures: dict[str, Any]) -> dict[str, dict[str, Any]]:
+    return {net["name"]: net for net in figures["scenarios"]}
+
+
+def _machine(machine: dict[str, Any]) -> str:
+    threads = machine["torch_threads"]
+    packages = machine["packages"]
+    return (
+        f"{machine['processor']}, {machine['cores']} cores, {threads} thread, "
+        f"Python {machine['python']}, torch {packages['torch']}"
+    )
+
+
+def _steps(nets: dict[str, dict[str, Any]]) -> str:
+    lines = [
+        "| preset | net | plain step | recorded step | times | on disk |",
+        "| --- | --- | ---: | ---: | ---: | ---: |",
+    ]
+    for preset in presets():
+        measured = [net for net in nets.values() if preset in net["tools"]]
+        for net in measured:
+            plain, recorded = _milliseconds(net, "nothing"), _milliseconds(net, preset)
+            lines.append(
+                f"| `{preset}` | {net['name']} | {plain} | {recorded} | "
+                f"{_times(net, preset).removeprefix('x')} | {_disk(net, preset)} |"
+            )
+        if not measured:
+            said = "attaches nothing" if preset == "off" else "not measured yet"
+            lines.append(f"| `{preset}` | {said} | | | | |")
+    return "\n".join(lines)
+
+
+def _trainings(nets: dict[str, dict[str, Any]]) -> str:
+    lines = [
+        "| preset | net | steps | records | disk | share of time |",
+        "| --- | --- | ---: | ---: | ---: | ---: |",
+    ]
+    for preset in presets():
+        spec = load_spec(preset)
+        for net in nets.values():
+            if preset not in net["tools"]:
+                continue
+            size = net["tools"][preset]["size"]
+            added = _ratio(net, preset, "stored") - 1
+            for steps in HORIZONS:
+                records = recorded_steps(spec, steps)
+                disk = size_text(size["fixed"] + records * size["per_step"])
+                share = f"{records * added / steps:.2%}"
+                lines.append(
+                    f"| `{preset}` | {net['name']} | {steps:,} | {records:,} | {disk} | {share} |"
+                )
+    return "\n".join(lines)
+
+
+def _ratio(net: dict[str, Any], tool: str, span: str) -> float:
+    return float(net["tools"][tool]["ratios"][span]["value"])
+
+
+def _milliseconds(net: dict[str, Any], tool: str) -> str:
+    return f"{1000 * net['tools'][tool]['seconds']['stored']:.3g} ms"
+
+
+def _times(net: dict[str, Any], tool: str) -> str:
+    return f"x{_ratio(net, tool, 'stored'):.2f}"
+
+
+def _disk(net: dict[str, Any], tool: str) -> str:
+    return size_text(net["tools"][tool]["size"]["per_step"])
+
+
+if __name__ == "__main__":
+    main()
