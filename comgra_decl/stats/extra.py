@@ -101,19 +101,23 @@ class _Settle:
 
     def __call__(self) -> None:
         pieces, self._pieces = self._pieces, []
-        for piece in pieces:
-            if piece.event is not None:
-                piece.event.synchronize()
-            values = piece.packed.numpy()
-            if piece.finish is not None:
-                try:
-                    values = piece.finish(values)
-                except np.linalg.LinAlgError:  # did not converge: there is no such number
-                    continue
-            start = self._starts[piece.tensor]
-            for i, column in enumerate(piece.columns):
-                if column >= 0:
-                    self._table[start : start + len(values), column] = values[:, i]
+        with quiet():
+            for piece in pieces:
+                self._fill(piece)
+
+    def _fill(self, piece: _Piece) -> None:
+        if piece.event is not None:
+            piece.event.synchronize()
+        values = piece.packed.numpy()
+        if piece.finish is not None:
+            try:
+                values = piece.finish(values)
+            except np.linalg.LinAlgError:  # did not converge: there is no such number
+                return
+        start = self._starts[piece.tensor]
+        for i, column in enumerate(piece.columns):
+            if column >= 0:
+                self._table[start : start + len(values), column] = values[:, i]
 
 
 def _to_host(packed: Tensor) -> tuple[Tensor, Any]:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import gc
 import random
+import weakref
 from collections.abc import Callable
 from typing import Any
 
@@ -14,6 +16,7 @@ from hypothesis import strategies as st
 from hypothesis.extra import numpy as arrays
 from numpy.typing import NDArray
 
+from comgra_decl.stats import spectral
 from comgra_decl.stats.extra import Extras
 from comgra_decl.stats.measures import (
     EffectiveRank,
@@ -29,6 +32,7 @@ from comgra_decl.stats.measures import (
 
 from .oracle import rows_of
 from .recording import ready, reducer
+from .test_neutral import SURROUNDINGS
 
 Floats = NDArray[np.float64]
 
@@ -230,3 +234,48 @@ def test_a_function_that_gives_no_statistic_is_told(message: str) -> None:
 def test_one_sample_may_be_a_plain_number() -> None:
     found = measured(torch.ones(2, 3), None, Function("f", lambda x: float(x.sum()), {}))
     np.testing.assert_array_equal(found, [[6]])
+
+
+# -- neutral, and undisturbed
+
+
+def _mean(x: torch.Tensor) -> torch.Tensor:
+    return torch.softmax(x, 1).amax(1) @ torch.ones(x.shape[2]).to(x) if x.dim() == 3 else x[:, 0]
+
+
+EVERYTHING: list[Measure] = [
+    *(NEGATIVE, KURTOSIS, QUANTILES, Top(), EffectiveRank()),
+    Function("mean", _mean, {}),
+]
+
+
+@pytest.mark.filterwarnings("ignore:Anomaly Detection has been enabled")
+@pytest.mark.parametrize("name", SURROUNDINGS)
+@pytest.mark.parametrize("shape", [(2, 3, 4), (2, 70, 80)])
+def test_surroundings_do_not_matter(name: str, shape: tuple[int, ...]) -> None:
+    x = torch.randn(shape, generator=torch.Generator().manual_seed(8))
+    spectral._start.cache_clear()
+    for measure in EVERYTHING:
+        with SURROUNDINGS[name]():
+            found = measured(x, 0, measure)
+        with torch.enable_grad():
+            again = measured(x, 0, measure)
+        np.testing.assert_array_equal(found, again)
+        assert np.isfinite(found).all()
+
+
+def test_nothing_of_the_tensor_changes_or_is_kept() -> None:
+    leaf = torch.randn(3, 70, 80, requires_grad=True)
+    x = leaf * 1
+    before, version, state = x.detach().clone(), x._version, torch.get_rng_state()
+    for measure in EVERYTHING:
+        measured(x, 0, measure)
+    assert torch.equal(x, before)
+    assert (x._version, x.requires_grad, leaf.grad) == (version, True, None)
+    assert torch.equal(torch.get_rng_state(), state)
+    x.sum().backward()
+    assert torch.equal(leaf.grad, torch.ones_like(leaf))  # type: ignore[arg-type]
+    gone = weakref.ref(x)
+    del x
+    gc.collect()
+    assert gone() is None
