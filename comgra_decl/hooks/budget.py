@@ -15,6 +15,9 @@ if TYPE_CHECKING:
 _REMEMBERED = 32
 """Steps without a record whose median duration is that of a plain step."""
 
+_ENOUGH = 5
+"""Steps without a record from which on their median is worth saying."""
+
 _SAY_AGAIN = 2.0
 """What was chosen is said again when it has changed by more than this factor."""
 
@@ -69,6 +72,7 @@ class Budget:
         self._say = say
         self._clock = clock
         self._plain: deque[float] = deque(maxlen=_REMEMBERED)
+        self._cost = 0.0  # of the last record
         self._last: float | None = None  # end of the last step
         self._paid = -math.inf  # when the debt will be paid off
         self._writer = meter.writer_seconds
@@ -91,6 +95,8 @@ class Budget:
         if cost is None:
             if took is not None:
                 self._plain.append(took)
+                if len(self._plain) == _ENOUGH:
+                    self._tell_gap(median(self._plain))
             return
         plain = median(self._plain) if self._plain else math.inf
         self._charge(now, max(cost, 0.0 if took is None else took - plain), plain)
@@ -102,18 +108,20 @@ class Budget:
     def _charge(self, now: float, cost: float, plain: float) -> None:
         written = self._meter.writer_seconds
         cost, self._writer = cost + written - self._writer, written
-        wait = cost * (1 / self._share - 1)
-        self._paid = max(self._paid, now) + wait
-        if plain < math.inf:
-            self._tell_gap(math.ceil(wait / max(plain, 1e-9)), cost, plain)
+        self._paid = max(self._paid, now) + cost * (1 / self._share - 1)
+        self._cost = cost
+        if len(self._plain) >= _ENOUGH:
+            self._tell_gap(plain)
 
-    def _tell_gap(self, gap: int, cost: float, plain: float) -> None:
-        if self._news("time", max(1.0, gap)):
+    def _tell_gap(self, plain: float) -> None:
+        """Says how far apart records are from now on."""
+        gap = max(1, math.ceil(self._cost * (1 / self._share - 1) / max(plain, 1e-9)))
+        if self._cost and self._news("time", gap):
             self._say(
                 "time",
-                f"a record costs about {_seconds(cost)} and a step without one takes "
+                f"a record costs about {_seconds(self._cost)} and a step without one takes "
                 f"{_seconds(plain)}: to stay below {self._spec.time} of the time, records are at "
-                f"least {max(1, gap)} steps apart",
+                f"least {gap} steps apart",
             )
 
     # -- disk ----------------------------------------------------------------------------------

@@ -96,7 +96,7 @@ class HookManager:
         self._reporter = Reporter(spec)
         self._meter = meter or Meter()
         self._incoming: deque[tuple[Spec | None, str]] = deque()
-        self._budget = Budget(spec.schedule.budget, meter=self._meter, say=self._reporter.say)
+        self._budget = Budget(spec.schedule.budget, meter=self._meter, say=self._say)
         self._agenda = Agenda(spec, self._budget)
         self._watch = RootWatch(self._on_watched_call)
         self._models: dict[int, weakref.ref[nn.Module]] = {}
@@ -116,6 +116,11 @@ class HookManager:
         self._scalars = Scalars(spec, scalars, on_fault=self._fault)
         self._handles: list[RemovableHandle] = []
         self._before_step: RemovableHandle | None = None  # only while a step is recorded
+
+    def _say(self, what: str, sentence: str) -> None:
+        """A choice was made that the person behind the program should know of."""
+        self._reporter.say(what, sentence)
+        self._scalars.note(f"schedule.budget: {sentence}")
 
     def _new_end(self, spec: Spec) -> StepEnd:
         return StepEnd(
@@ -206,7 +211,7 @@ class HookManager:
     def _follow_anew(self, spec: Spec) -> None:
         prefixed, structures, before = self._tracer.prefixed, self._structures, self._spec
         self._table.renew()
-        self._budget = Budget(spec.schedule.budget, meter=self._meter, say=self._reporter.say)
+        self._budget = Budget(spec.schedule.budget, meter=self._meter, say=self._say)
         self._agenda = Agenda(spec, self._budget, before=self._agenda)
         self._evaluation.follow(spec.schedule.eval, factor=self._budget.factor)
         self._reporter.follow(spec)

@@ -90,7 +90,7 @@ def test_windows_are_recorded_whatever_they_cost() -> None:
 def test_the_cadence_chosen_is_said_once_and_again_when_it_changes_much() -> None:
     training = Training({"first": 1, "every": 1, "budget": {"time": "10%"}}).run(3000)
     assert [what for what, _ in training.said] == ["time"]
-    assert "at least 45 steps apart" in training.said[0][1]
+    assert "to stay below 10% of the time" in training.said[0][1]
     training.cost *= 5
     training.run(10000)
     assert 1 < len(training.said) <= 3
