@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 import numpy as np
 import pytest
 import torch
+import yaml
 from torch import nn
 
 import comgra_decl as comgra
+from comgra_decl.spec.nodes import CaptureName
 
 STEPS = 4
 
@@ -153,6 +156,44 @@ def test_every_pattern_matched_and_fired(traced: tuple[Any, dict[str, list[Any]]
         "mixing": 2,
         "norms": 1,
     }
+
+
+def test_losses_and_passes_are_read_by_their_names(tmp_path: Path) -> None:
+    torch.manual_seed(0)
+    generator, critic = nn.Linear(3, 2), nn.Linear(2, 1)
+    optimizers = [torch.optim.Adam(m.parameters(), lr=0.01) for m in (critic, generator)]
+    compare = nn.functional.binary_cross_entropy_with_logits
+    spec = {"nodes": {"all": {"select": "**"}}, "schedule": {"first": 100}}
+    losses: dict[str, list[float]] = {"loss": [], "loss:loss_g": []}
+    with comgra.trace(spec, root=tmp_path) as session:
+        for _ in range(3):
+            fake = generator(torch.randn(4, 3))
+            loss_d = compare(critic(torch.randn(4, 2)), torch.ones(4, 1))
+            loss_d = loss_d + compare(critic(fake.detach()), torch.zeros(4, 1))
+            loss_d.backward()
+            optimizers[0].step()
+            optimizers[0].zero_grad()
+            loss_g = compare(critic(fake), torch.ones(4, 1))
+            loss_g.backward()
+            optimizers[1].step()
+            optimizers[1].zero_grad()
+            losses["loss"].append(loss_d.item())
+            losses["loss:loss_g"].append(loss_g.item())
+    assert session.path is not None
+    run = comgra.open_run(session.path)
+    for node, expected in losses.items():
+        np.testing.assert_array_equal(run.series(node).to_numpy(np.float32), np.float32(expected))
+    assert run.series("Linear", "l2", pass_="grad:loss_g").notna().all()  # the generator
+    assert {("target", "loss"), ("target", "loss:loss_g")} <= set(run.edges())
+
+
+def test_the_page_about_capturing_is_complete_and_valid() -> None:
+    page = (Path(__file__).parents[1] / "docs" / "capturing.md").read_text()
+    (example,) = re.findall(r"```yaml\n(.*?)```", page, re.DOTALL)
+    assert set(comgra.load_spec(yaml.safe_load(example)).nodes) == set(
+        re.findall(r"^  (\w+):", example, re.MULTILINE)
+    )
+    assert {f"`{name}`" for name in get_args(CaptureName)} <= set(re.findall("`[a-z_]+`", page))
 
 
 def test_capturing_everything_changes_nothing(tmp_path: Path) -> None:
