@@ -1,8 +1,8 @@
 """Calls that no torch function mode sees, connected while a graph is followed.
 
 Functions with a backward of their own may compute in numpy; scripted code runs in C++; the
-transforms of `torch.func` wrap and unwrap tensors in C++. Each is wrapped where all its users,
-also those who kept a reference to it (`op = MyFunction.apply`), come by.
+transforms of `torch.func` and tensor subclasses wrap tensors in C++. Each is wrapped where all
+its users, also those who kept a reference to it (`op = MyFunction.apply`), come by.
 """
 
 from __future__ import annotations
@@ -76,8 +76,9 @@ class OpaqueCalls:
                 for kind in (torch._C.ScriptFunction, torch._C.ScriptMethod)
             ),
             *(
-                _Attribute(module, name, self._wrap_wrapping)
-                for module, name in (
+                _Attribute(owner, name, self._wrap_alias)
+                for owner, name in (
+                    (torch.Tensor, "as_subclass"),
                     (_vmap, "_add_batch_dim"),
                     (_vmap, "_remove_batch_dim"),
                     (_transforms, "_wrap_for_grad"),
@@ -150,11 +151,13 @@ class OpaqueCalls:
         for tensor in tensors_of((result,)):
             self._lineage.set(tensor, sources)
 
-    # -- transforms ----------------------------------------------------------------------------
+    # -- the same values in another wrapping ---------------------------------------------------
 
-    def _wrap_wrapping(self, before: Any) -> Any:
+    def _wrap_alias(self, before: Any) -> Any:
+        original = torch._C.TensorBase.as_subclass if before is _ABSENT else before
+
         def wrap(tensor: Any, *args: Any) -> Any:
-            result = before(tensor, *args)
+            result = original(tensor, *args)
             self._quietly(lambda: self._lineage.set(result, self._lineage.of(tensor)))
             return result
 

@@ -154,6 +154,15 @@ class Counter(Positions):
         return hidden + self.table
 
 
+class Reparametrised(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.a = nn.utils.parametrizations.weight_norm(nn.Linear(3, 3, bias=False))
+
+    def forward(self, x: torch.Tensor) -> Any:
+        return self.a(x)
+
+
 class Structured(nn.Module):
     """Tensors in dictionaries, tuples and lists."""
 
@@ -267,6 +276,14 @@ CASES: dict[str, tuple[nn.Module, dict[str, Any], str]] = {
         Counter(),
         BUFFERS,
         "input -> a => Counter => loss, Counter.table -> Counter",
+    ),
+    "a weight made of others": (
+        Reparametrised(),
+        PARAMETERS,
+        """input -> a => Reparametrised => loss
+        a.parametrizations.weight.original0 => a.parametrizations.weight.0
+        a.parametrizations.weight.original1 => a.parametrizations.weight.0
+        a.parametrizations.weight.0 => a.parametrizations.weight => a""",
     ),
     "structured outputs": (
         Structured(),

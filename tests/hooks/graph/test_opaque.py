@@ -123,6 +123,33 @@ def other_weights(m: Net, x: torch.Tensor) -> torch.Tensor:
     return m.c(torch.func.functional_call(m.b, fast, (x,)))
 
 
+def ensemble_of_layers(m: Net, x: torch.Tensor) -> torch.Tensor:
+    stacked = {name: torch.stack([p, p]) for name, p in m.b.named_parameters()}
+    both = torch.vmap(lambda p, h: torch.func.functional_call(m.b, p, (h,)), in_dims=(0, None))
+    return m.c(both(stacked, m.a(x)).mean(0))
+
+
+def per_sample_gradients(m: Net, x: torch.Tensor) -> torch.Tensor:
+    def loss(bias: torch.Tensor, row: torch.Tensor) -> torch.Tensor:
+        return ((row + bias) ** 2).sum()
+
+    slopes = torch.vmap(torch.func.grad(loss), in_dims=(None, 0))(m.a(x)[0], m.b(x))
+    return m.c(slopes)
+
+
+def mixed_precision(m: Net, x: torch.Tensor) -> torch.Tensor:
+    with torch.autocast("cpu", torch.bfloat16):
+        return m.c(m.a(x)).float()
+
+
+class Tagged(torch.Tensor):
+    """A tensor that says what it is."""
+
+
+def subclass(m: Net, x: torch.Tensor) -> torch.Tensor:
+    return m.c((m.a(x).as_subclass(Tagged) * 2).as_subclass(torch.Tensor))
+
+
 SCENARIOS: dict[str, tuple[Forward, str]] = {
     "own backward": (lambda m, x: m.c(fresh(Double, m.a(x))), "input -> a => c"),
     "own backward, kept apply": (lambda m, x: m.c(double(m.a(x))), "input -> a => c"),
@@ -157,6 +184,10 @@ SCENARIOS: dict[str, tuple[Forward, str]] = {
     "functional gradient": (gradient_as_value, "input -> a => c, input -> b => c"),
     "gradient within the forward pass": (inner_gradient, "input -> a => c"),
     "forward mode": (jvp, "input -> a => c, input -> b => c"),
+    "vmap over a layer's weights": (ensemble_of_layers, "input -> a => c"),
+    "gradients of single samples": (per_sample_gradients, "input -> a => c, input -> b => c"),
+    "mixed precision": (mixed_precision, "input -> a => c"),
+    "a tensor subclass": (subclass, "input -> a => c"),
     "functional call": (other_weights, "input -> a => b => c, input -> b"),
 }
 
