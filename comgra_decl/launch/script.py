@@ -23,7 +23,7 @@ usage: python -m comgra_decl [--spec NAME|FILE] [KEY=VALUE ...] SCRIPT [ARGS ...
 
 Runs a training script unchanged and records what happens inside its networks.
 
-  --spec NAME|FILE  what to record: a preset (debug, light, off) or a YAML file; default: debug
+  --spec NAME|FILE  a preset (attention, debug, light, off) or a YAML file; default: debug
   KEY=VALUE         a change to it, such as schedule.every=10 or run.root=/data/runs
   -m MODULE         run a module instead of a file, as python -m does
   --version, --help

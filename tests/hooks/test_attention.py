@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 from torch import nn
 from torch.nn import functional as F
 
+import comgra_decl as comgra
 from comgra_decl.hooks.attention import ROLE, FusedCall, recomputed_weights
 from tests.support.recording import recording
 from tests.support.traced import roles, traced, train
@@ -183,3 +184,16 @@ def test_recomputing_changes_nothing_of_the_training() -> None:
 
     pairs = zip(run_once(follow=False), run_once(follow=True), strict=True)
     assert all(torch.equal(plain, followed) for plain, followed in pairs)
+
+
+def test_the_preset_finds_attention_of_any_making(tmp_path: Path) -> None:
+    model, x = Model(), torch.randn(5, 6, 8)
+    with comgra.trace("attention", root=tmp_path) as session:
+        train(model, x, steps=2)
+    assert session.path is not None
+    run = comgra.open_run(session.path)
+    for node in ("mha", "own"):
+        name = f"{node}.scaled_dot_product_attention"
+        assert run.value(name, 1, role=ROLE).shape == (2, 2, 6, 6)
+    (sentence,) = run.report["unmatched"]
+    assert sentence.startswith("comgra.nodes.softmax.select: 'torch.softmax' was not called")

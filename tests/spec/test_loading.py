@@ -25,12 +25,14 @@ def problems(source: Any, *overrides: str) -> list[str]:
 
 
 def test_the_presets_are_those_of_the_hydra_group() -> None:
-    assert list(presets()) == ["debug", "light", "off"]
+    assert list(presets()) == ["attention", "debug", "light", "off"]
     for path in presets().values():
         text = path.read_text()
         assert text.startswith("# @package hydra.callbacks.comgra\n")
         content = OmegaConf.to_container(OmegaConf.load(path))
         assert isinstance(content, dict)
+        if "defaults" in content:  # another preset says it
+            continue
         assert content["_target_"] == "comgra_decl.launch.hydra.TraceCallback"
         assert content["_recursive_"] is False
         assert content["_convert_"] == "all"
@@ -95,7 +97,7 @@ def test_a_file_that_is_no_spec_is_explained(tmp_path: Path, text: str, complain
 def test_an_unknown_preset_names_the_known_ones() -> None:
     assert problems("debgu") == [
         (
-            "comgra: 'debgu' is neither a preset (debug, light, off) nor a YAML file; "
+            "comgra: 'debgu' is neither a preset (attention, debug, light, off) nor a YAML file; "
             "did you mean 'debug'?"
         )
     ]
