@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
 from comgra_decl.records import Raw
-from comgra_decl.stats import Reducer, sums
+from comgra_decl.stats import CannotReduceError, Reducer, sums
 from comgra_decl.stats import reducer as module
 from comgra_decl.stats.reducer import ARENA_ELEMENTS
 from comgra_decl.stats.sums import BLOCK, LargeSums, exact, exact_large
@@ -91,6 +91,51 @@ def test_complex_tensors_give_the_statistics_of_their_magnitude(
 def test_float8(name: str, shape: tuple[int, ...]) -> None:
     x = normal(*shape).to(getattr(torch, name))
     check([(x, 0), (x, None)])
+
+
+EVERY_DTYPE = sorted({v for v in vars(torch).values() if isinstance(v, torch.dtype)}, key=str)
+PACKED = ("bits", "int1", "int2", "int3", "int4", "int5", "int6", "int7", "float4", "q")
+
+
+@pytest.mark.filterwarnings("ignore")  # some dtypes announce themselves
+@pytest.mark.parametrize("shape", [SMALL, LARGE])
+@pytest.mark.parametrize("dtype", EVERY_DTYPE, ids=str)
+def test_every_dtype_of_torch_is_reduced_or_refused_by_name(
+    dtype: torch.dtype, shape: tuple[int, ...]
+) -> None:
+    name = str(dtype).removeprefix("torch.")
+    whole = name.removeprefix("u") in ("int16", "int32", "int64")
+    if name.removeprefix("u").startswith(PACKED) and not whole:
+        if name.startswith("q"):
+            x = torch.quantize_per_tensor(torch.ones(shape), 0.1, 0, torch.qint8)
+        else:
+            x = torch.empty(shape, dtype=dtype)
+        with pytest.raises(CannotReduceError, match=f"dtype {x.dtype}".replace("torch.", "")):
+            reducer().add(x, batch_dim=0)
+    else:
+        x = normal(*shape).abs().add(0.5).to(dtype)
+        check([(x, 0), (x, None)])
+
+
+@pytest.mark.parametrize("shape", [SMALL, LARGE])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16])
+def test_numbers_below_the_normal_ones_are_not_zeros(
+    dtype: torch.dtype, shape: tuple[int, ...]
+) -> None:
+    x = (normal(*shape).double() * 1e-39).to(dtype)
+    assert (x[x != 0].abs() < torch.finfo(torch.float32).tiny).all()
+    check([(x, 0), (x, None)], tolerance=Tolerance(relative=1e-5, std=1e-4))
+
+
+@pytest.mark.parametrize("shape", [SMALL, LARGE])
+def test_doubles_beyond_float32_are_stored_as_infinite_and_counted_as_finite(
+    shape: tuple[int, ...],
+) -> None:
+    x = normal(*shape).double().abs() * 1e100 + 1e100
+    check([(x, 0), (-x, None)])
+    batch = batch_of(reduce([(x, 0)]))
+    assert np.isposinf(batch.aggregates[0, 0, 0, 0])
+    assert (batch.aggregates[0, 0, -1] == 0).all()
 
 
 def test_scalars_rows_of_one_element_and_empty_tensors() -> None:
