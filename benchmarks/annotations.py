@@ -65,7 +65,12 @@ class Marked(nn.Module):
         return x
 
 
+def empty(x: Any, _name: str) -> Any:
+    return x
+
+
 CASES = (
+    Case("an empty function, to compare", "y = x", "y = empty(x, 'name')", 20_000),
     Case("node(x, 'name')", "y = x", "y = comgra.node(x, 'name')", 20_000),
     Case("node(x, 'name', kind='input')", "y = x", "y = comgra.node(x, 'n', kind='input')", 20_000),
     Case("@node on a method", "words.plain(x)", "words.said(x)", 20_000),
@@ -83,7 +88,7 @@ def compared(cases: Iterable[Case], rounds: int) -> list[tuple[str, float, float
     """Returns (name, price, noise) of each case in nanoseconds per call."""
     words = Words()
     space = {"comgra": comgra, "words": words, "x": words.x, "loss": words.loss}
-    space |= {"plain": Plain(), "marked": Marked()}
+    space |= {"empty": empty, "plain": Plain(), "marked": Marked()}
     return [_compared(case, space, rounds) for case in cases]
 
 
@@ -139,7 +144,7 @@ def report(rounds: int) -> str:
         training = build_mlp()
         training.step()
         training.step()
-        inside = compared(CASES[:4], rounds) + compared(IN_SESSION, max(3, rounds // 4))
+        inside = compared(CASES[:5], rounds) + compared(IN_SESSION, max(3, rounds // 4))
     facts = machine_facts()
     lines = [f"{facts['processor']}, load {facts['load_before']}, Python {facts['python']}", ""]
     lines += ["| no session | ns | noise |", "| --- | ---: | ---: |"]
