@@ -182,7 +182,8 @@ def test_losses_and_passes_are_read_by_their_names(tmp_path: Path) -> None:
     assert session.path is not None
     run = comgra.open_run(session.path)
     for node, expected in losses.items():
-        np.testing.assert_array_equal(run.series(node).to_numpy(np.float32), np.float32(expected))
+        recorded = run.series(node).to_numpy(np.float32)
+        np.testing.assert_array_equal(recorded, np.asarray(expected, np.float32))
     assert run.series("Linear", "l2", pass_="grad:loss_g").notna().all()  # the generator
     assert {("target", "loss"), ("target", "loss:loss_g")} <= set(run.edges())
 
