@@ -1,0 +1,48 @@
+"""The tour runs as it stands: its Python in one namespace, its commands beside it."""
+
+from __future__ import annotations
+
+import re
+import shlex
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+PAGE = Path(__file__).parents[2] / "docs" / "ten-minutes.md"
+BLOCKS = re.findall(r"```(python|bash)\n(.*?)```", PAGE.read_text(), re.DOTALL)
+PROGRAM = "import sys; from comgra_decl.launch.cli import main; main(sys.argv[1:])"
+
+
+def command(line: str) -> list[str] | None:
+    """Returns how to run a line of a shell; None for what serves until it is stopped."""
+    words = shlex.split(line)
+    if words[:2] == ["comgra-decl", "view"]:
+        return None
+    if words[0] == "comgra-decl":
+        return [sys.executable, "-c", PROGRAM, *words[1:]]
+    assert words[0] == "python"
+    return [sys.executable, *words[1:]]
+
+
+def test_every_block_of_the_tour_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.syspath_prepend(tmp_path)
+    namespace: dict[str, Any] = {}
+    for language, code in BLOCKS:
+        file = re.match(r"# (\w+\.py)\n", code)
+        if file is not None:
+            Path(file[1]).write_text(code)
+        elif language == "python":
+            exec(compile(code, str(PAGE), "exec"), namespace)
+        else:
+            for line in filter(None, map(command, code.splitlines())):
+                done = subprocess.run(
+                    line, capture_output=True, text=True, check=False, timeout=120
+                )
+                assert done.returncode == 0, done.stderr
+    for name in ("train", "mine"):
+        sys.modules.pop(name, None)
+    assert len(BLOCKS) > 10
