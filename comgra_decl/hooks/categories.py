@@ -93,7 +93,10 @@ class Categories:
     def loss(self, loss: torch.Tensor) -> None:
         """`backward()` is called on `loss`: autograd knows what it was compared with."""
         if self._by == "target" and self._labels is None and loss.grad_fn is not None:
-            self._look_for_target(islice(_saved_targets(loss.grad_fn), _MOST_NODES))
+            try:
+                self._look_for_target(_saved_targets(loss.grad_fn))
+            except Exception as error:
+                self._fail(error)
 
     def _look_for_target(self, tensors: Any) -> None:
         if self._by == "target":

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import numpy as np
+
 from comgra_decl.records import Note, RawStep, Said, StepBatch, Structure
 from comgra_decl.store import Reader, RunWriter
 from tests.store.test_thread import FakeWriter, raw, thread_of, transform, until
@@ -75,11 +77,11 @@ def test_what_the_transform_says_is_committed_with_its_steps() -> None:
     writer = FakeWriter()
 
     def speak(steps: list[RawStep]) -> list[StepBatch]:
-        thread.say(Said(*transformed, [Note(0, "train", 0.0, "kept")]))
+        nothing = np.empty(0)
+        note = Note(0, "train", 0.0, "kept")
+        thread.say(Said(nothing.astype(np.int64), nothing, [], [], [note]))
         return transform(steps)
 
-    nothing = raw(0).raw[:0, 0]
-    transformed = (nothing.astype("int64"), nothing, [], [])
     thread, errors = thread_of(writer, transform=speak, flush=list)
     thread.put(raw(0))
     until(lambda: writer.commits == [[0]])
