@@ -10,6 +10,7 @@ import torch
 from torch import nn
 
 import comgra_decl as comgra
+from comgra_decl.query import Run
 
 NODES = {"all": {"select": "**", "capture": ["output", "output_grad"]}}
 
@@ -21,7 +22,7 @@ def trained(
     tags: dict[int, str] | None = None,
     evaluate: int = 0,
     **spec: Any,
-) -> comgra.Run:
+) -> Run:
     model = nn.Linear(3, 2)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     with comgra.trace({"nodes": NODES, **spec}, root=root) as session:
@@ -85,6 +86,7 @@ def test_a_disk_budget_ends_recording_before_it_is_exceeded(tmp_path: Path) -> N
         for number in range(60):
             if number == 20:  # something else fills the folder meanwhile
                 (session.path / "notes.txt").write_bytes(bytes(60_000))
+            assert session._attendant is not None
             session._attendant.look()
             model(torch.randn(4, 3)).sum().backward()
             optimizer.step()

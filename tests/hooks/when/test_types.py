@@ -241,6 +241,20 @@ def test_an_evaluation_has_its_own_tags() -> None:
     ]
 
 
+def test_with_keep_every_step_is_captured_and_says_whether_it_was_scheduled() -> None:
+    model = Sequential()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    schedule = {"types": {"long": {"every": 2}, "short": None}}
+    spec = {**EVERYTHING, "schedule": schedule, "types": {"by": LENGTHS}}
+    with recording(spec, keep={"ring": 2}) as run:
+        for length in (2, 9, 9, 2, 9):
+            model(torch.randn(2, length, 3)).sum().backward()
+            optimizer.step()
+    assert [s.info.step for s in run.steps] == [0, 1, 2, 3, 4]
+    assert [s.info.type for s in run.steps] == ["short", "long", "long", "short", "long"]
+    assert [s.scheduled for s in run.steps] == [False, True, False, False, True]
+
+
 # -- what a step costs that turns out not to be due ------------------------------------------------
 
 
