@@ -196,4 +196,5 @@ def _imported(statistic: FunctionStatistic, refuse: Refuse) -> Measure | None:
             f"{statistic.target} cannot be imported: {type(error).__name__}: {error}",
         )
         return None
-    return Function(statistic.name, function, dict(statistic.model_extra or {}))
+    arguments = dict(statistic.model_extra or {})
+    return Function(statistic.name, function, arguments, whole=statistic.per == "batch")

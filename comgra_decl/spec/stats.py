@@ -84,7 +84,8 @@ Scope = Annotated[list[CaptureName], BeforeValidator(_listed)]
 class OptionalStatistic(SpecModel):
     """An opt-in statistic, and where it is computed.
 
-    Where it is not computed, or means nothing, it is missing (NaN), never 0.
+    Where it is not computed, or means nothing, it is missing (NaN), never 0. A tensor that is
+    recorded under two names (what a block and its last layer return) has it under both.
     """
 
     name: OptionalName
@@ -148,10 +149,10 @@ class FunctionStatistic(SpecModel):
     It is called with a copy of the tensor, without gradient, batch dimension first: shape
     [samples, ...], on the tensor's device and in its dtype. A tensor without batch dimension is one
     sample, and samples that are single numbers make [samples, 1]. It returns one number per sample:
-    a tensor of shape [samples], or a plain number where there is one sample. The training never
-    notices it: what it does to its argument and to the random number generators stays without
-    consequence. When it raises, that is reported once, and the statistic is missing (NaN) where it
-    did. It must not use autograd or `torch.func`.
+    a tensor of shape [samples], or a plain number where there is one sample (see also `per`). The
+    training never notices it: what it does to its argument and to the random number generators
+    stays without consequence. When it raises, that is reported once, and the statistic is missing
+    (NaN) where it did. It must not use autograd or `torch.func`.
     """
 
     model_config = ConfigDict(extra="allow")
@@ -161,6 +162,11 @@ class FunctionStatistic(SpecModel):
 
     target: Annotated[str, AfterValidator(checked_target)] = Field(alias="_target_")
     """The function: `package.module.function`."""
+
+    per: Literal["sample", "batch"] = "sample"
+    """`batch`: it reduces the whole batch and returns a single number, such as the share of units
+    that are 0 for all samples. That number stands for every sample: it is the mean over the batch,
+    from which none deviates."""
 
     on: Scope | None = None
     """What it is computed of, as in `capture`; null means everything that is recorded."""

@@ -148,11 +148,26 @@ class FunctionError(Exception):
 
 
 class Function:
-    """A function of the user's, which gets a copy and whose random numbers are taken back."""
+    """A function of the user's, which gets a copy and whose random numbers are taken back.
 
-    def __init__(self, name: str, function: Callable[..., Any], arguments: dict[str, Any]) -> None:
+    Args:
+        name: what the statistic is called.
+        function: takes [samples, ...], returns [samples].
+        arguments: passed to it by name.
+        whole: it returns one number for all samples instead.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        function: Callable[..., Any],
+        arguments: dict[str, Any],
+        *,
+        whole: bool = False,
+    ) -> None:
         self.names = (name,)
         self._function, self._arguments = function, arguments
+        self._whole = whole
 
     def __call__(self, x: Tensor) -> tuple[Tensor, Finish | None] | None:
         """See `Measure`; FunctionError says what is wrong with the function."""
@@ -164,18 +179,23 @@ class Function:
                 answer = self._function(copy, **self._arguments)
             except Exception as error:
                 raise FunctionError(f"it raised {type(error).__name__}: {error}") from error
-        return _checked(answer, x), None
+        column = _checked(answer, x, 1 if self._whole else len(x))
+        return (column.expand(len(x), 1) if self._whole else column), None
 
 
-def _checked(answer: Any, x: Tensor) -> Tensor:
-    if isinstance(answer, bool | int | float) and len(x) == 1:
+def _checked(answer: Any, x: Tensor, number: int) -> Tensor:
+    """Returns what a function returned as a new column float64 [number, 1]."""
+    if isinstance(answer, bool | int | float) and number == 1:
         answer = torch.tensor([answer], dtype=torch.float64)
     if not isinstance(answer, Tensor):
-        raise FunctionError(f"it returned {type(answer).__name__} instead of a tensor [samples]")
-    if answer.is_complex() or answer.numel() != len(x) or answer.dim() > 1:
+        raise FunctionError(
+            f"it returned {type(answer).__name__} instead of a tensor of {number} numbers"
+        )
+    if answer.is_complex() or answer.numel() != number or answer.dim() > 1:
         raise FunctionError(
             f"it returned a tensor of shape {tuple(answer.shape)} and dtype "
-            f"{str(answer.dtype).removeprefix('torch.')} for {len(x)} samples"
+            f"{str(answer.dtype).removeprefix('torch.')} instead of {number} numbers, "
+            f"for {len(x)} samples"
         )
     return answer.detach().reshape(-1, 1).to(device=x.device, dtype=torch.float64, copy=True)
 

@@ -81,8 +81,8 @@ class Lanczos:
         start = _start(a.shape[1], a.dtype, a.device)
         self._basis = a.new_empty((len(a), min(MOST_STEPS, a.shape[1]), a.shape[1]))
         self._basis[:, 0] = start
-        self._tridiagonal = torch.zeros((len(a), 2, self._basis.shape[1]), dtype=torch.float64)
-        self._tridiagonal = self._tridiagonal.to(a.device)
+        shape = len(a), 2, self._basis.shape[1]
+        self._tridiagonal = torch.zeros(shape, dtype=torch.float64, device=a.device)
         self._vector = start.expand(len(a), -1).unsqueeze(2)
         self._steps = 0
         self._rounding = 30 * torch.finfo(a.dtype).eps

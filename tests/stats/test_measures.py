@@ -219,8 +219,8 @@ WRONG: dict[str, Callable[[torch.Tensor], Any]] = {
     "it raised KeyError: 'what'": _raises,
     "it returned str instead of": lambda _: "text",
     "it returned float instead of": lambda _: 1.0,
-    r"shape \(2, 3\) and dtype float32 for 2 samples": lambda x: x,
-    r"shape \(\) and dtype float32 for 2 samples": lambda x: x.sum(),
+    r"shape \(2, 3\) and dtype float32 instead of 2 numbers": lambda x: x,
+    r"shape \(\) and dtype float32 instead of 2 numbers": lambda x: x.sum(),
     "dtype complex64": lambda x: x[:, 0].to(torch.complex64),
 }
 
@@ -229,6 +229,15 @@ WRONG: dict[str, Callable[[torch.Tensor], Any]] = {
 def test_a_function_that_gives_no_statistic_is_told(message: str) -> None:
     with pytest.raises(FunctionError, match=message):
         measured(torch.ones(2, 3), 0, Function("f", WRONG[message], {}))
+
+
+def test_one_number_for_the_whole_batch_stands_for_every_sample() -> None:
+    x = torch.tensor([[0.0, 1, 0], [0, 0, 2]])
+    for answer in (lambda x: (x == 0).all(0).double().mean(), lambda x: float((x == 0).all(0)[0])):
+        found = measured(x, 0, Function("dead", answer, {}, whole=True))
+        np.testing.assert_allclose(found, [[answer(x)]] * 2)
+    with pytest.raises(FunctionError, match=r"shape \(2,\) .* instead of 1 numbers"):
+        measured(x, 0, Function("dead", lambda x: x.sum(1), {}, whole=True))
 
 
 def test_one_sample_may_be_a_plain_number() -> None:

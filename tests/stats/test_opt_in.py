@@ -26,6 +26,11 @@ def spread(x: torch.Tensor, times: float = 1.0) -> torch.Tensor:
     return answer
 
 
+def least_unit(x: torch.Tensor) -> torch.Tensor:
+    """Returns the smallest of the means that units have over the batch."""
+    return x.mean(0).amin()
+
+
 def picky(x: torch.Tensor) -> torch.Tensor:
     """Fails for whatever is not a matrix."""
     if x.dim() != 3:
@@ -100,6 +105,7 @@ def recorded(tmp_path_factory: pytest.TempPathFactory) -> tuple[Run, Kept]:
         *("mean", "l2", "rms", "snr", "negative_fraction", "kurtosis", "q05", "q50"),
         *({"name": n, "on": ["parameter", "output"]} for n in ("singular_value", "stable_rank")),
         "effective_rank",
+        {"name": "low", "_target_": f"{OWN}.least_unit", "per": "batch", "on": "output"},
         {"name": "q999", "quantile": 0.999, "on": "output", "nodes": ["first"]},
         {
             "name": "wide",
@@ -210,6 +216,14 @@ def test_a_function_of_one_s_own(recorded: tuple[Run, Kept]) -> None:
     np.testing.assert_allclose(run.series("first", "wide"), wide, rtol=1e-5)
     assert run.series("first", "wide", pass_="grad").gt(0).all()
     assert run.series("first", "wide", role="weight").isna().all()
+
+
+def test_a_function_of_the_whole_batch(recorded: tuple[Run, Kept]) -> None:
+    run, seen = recorded
+    low = [step["output"].mean(0).min() for step in seen]
+    np.testing.assert_allclose(run.series("first", "low"), low, rtol=1e-5)
+    np.testing.assert_allclose(run.series("first", "low", over_batch="std"), [0.0] * 4, atol=1e-9)
+    np.testing.assert_allclose(run.sample_series("first", "low", 1), low, rtol=1e-5)
 
 
 def test_all_are_listed_and_in_the_tables(recorded: tuple[Run, Kept]) -> None:
