@@ -31,6 +31,10 @@ class Raw(IntEnum):
     NONFINITE = 7  # count of NaN and infinities
 
 
+EARLIER_STEP = " (earlier step)"
+"""Ends the role of a graph's node that stands for a tensor made in an earlier step."""
+
+
 class SlotKey(NamedTuple):
     """Names one series of records."""
 

@@ -10,8 +10,8 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import TYPE_CHECKING, NamedTuple
 
-from comgra_decl.hooks.memory import EARLIER
 from comgra_decl.hooks.structure_hash import stable_hash
+from comgra_decl.records import EARLIER_STEP
 
 if TYPE_CHECKING:
     from comgra_decl.records import SlotKey, Structure
@@ -44,7 +44,7 @@ class Carried:
 def _from_earlier(structure: Structure) -> list[_Edge]:
     keys, kinds = structure.keys, structure.kinds
     edges = ((keys[s], kinds[s], keys[t]) for s, t, _ in structure.edges)
-    return [_Edge(*edge) for edge in edges if edge[0].role.endswith(EARLIER)]
+    return [_Edge(*edge) for edge in edges if edge[0].role.endswith(EARLIER_STEP)]
 
 
 def _with(structure: Structure, added: list[_Edge]) -> Structure:

@@ -14,12 +14,10 @@ from torch.multiprocessing.reductions import StorageWeakRef
 
 from comgra_decl.hooks.lineage import storage_id
 from comgra_decl.hooks.slots import Slot
+from comgra_decl.records import EARLIER_STEP
 
 if TYPE_CHECKING:
     import torch
-
-EARLIER = " (earlier step)"
-"""Ends the role of a node that stands for a tensor of an earlier step."""
 
 _MAX_KEPT = 10_000
 
@@ -61,12 +59,12 @@ class EarlierSlots:
         """Returns the stand-in of a slot."""
         known = self._slots.get(slot)
         if known is None:
-            role = slot.role if slot.role.endswith(EARLIER) else slot.role + EARLIER
+            role = slot.role if slot.role.endswith(EARLIER_STEP) else slot.role + EARLIER_STEP
             known = self._slots[slot] = Slot(
                 slot.node,
                 role,
                 iteration=slot.iteration,
-                kind=slot.kind,
+                kind="input",
                 module_class=slot.module_class,
             )
         return known

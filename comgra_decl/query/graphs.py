@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from comgra_decl.records import Structure
+from comgra_decl.records import EARLIER_STEP, Structure
 from comgra_decl.store.layout import RecordColumn
 
 from .snapshot import Snapshot
@@ -26,9 +26,13 @@ def structure(snapshot: Snapshot, step: int | None, type_: str | None) -> Struct
 
 
 def edges(snapshot: Snapshot, step: int | None, type_: str | None) -> list[tuple[str, str]]:
-    """Returns the node pairs of that graph, each once, without loops."""
+    """Returns the node pairs of that graph, each once, without loops.
+
+    What comes from an earlier step has the name of its node with `EARLIER_STEP` behind.
+    """
     graph = structure(snapshot, step, type_)
     if graph is None:
         return []
-    pairs = ((graph.keys[a].node, graph.keys[b].node) for a, b, _ in graph.edges)
+    names = [k.node + EARLIER_STEP * k.role.endswith(EARLIER_STEP) for k in graph.keys]
+    pairs = ((names[a], names[b]) for a, b, _ in graph.edges)
     return list(dict.fromkeys(pair for pair in pairs if pair[0] != pair[1]))

@@ -182,7 +182,8 @@ class Run:
     def edges(self, step: int | None = None, *, type_: str | None = None) -> list[tuple[str, str]]:
         """Returns (source node, sink node) of the graph valid at a step, each pair once.
 
-        Connections within a node are left out; `structure` has them.
+        Connections within a node are left out; `structure` has them. A tensor of an earlier step
+        that is used again is a node of its own, "cell (earlier step)".
         """
         return graphs.edges(self._snapshot, step, type_)
 

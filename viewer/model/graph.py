@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
+from comgra_decl.records import EARLIER_STEP, SlotKey
 from comgra_decl.viewer.graph.layout import GraphNode, Scene
 from comgra_decl.viewer.model.numbers import number, shape
 from comgra_decl.viewer.model.runview import RunView
@@ -25,8 +27,9 @@ Edges = tuple[tuple[str, str, bool], ...]
 class Graph:
     """Nodes and edges between nodes (source, sink, whether the edge carries a gradient).
 
-    A parameter is drawn as a node of its own below its module ("encoder.weight"), though it is a
-    role of the module's node everywhere else: `parameters` gives that (node, role).
+    Parameters, buffers that something was computed from, and tensors of an earlier step are drawn
+    as nodes of their own ("encoder.weight", "cell (earlier step)"), though they are roles of a
+    module's node everywhere else: `parameters` gives that (node, role).
     """
 
     nodes: tuple[GraphNode, ...]
@@ -73,11 +76,24 @@ def graph_of(view: RunView, at: Selection) -> Graph:
         for slot in view.slots.values()
         if slot.kind == "parameter"
     }
-    names = [f"{k.node}.{k.role}" if f"{k.node}.{k.role}" in parameters else k.node for k in keys]
+    kinds = dict.fromkeys(parameters, "parameter")
+    if structure is not None:
+        for key, kind in zip(keys, structure.kinds, strict=True):
+            beside = _drawn_beside(key, kind)
+            role = key.role.removesuffix(EARLIER_STEP)
+            if beside and role in view.roles(key.node):
+                parameters[beside] = key.node, role
+                kinds[beside] = kind
+    names = [_drawn_name(key, kinds) for key in keys]
     computing = [node for node in view.nodes if view.kind(node) != "parameter"]
     # Following a step meets its tensors in the order of execution; slots begin with parameters.
     order = dict.fromkeys([*names, *computing, *parameters])
-    nodes = tuple(_node(view, name, i, parameters) for i, name in enumerate(order))
+    nodes = tuple(
+        _owned(view, name, i, kinds[name], parameters[name])
+        if name in parameters
+        else _node(view, name, i)
+        for i, name in enumerate(order)
+    )
     links: dict[tuple[str, str], bool] = {}
     for source, sink, gradient in structure.edges if structure is not None else ():
         pair = names[source], names[sink]
@@ -86,12 +102,25 @@ def graph_of(view: RunView, at: Selection) -> Graph:
     return Graph(nodes, tuple((a, b, grad) for (a, b), grad in links.items()), parameters)
 
 
-def _node(
-    view: RunView, name: str, order: int, parameters: dict[str, tuple[str, str]]
-) -> GraphNode:
-    if name in parameters:
-        slot = view.first_slot(*parameters[name])
-        return GraphNode(name, "parameter", order, f"{shape(slot.shape)} \u00b7 {slot.dtype}")
+def _drawn_beside(key: SlotKey, kind: str) -> str:
+    """Returns the name of a node that is drawn apart from its module, else an empty string."""
+    if key.role.endswith(EARLIER_STEP):
+        return f"{key.node}{key.role.removeprefix('output')}"
+    return f"{key.node}.{key.role}" if kind == "buffer" else ""
+
+
+def _drawn_name(key: SlotKey, apart: Mapping[str, str]) -> str:
+    names = (f"{key.node}.{key.role}", f"{key.node}{key.role.removeprefix('output')}")
+    earlier = key.role.endswith(EARLIER_STEP)
+    return next((name for name in names[earlier : 1 + earlier] if name in apart), key.node)
+
+
+def _owned(view: RunView, name: str, order: int, kind: str, owner: tuple[str, str]) -> GraphNode:
+    slot = view.first_slot(*owner)
+    return GraphNode(name, kind, order, f"{shape(slot.shape)} \u00b7 {slot.dtype}")
+
+
+def _node(view: RunView, name: str, order: int) -> GraphNode:
     kind = view.kind(name) if name in view.nodes else "computed"
     return GraphNode(name, kind, order, _title(view, name) if name in view.nodes else "")
 
