@@ -124,9 +124,10 @@ class FunctionTracer:
     def install(self) -> None:
         """Begins to follow module calls; calling it twice is harmless."""
         self._stepping = False
+        if not self._tracer.inside:
+            self._stack.clear()  # calls that never returned: Ctrl-C in a notebook runs no hook
         if self._handles:
             return
-        self._stack.clear()
         self._handles = [
             register_module_forward_pre_hook(self._before),
             register_module_forward_hook(self._after, always_call=True),

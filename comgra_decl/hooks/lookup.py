@@ -58,9 +58,21 @@ def find(name: str) -> Found:
         )
     if not callable(function):
         return Found(name, problem=f"{name!r} is no function")
+    if not _is_open(owner):
+        return Found(name, problem=f"{where!r} is no module or class of Python, to be watched")
     if name.startswith("torch."):
         return _torch_function(name, owner, last, function)
     return Found(name, places=tuple(_places(owner, last, function)))
+
+
+def _is_open(owner: Any) -> bool:
+    """Whether attributes of it may be replaced; torch's own functions are seen without."""
+    if inspect.isclass(owner):
+        return owner is torch.Tensor or not owner.__flags__ & _IMMUTABLE
+    return inspect.ismodule(owner)
+
+
+_IMMUTABLE = 1 << 8  # Py_TPFLAGS_IMMUTABLETYPE
 
 
 def _loaded(name: str) -> tuple[Any, list[str], str]:
@@ -94,6 +106,8 @@ def _torch_function(name: str, owner: Any, last: str, function: Callable[..., An
         # of `nn.MultiheadAttention` calls `softmax` so.
         if hasattr(functional, last):
             places.append((functional, last))
+    elif inspect.isfunction(function):
+        places.append((owner, last))
     return Found(name, tuple(functions), tuple(places))
 
 

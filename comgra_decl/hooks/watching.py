@@ -125,7 +125,10 @@ class _Mode(TorchFunctionMode):
         args: tuple[Any, ...] = (),
         kwargs: dict[str, Any] | None = None,
     ) -> Any:
-        name = self.names.get(func)
+        try:
+            name = self.names.get(func)
+        except TypeError:  # somebody's function that cannot be hashed
+            name = None
         if name is None:
             return func(*args, **(kwargs or {}))
         return self._call(name, func, args, kwargs or {})

@@ -103,6 +103,31 @@ def test_repeated_calls_in_one_module_are_iterations() -> None:
     assert [run.has("0.softmax", iteration=i, step=1) for i in range(4)] == [True] * 3 + [False]
 
 
+@pytest.mark.parametrize(
+    ("name", "compute"),
+    [
+        ("torch.matmul", lambda x: x @ torch.ones(3, 3)),
+        ("torch.add", lambda x: 1 + x),
+        ("torch.einsum", lambda x: torch.einsum("ij,jk->ik", x, torch.ones(3, 3))),
+        ("torch.cat", lambda x: torch.cat([x, x])),
+        ("torch.linalg.norm", lambda x: torch.linalg.norm(x, dim=1)),
+        ("F.normalize", lambda x: F.normalize(x)),
+        ("torch.relu", lambda x: (x * 1).relu_()),
+        ("torch.nn.Softmax.forward", lambda x: nn.Softmax(1)(x)),
+    ],
+)
+def test_operators_and_functions_of_all_of_torch_can_be_selected(
+    name: str, compute: Callable[[torch.Tensor], torch.Tensor]
+) -> None:
+    nodes = {"calls": {"select": {"function": name, "within": "0"}}}
+    with recording({"nodes": nodes}) as run:
+        train(stack(compute, depth=1), torch.randn(4, 3))
+    assert run.faults == []
+    assert run.report["entries"]["calls"]["fired"] == 1
+    assert run.has(f"0.{name.rpartition('.')[2]}")
+    assert not run.has(f"0.{name.rpartition('.')[2]}", iteration=1)
+
+
 def test_inputs_of_a_call_are_recorded_before_it_changes_them() -> None:
     relu = {"select": {"function": "F.relu"}, "capture": ["input", "input_grad"], "values": True}
     nodes = {"act": relu}
@@ -220,14 +245,17 @@ def test_a_function_that_does_not_exist_is_reported_with_near_names(tmp_path: Pa
         "b": {"select": {"function": "my_unknown.layers.attend"}},
         "c": {"select": {"function": "torch.nn.Softmax"}},
         "d": {"select": {"function": "torch.erfinv", "within": "0"}},
+        "e": {"select": {"function": ["numpy.ndarray.sum", "math.pi"]}},
     }
     run = traced(tmp_path, nodes, lambda: train(nn.Sequential(nn.Linear(3, 3)), torch.randn(2, 3)))
-    a, b, c, d = run.report["unmatched"]
+    a, b, c, d, e, f = run.report["unmatched"]
     assert a.startswith("comgra.nodes.a.select: there is no function 'torch.sofmax'")
     assert "'softmax'" in a
     assert b.startswith("comgra.nodes.b.select: there is no function 'my_unknown.layers.attend'")
     assert "is a class; select modules of it by {class: Softmax}" in c
     assert d.startswith("comgra.nodes.d.select: 'torch.erfinv' was not called within '0'")
+    assert "'numpy.ndarray' is no module or class of Python" in e
+    assert f == "comgra.nodes.e.select: 'math.pi' is no function"
 
 
 def test_attention_of_torch_shows_its_weights(tmp_path: Path) -> None:
