@@ -170,9 +170,22 @@ def _steps(nets: dict[str, dict[str, Any]]) -> str:
                 f"{_times(net, preset).removeprefix('x')} | {_disk(net, preset)} |"
             )
         if not measured:
-            said = "attaches nothing" if preset == "off" else "not measured yet"
+            said = "attaches nothing" if preset == "off" else "not in this measurement"
             lines.append(f"| `{preset}` | {said} | | | | |")
-    return "\n".join(lines)
+    return "\n".join([*lines, *_elsewhere(nets)])
+
+
+def _elsewhere(nets: dict[str, dict[str, Any]]) -> list[str]:
+    """Returns the prices that presets state of themselves, measured in another way."""
+    said = []
+    for preset, path in presets().items():
+        if any(preset in net["tools"] for net in nets.values()):
+            continue
+        found = re.search(r"# (Price of .*\n(?:# .*\n)*)", path.read_text())
+        if found:
+            text = " ".join(found[1].replace("\n# ", " ").split())
+            said += ["", f"`{preset}`, measured apart: {text[0].lower()}{text[1:]}"]
+    return said
 
 
 def _trainings(nets: dict[str, dict[str, Any]]) -> str:
