@@ -1,0 +1,255 @@
+"""What sits on a program while a step is recorded, and how its record is closed.
+
+`HookManager`, which is made of this, decides when.
+"""
+
+from __future__ import annotations
+
+import time
+from abc import ABC, abstractmethod
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import nn
+from torch.optim.optimizer import register_optimizer_step_pre_hook
+
+from comgra_decl.hooks.beside import Beside
+from comgra_decl.hooks.budget import Budget, Meter
+from comgra_decl.hooks.capture import StepCapture
+from comgra_decl.hooks.categories import categories
+from comgra_decl.hooks.compiled import EagerStance
+from comgra_decl.hooks.evaluation import EvaluationPhases
+from comgra_decl.hooks.numbers import read_number
+from comgra_decl.hooks.patches import LossWatch
+from comgra_decl.hooks.report import Reporter
+from comgra_decl.hooks.scalars import Scalars
+from comgra_decl.hooks.slots import SlotTable
+from comgra_decl.hooks.structures import Structures
+from comgra_decl.hooks.tracer import ModuleTracer
+from comgra_decl.hooks.tree import Owners, Top
+from comgra_decl.records import RawStep, Said, StepInfo
+from comgra_decl.stats import Reducer
+
+if TYPE_CHECKING:
+    from torch.utils.hooks import RemovableHandle
+
+    from comgra_decl.hooks.hearing import Hearing
+    from comgra_decl.spec import Spec
+
+_EVERY_SAMPLE = 1 << 30
+
+
+class Attachment(ABC):
+    """Puts the tracer on a program and takes it off again; closes records.
+
+    Args:
+        spec: what to capture.
+        sink: receives each closed record on the training thread.
+        scalars: receives the numbers and notes of all steps.
+        meter: what recording costs outside the training thread.
+    """
+
+    _hearing: Hearing
+
+    def __init__(
+        self,
+        spec: Spec,
+        sink: Callable[[RawStep], None],
+        *,
+        scalars: Callable[[Said], None] | None,
+        meter: Meter,
+    ) -> None:
+        self._sink = sink
+        self._step = 0  # the step in progress = steps completed
+        self._armed = False
+        self._stopped = False
+        self._owners = Owners()
+        self._table = SlotTable()
+        self._stance = EagerStance()
+        self._train = _new_capture(spec, followed=True)
+        self._reporter = Reporter(spec)
+        self._meter = meter
+        self._budget = Budget(spec.schedule.budget, meter=meter, say=self._say)
+        self._evaluation = EvaluationPhases(
+            _new_capture(spec, followed=False), spec.schedule.eval, factor=self._budget.factor
+        )
+        for capture in (self._train, self._evaluation.capture):
+            training = capture is self._train
+            capture.categories = categories(
+                spec.samples, warn=self._reporter.warn, training=training
+            )
+        self._follow(spec)
+        self._losses = LossWatch(self._on_loss, self._train.backwards.end)
+        self._scalars = Scalars(spec, scalars, on_fault=self._fault)
+        self._before_step: RemovableHandle | None = None  # only while a step is recorded
+
+    @abstractmethod
+    def _choose(self, root: nn.Module, top: Top) -> StepCapture | None:
+        """Decides which record a root call belongs to."""
+
+    @abstractmethod
+    def _left_root(self) -> None:
+        """A root call has returned."""
+
+    @abstractmethod
+    def _fault(self, error: BaseException) -> None:
+        """A fault of ours: nothing more is traced, and the training goes on."""
+
+    def _say(self, what: str, sentence: str) -> None:
+        """A choice was made that the person behind the program should know of."""
+        self._reporter.say(what, sentence)
+        self._scalars.note(f"schedule.budget: {sentence}")
+
+    def _follow(self, spec: Spec) -> None:
+        """Makes everything that depends on what is selected."""
+        self._tracer = ModuleTracer(
+            spec, self._owners, choose=self._choose, left=self._left_root, on_fault=self._fault
+        )
+        self._beside = Beside(
+            spec,
+            self._tracer,
+            training=self._train,
+            evaluation=self._evaluation,
+            on_fault=self._fault,
+        )
+        self._reporter.beside = self._beside
+        self._spec = spec
+        self._keeps = spec.keep is not None
+        self._structures = Structures(
+            self._tracer.parameter_slot,
+            enabled=spec.graph,
+            on_fault=self._fault,
+            warn=self._reporter.warn,
+        )
+
+    # -- arming --------------------------------------------------------------------------------
+
+    def _arm(self) -> None:
+        self._train.begin()
+        self._armed = True
+        self._install()
+        self._tracer.provenance = self._structures.start()
+        if self._before_step is None:
+            self._before_step = register_optimizer_step_pre_hook(self._before_optimizer)
+
+    def _install(self) -> None:
+        self._stance.force()
+        self._tracer.install()
+        self._beside.install()
+        self._losses.apply()
+        self._hearing.recording(True)
+
+    def _disarm(self) -> None:
+        self._armed = False
+        self._train.open = False
+        self._stop_graph()
+        if not self._evaluation.open or self._stopped:
+            self._tracer.remove()
+            self._beside.remove()
+            self._losses.restore()
+            self._stance.restore()
+            self._hearing.recording(False)
+
+    def _stop_graph(self) -> None:
+        self._structures.stop()
+        self._tracer.provenance = None
+        if self._before_step is not None:
+            self._before_step.remove()
+            self._before_step = None
+
+    # -- events -------------------------------------------------------------------------------
+
+    def _before_optimizer(self, optimizer: Any, _args: Any, _kwargs: Any) -> None:
+        """The optimizer's own arithmetic is no part of the graph (a closure's model calls are)."""
+        try:
+            self._structures.pause()
+            self._beside.before_optimizer()
+            self._tracer.before_optimizer(optimizer)
+        except Exception as error:
+            self._fault(error)
+
+    def _on_loss(self, loss: torch.Tensor, backwarded: torch.Tensor) -> None:
+        if not self._train.open:
+            return
+        try:
+            with torch._C.DisableTorchFunction():
+                self._tracer.read_loss(self._train, loss, backwarded)
+        except Exception as error:
+            self._fault(error)
+
+    def _on_annotated_node(self, value: Any, name: str, role: str | None, kind: str | None) -> None:
+        """A tensor, or a structure of some, was given a name by the program."""
+        if not self._stopped and self._beside.annotate(value, name, role, kind):
+            self._structures.resume()  # what leads from it to the model is part of the graph
+
+    def _on_connect(self, source: Any, sink: Any) -> None:
+        """The program says that `sink` was computed from `source`."""
+        if self._stopped:
+            return
+        try:
+            with torch._C.DisableTorchFunction():
+                self._structures.connect(source, sink)
+        except Exception as error:
+            self._fault(error)
+
+    def _on_note(self, text: str) -> None:
+        """The program writes something down."""
+        self._scalars.note(text)
+
+    def _on_kpi(self, name: str, value: Any) -> None:
+        """The program keeps a number of the step in progress."""
+        self._scalars.kpi(name, value)
+        if self._keeps and self._train.open:
+            number = read_number(value) if hasattr(value, "detach") else float(value)
+            if number is not None:
+                self._train.said[name] = number
+
+    # -- closing records -----------------------------------------------------------------------
+
+    def _finish_unstepped(self) -> None:
+        backward = self._train.count("loss") > 0
+        if backward:
+            self._reporter.warn(
+                "backward() ran but no optimizer step was seen, so steps could not be told "
+                "apart; everything up to here is one record"
+            )
+        mode = "train" if backward else "eval"
+        self._emit(self._train, StepInfo(self._step, time.time(), mode, mode))
+
+    def _emit(self, capture: StepCapture, info: StepInfo, *, scheduled: bool = True) -> None:
+        training = capture is self._train
+        if training:
+            self._tracer.finish(capture)
+        self._tracer.settle_names()
+        raw = capture.close(info, self._table)
+        raw.structure = self._structures.finish(info, capture.signature(), training=training)
+        if training:
+            self._stop_graph()
+        raw.scheduled = scheduled
+        if scheduled:
+            self._budget.recorded()
+        raw.documents = self._reporter.documents(self._tracer.called_tops, capture, info)
+        self._sink(raw)
+
+
+def _valued_samples(spec: Spec) -> int:
+    """Returns of how many samples values are kept: of all, until it is known which are chosen."""
+    return spec.samples.count if spec.samples.by is None else _EVERY_SAMPLE
+
+
+def _new_capture(spec: Spec, *, followed: bool) -> StepCapture:
+    histogram = None if spec.histogram is None else spec.histogram.elements
+    capture = StepCapture(
+        Reducer(histogram_elements=histogram, sample_count=_valued_samples(spec)),
+        max_value_elements=spec.values.max_elements,
+        sample_count=spec.samples.count,
+        followed=followed,
+        spare_values=followed and spec.keep is not None and spec.keep.values,
+    )
+    if spec.opt_in:
+        from comgra_decl.hooks.measured import Measured
+
+        refuse = capture.refused.setdefault
+        capture.measured = Measured(spec.opt_in, refuse=refuse, complete=followed)
+    return capture
