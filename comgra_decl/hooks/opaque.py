@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable, Iterator
+from threading import get_ident
 from typing import TYPE_CHECKING, Any, cast
 
 import torch
@@ -18,7 +19,7 @@ from torch.autograd.function import _SingleLevelFunction
 from torch.utils.checkpoint import CheckpointFunction
 
 from comgra_decl.hooks.calls import tensors_of
-from comgra_decl.hooks.lineage import Lineage, Sources, merged
+from comgra_decl.hooks.lineage import NO_SOURCES, Lineage, Sources, merged
 
 if TYPE_CHECKING:
     from comgra_decl.hooks.following import Follower
@@ -68,6 +69,7 @@ class OpaqueCalls:
         self._lineage = lineage
         self._follower = follower
         self._on_fault = on_fault
+        self._thread = 0  # function modes are a matter of one thread, and so are we
         self.inside = 0  # depth of calls whose insides need not be followable
         self._attributes = [
             _Attribute(_SingleLevelFunction, "apply", self._wrap_function),
@@ -88,7 +90,8 @@ class OpaqueCalls:
         ]
 
     def apply(self) -> None:
-        """Starts following; calling it twice is harmless."""
+        """Starts following this thread's calls; calling it twice is harmless."""
+        self._thread = get_ident()
         for attribute in self._attributes:
             attribute.apply()
 
@@ -105,7 +108,7 @@ class OpaqueCalls:
         @functools.wraps(method)
         def apply(cls: Any, *args: Any, **kwargs: Any) -> Any:
             call = method.__get__(None, cls)
-            if torch._C._current_graph_task_id() != -1:  # within backward: no part of the graph
+            if self._elsewhere():
                 return call(*args, **kwargs)
             again = cls is CheckpointFunction
             inputs = self._quietly(lambda: self._sources([*args, *kwargs.values()]))
@@ -168,14 +171,20 @@ class OpaqueCalls:
     def _sources(self, values: list[Any]) -> Sources:
         return self._lineage.union(tensors_of(values))
 
+    def _elsewhere(self) -> bool:
+        """Whether a call is none of the step's: within backward, or in another thread."""
+        return torch._C._current_graph_task_id() != -1 or get_ident() != self._thread
+
     def _quietly(self, work: Callable[[], Any]) -> Any:
         """Runs our own bookkeeping unseen by function modes; a fault of ours goes no further."""
+        if self._elsewhere():
+            return NO_SOURCES
         try:
             with torch._C.DisableTorchFunction():
                 return work()
         except Exception as error:
             self._on_fault(error)
-            return Sources(frozenset(), frozenset())
+            return NO_SOURCES
 
 
 def _held(script: Any) -> Iterator[torch.Tensor]:
