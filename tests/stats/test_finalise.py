@@ -183,3 +183,28 @@ def test_results_under_way_are_waited_for_once() -> None:
     finalise([step], **OPTIONS)
     finalise([step], **OPTIONS)
     assert waited == [1]
+
+
+def test_opt_in_statistics_with_a_formula() -> None:
+    x = torch.tensor([[3.0, 4.0], [2.0, 2.0], [0.0, 0.0], [1.0, torch.nan]])
+    step = raw_step(reduce([(x, 0), (torch.zeros(1, 0), 0)]))
+    (batch,) = finalise([step], statistics=("nonfinite", "rms", "snr"), sample_count=4, bins=None)
+    rms, snr = batch.samples[0, 0, :, 1], batch.samples[0, 0, :, 2]
+    np.testing.assert_allclose(rms, [np.sqrt(12.5), 2, 0, np.nan], rtol=1e-6)
+    np.testing.assert_allclose(snr, [7, np.inf, np.nan, np.nan], rtol=1e-6)
+    assert np.isnan(batch.samples[0, 1, :, 1:]).all()
+
+
+def test_columns_of_the_step_follow_those_with_a_formula() -> None:
+    reduced = reduce([(torch.ones(2, 3), 0), (torch.zeros(4), None)])
+    layout = layout_of(reduced)
+    first, second = raw_step(reduced, layout), raw_step(reduced, layout, step=1)
+    first.extra = np.array([[1.0, 10.0], [2.0, np.nan], [np.nan, 30.0]])
+    names = ("mean", "nonfinite", "b")
+    (batch,) = finalise(
+        [first, second], statistics=names, sample_count=2, bins=None, extra=("a", "b")
+    )
+    np.testing.assert_array_equal(batch.samples[0, :, :, 2], [[10, np.nan], [30, np.nan]])
+    np.testing.assert_array_equal(batch.aggregates[0, :, 2], [[np.nan] * 3, [30, 0, 30]])
+    assert np.isnan(batch.aggregates[1, :, 2]).all()
+    np.testing.assert_array_equal(batch.samples[1, :, :, 1], [[0, 0], [0, np.nan]])
