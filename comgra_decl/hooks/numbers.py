@@ -31,9 +31,14 @@ def read_number(tensor: Tensor) -> float | Tensor | None:
     where there is no number to be read: more elements, complex, a fake or functorch's tensor, a
     device whose work is being captured into a graph.
     """
-    if type(tensor) is Tensor and not _function_modes() and not _dispatch_modes() and tensor.is_cpu:
+    if is_plain(tensor) and tensor.is_cpu and not _dispatch_modes():
         return _item(tensor)
     return _read_quietly(tensor)
+
+
+def is_plain(tensor: Any) -> bool:
+    """Whether this is a tensor of PyTorch's own class, and what is done with it seen by no mode."""
+    return type(tensor) is Tensor and not _function_modes()
 
 
 def _item(tensor: Tensor) -> float | None:

@@ -20,7 +20,7 @@ import numpy as np
 import torch
 
 from comgra_decl.hooks.nested import tensors_in
-from comgra_decl.hooks.numbers import LateNumbers, read_number
+from comgra_decl.hooks.numbers import LateNumbers, is_plain, read_number
 from comgra_decl.hooks.patches import Backwards, Patch
 from comgra_decl.hooks.places import StepPlace
 from comgra_decl.records import Note, Said
@@ -140,6 +140,9 @@ class Scalars:
         def backward(*args: Any, **kwargs: Any) -> Any:
             if is_compiling() or thread.inside or graph_task() != -1:
                 return original(*args, **kwargs)
+            if args and is_plain(args[0]) and self._scaled is None:  # what nearly all steps do
+                self._see_loss(args[0])
+                return original(*args, **kwargs)
             self._see(args[0] if args else kwargs.get("tensors"))
             thread.inside = True
             try:
@@ -161,20 +164,24 @@ class Scalars:
 
     def _see(self, tensors: Any) -> None:
         try:
-            if type(tensors) is torch.Tensor and self._scaled is None:
-                self._see_loss(tensors)
-            else:
-                scaled, self._scaled = self._scaled, None
-                for _, tensor in tensors_in(tensors):
-                    known = scaled is not None and scaled[0]() is tensor
-                    self._see_loss(scaled[1] if scaled is not None and known else tensor)
+            scaled, self._scaled = self._scaled, None
+            found = [tensor for _, tensor in tensors_in(tensors)]
         except Exception as error:
             self._on_fault(error)
+            return
+        for tensor in found:
+            known = scaled is not None and scaled[0]() is tensor
+            self._see_loss(scaled[1] if scaled is not None and known else tensor)
 
     def _see_loss(self, tensor: torch.Tensor) -> None:
-        number, place = read_number(tensor), self._losses
-        self._losses += 1
+        place = self._losses
+        self._losses = place + 1
         self._begun = True
+        try:
+            number = read_number(tensor)
+        except Exception as error:
+            self._on_fault(error)
+            return
         if number is not None:
             self._open.append(("loss" if place == 0 else f"loss[{place}]", number))
 

@@ -97,13 +97,15 @@ def test_all_ways_of_calling_backward_are_seen(tmp_path: Path) -> None:
         for _ in range(4):
             first, second = net.loss(), net.loss()
             torch.autograd.backward([first, second])
-            third = net.loss()
+            third, fourth = net.loss(), net.loss()
             torch.autograd.backward(tensors=third)
+            torch.autograd.backward(fourth)
             net.optimizer.step()
-            truth.append([first.item(), second.item(), third.item()])
+            truth.append([loss.item() for loss in (first, second, third, fourth)])
 
     run, _ = traced(tmp_path, train)
-    for number, name in enumerate(("loss", "loss[1]", "loss[2]")):
+    assert set(run.kpis()["name"]) == {"loss", "loss[1]", "loss[2]", "loss[3]"}
+    for number, name in enumerate(("loss", "loss[1]", "loss[2]", "loss[3]")):
         assert curve(run, name)[1] == [step[number] for step in truth]
 
 
