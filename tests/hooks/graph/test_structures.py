@@ -114,6 +114,23 @@ def test_printing_and_logging_the_loss_cuts_nothing(traced: Callable[..., Run]) 
     assert traced(forward).cuts() == []
 
 
+# -- earlier steps -----------------------------------------------------------------------------
+
+
+def test_a_tensor_of_an_earlier_step_is_a_node_of_its_own(traced: Callable[..., Run]) -> None:
+    kept = [torch.zeros(4, 3)]
+
+    def forward(m: Net, x: torch.Tensor) -> torch.Tensor:
+        hidden = m.a(x + kept[-1])
+        kept.append(hidden.detach())
+        return m.c(hidden)
+
+    run = traced(forward, steps=25)
+    assert run.edges(0) == [("input", "a"), ("a", "c"), ("c", "Net"), ("Net", "loss")]
+    assert set(run.edges(24)) == {*run.edges(0), ("a (earlier step)", "a")}
+    assert run.records["structure"][1:].nunique() == 1
+
+
 # -- names -------------------------------------------------------------------------------------
 
 
