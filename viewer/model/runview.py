@@ -139,14 +139,14 @@ class RunView:
     # --- records -----------------------------------------------------------------------------
 
     def types(self) -> list[str]:
-        """Choices for the type of execution: "" (all training steps) and each label."""
+        """Choices for the type of execution: "" (all training steps), each type and each tag."""
         return self.now("types", self._types)
 
     def _types(self) -> list[str]:
         records = self.run.records
         train = set(records["type"][records["mode"] == "train"]) if len(records) else set()
         labels = [t for t in self.run.types if train != {t}]
-        return ["", *labels]
+        return ["", *labels, *(tag for tag in self.run.tags if tag not in self.run.types)]
 
     def steps(self, type_: str) -> Steps:
         """Steps recorded for a type of execution, ascending, each once."""
@@ -156,7 +156,11 @@ class RunView:
         if not type_ and len(self.run.steps):
             return np.unique(np.asarray(self.run.steps, dtype=np.int64))
         records = self.run.records
-        chosen = records["step"][records["type"] == type_] if type_ else records["step"]
+        chosen = records["step"]
+        if type_ and type_ in self.run.types:
+            chosen = chosen[records["type"] == type_]
+        elif type_:
+            chosen = chosen[[type_ in tags for tags in records["tags"]]]
         return np.unique(np.asarray(chosen, dtype=np.int64))
 
     def row(self, step: int, type_: str, over: str) -> Rows:
