@@ -13,7 +13,7 @@ export PIP_CONSTRAINT := $(CURDIR)/constraints.txt
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test lint format bench clean
+.PHONY: help demo test lint format bench docs clean
 
 help:  ## show this list
 	@sed -n 's/^\([a-z]*\):.*## */  make \1\t/p' $(MAKEFILE_LIST) | expand -t 18
@@ -38,6 +38,10 @@ format: $(VENV)/.test  ## let ruff format and fix what it can
 
 bench: $(VENV)/.test  ## measure what tracing costs on this machine
 	$(BIN)/python -m benchmarks $(ARGS)
+
+docs: $(VENV)/.test  ## write the pages anew that come from the code and the measurements
+	$(BIN)/python -m docs.cost
+	$(BIN)/python -m docs.reference
 
 clean:  ## remove the environment, caches and build outputs (recorded runs stay)
 	rm -rf $(VENV) build dist outputs multirun .mypy_cache .pytest_cache .ruff_cache .hypothesis

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import os
 import shutil
 import sys
 import tempfile
@@ -16,6 +17,8 @@ from comgra_decl.launch.session import Session
 from comgra_decl.records import RawStep, StepBatch
 
 if TYPE_CHECKING:
+    from torch.utils.hooks import RemovableHandle
+
     from comgra_decl.hooks import HookManager
     from comgra_decl.launch.context import RunContext
     from comgra_decl.spec import Spec
@@ -57,12 +60,15 @@ class Rehearsal(Session):
         self._began = time.perf_counter()
         self._step = 0
         self._over = False
+        self._refusal: RemovableHandle | None = None
         self.exit_code = _FAILED
 
     def finish(self) -> None:
         """Shows the plan if the program ended before the dry run did; removes the folder."""
+        if os.getpid() != self._pid:  # a forked child owns neither the folder nor the plan
+            return
         if self._over:
-            super().finish()
+            self._leave()
             return
         self._over = True
         failed = _is_failure(sys.exc_info()[1])  # the program's own error is what is to be seen
@@ -114,8 +120,15 @@ class Rehearsal(Session):
 
     def _end_program(self) -> None:
         self.finish()
-        _refuse_further_steps(self.exit_code)
+        self._refusal = _refuse_further_steps(self.exit_code)
         raise SystemExit(self.exit_code)
+
+    def _leave(self) -> None:
+        """The traced program has ended; what comes after it, in a notebook for one, may train."""
+        super().finish()
+        if self._refusal is not None:
+            self._refusal.remove()
+            self._refusal = None
 
     def _present(self) -> None:
         self._measured.last_bytes = _size(self._folder)
@@ -151,7 +164,7 @@ class Rehearsal(Session):
         _log.error("the dry run has failed because of an error in comgra_decl", exc_info=error)
         self._over = True
         shutil.rmtree(self._folder, ignore_errors=True)
-        _refuse_further_steps(_FAILED)
+        self._refusal = _refuse_further_steps(_FAILED)
         raise SystemExit(_FAILED)
 
 
@@ -172,14 +185,14 @@ def _rehearsed(spec: Spec, folder: Path) -> Spec:
     return load_spec(content)
 
 
-def _refuse_further_steps(exit_code: int) -> None:
+def _refuse_further_steps(exit_code: int) -> RemovableHandle:
     """Ends the program at its next optimizer step, should it live on."""
     from torch.optim.optimizer import register_optimizer_step_pre_hook
 
     def refuse(*_: Any) -> None:
         raise SystemExit(exit_code)
 
-    register_optimizer_step_pre_hook(refuse)
+    return register_optimizer_step_pre_hook(refuse)
 
 
 def _now() -> float:

@@ -143,14 +143,46 @@ def test_the_tutorial_has_a_plan(tmp_path: Path) -> None:
     assert not (tmp_path / "runs").exists()
 
 
+@pytest.mark.parametrize("example", ["digits", "characters"])
+def test_the_examples_have_a_plan(tmp_path: Path, example: str) -> None:
+    script = str(EXAMPLES / example / "train.py")
+    done = command(tmp_path, "--json", "samples.count=2", script, "hydra.output_subdir=null")
+    content = json.loads(done.stdout)
+    assert done.returncode == 0, done.stderr
+    assert content["price"]["recorded_ms"] > 0
+    assert {line["kind"] for line in content["tensors"]} >= {"input", "target", "loss"}
+    assert not (tmp_path / "runs").exists()
+
+
+def test_everything_that_decides_about_steps_is_planned_too(folder: Path) -> None:
+    (folder / "adversary.py").write_text(
+        "import torch\nfrom torch import nn\nimport comgra_decl as comgra\n"
+        "made, critic = nn.Linear(2, 3), nn.Linear(3, 1)\n"
+        "ends = [torch.optim.SGD(m.parameters(), lr=0.1) for m in (made, critic)]\n"
+        "for step in range(1000):\n"
+        "    comgra.tag('odd' if step % 2 else 'even')\n"
+        "    for end in ends:\n"
+        "        end.zero_grad()\n"
+        "        critic(made(torch.ones(4, 2))).sum().backward()\n"
+        "        end.step()\n"
+    )
+    changes = ["schedule.types.odd={every: 5}", "schedule.budget.time='3%'", "keep={ring: 5}"]
+    done = command(folder, "--json", *changes, "adversary.py")
+    content = json.loads(done.stdout)
+    assert done.returncode == 0, done.stderr
+    assert len(content["remarks"]) == 4
+    assert {line["node"] for line in content["tensors"]} >= {"Linear", "loss"}
+    assert content["forecast"][0]["share"] == pytest.approx(
+        content["price"]["added_ms"] / content["price"]["plain_ms"]
+    )
+
+
 def test_a_dry_run_in_code_ends_the_program(capsys: pytest.CaptureFixture[str]) -> None:
     code: dict[str, Any] = {}
     exec(TRAINING, code)
     with pytest.raises(SystemExit) as ended, comgra.trace("debug", overrides=["dry_run=true"]):
         code["train"](1000)
-    from torch.optim.optimizer import _global_optimizer_pre_hooks
-
-    _global_optimizer_pre_hooks.clear()  # what keeps the program from training on
+    code["train"](1)  # what follows may train
     assert ended.value.code == 0
     assert "What the spec catches" in capsys.readouterr().out
 
