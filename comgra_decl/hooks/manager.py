@@ -142,7 +142,7 @@ class HookManager(Attachment):
         """Goes by a changed spec from the step that is about to begin."""
         while self._incoming:
             spec, note = self._incoming.popleft()
-            self._scalars.note(note)
+            self._scalars.note(note if spec is None else f"{note}, from step {self._step} on")
             if spec is not None:
                 self._finish_evaluation()
                 self._disarm()
@@ -318,6 +318,8 @@ class HookManager(Attachment):
         return capture
 
     def _left_root(self) -> None:
+        if not self._evaluating and self._train.open and self._train.root_calls:
+            self._structures.resume()  # the model that was left may be a teacher, not evaluated
         if self._evaluation.complete:
             self._finish_evaluation()
             if not self._armed:

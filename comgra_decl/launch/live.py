@@ -141,7 +141,7 @@ class Attendant:
         if changed is not None:
             spec, keys = changed
             self._measures = spec.schedule.budget.bytes is not None
-            self._change(spec, f"{SPEC_FILE} was changed; in effect from this step: {keys}")
+            self._change(spec, f"{SPEC_FILE} was changed: {keys}")
 
     def _measure(self) -> None:
         if self._writer is not None:

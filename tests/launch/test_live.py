@@ -95,10 +95,7 @@ def test_a_changed_schedule_takes_effect_at_the_next_step_and_is_noted(tmp_path:
     run = comgra.open_run(live.path)
     # The step in progress when the file is looked at is the 13th; from the 14th on it counts.
     assert run.steps.tolist() == [0, 10, 14, 16, 18, 20]
-    assert run.notes().text.tolist() == [
-        "spec.yaml was changed; in effect from this step: schedule"
-    ]
-    assert run.notes().step.tolist() == [14]
+    assert run.notes().text.tolist() == ["spec.yaml was changed: schedule, from step 14 on"]
 
 
 def test_changed_nodes_go_on_in_the_same_series_and_new_ones_begin(tmp_path: Path) -> None:
