@@ -24,6 +24,7 @@ from torch.nn.modules.module import (
 from comgra_decl.hooks import attention
 from comgra_decl.hooks.lookup import Found, find
 from comgra_decl.hooks.modes import is_active
+from comgra_decl.hooks.native import may_run_natively
 from comgra_decl.hooks.nested import tensors_in
 from comgra_decl.hooks.recorder import TensorRecorder, Wanted
 from comgra_decl.hooks.sites import NOTHING, CallPlan, Inside, Series, Sites
@@ -38,9 +39,6 @@ if TYPE_CHECKING:
     from comgra_decl.hooks.provenance import Provenance
     from comgra_decl.hooks.tracer import ModuleTracer
     from comgra_decl.spec import Spec
-
-_NATIVE_IN_EVALUATION = (nn.MultiheadAttention, nn.TransformerEncoder, nn.TransformerEncoderLayer)
-"""Layers that run one native kernel in evaluation, unless a torch function mode is active."""
 
 
 @dataclass(eq=False, slots=True)
@@ -169,7 +167,7 @@ class FunctionTracer:
                 tops = () if self._stack else self._tracer.tops.values()
                 running.inside = outer.nested(self._sites.inside(module, tops))
                 running.given = (args, kwargs)
-                native = not module.training and isinstance(module, _NATIVE_IN_EVALUATION)
+                native = may_run_natively(module, args, kwargs)
                 running.paused = native and self._watching.pause()
             self._stack.append(running)
         except Exception as error:

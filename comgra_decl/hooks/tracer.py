@@ -5,6 +5,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Callable, Iterator, Mapping
 from functools import partial
+from types import FrameType
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -16,6 +17,7 @@ from torch.nn.modules.module import (
 
 from comgra_decl.hooks import modes
 from comgra_decl.hooks.ends import Ends, input_role
+from comgra_decl.hooks.native import NativeCalls
 from comgra_decl.hooks.nested import first_batch_size, tensors_in
 from comgra_decl.hooks.parameters import Parameters
 from comgra_decl.hooks.plans import ModulePlan, TopPlan
@@ -32,6 +34,8 @@ if TYPE_CHECKING:
 
 _graph_task: Callable[[], int] = torch._C._current_graph_task_id
 
+
+_MODULE_CALL = nn.Module._call_impl.__code__
 
 _tracing_state: Callable[[], Any] = torch._C._get_tracing_state
 
@@ -83,6 +87,7 @@ class ModuleTracer:
         self._depth = 0
         self._epoch = -1  # the step that the last model call belonged to
         self._capture: StepCapture | None = None
+        self._native = NativeCalls()
         self._graph: Provenance | None = None  # the provenance, where the current call is followed
         self.tops: dict[int, TopPlan] = {}  # by the module's id
         self.provenance: Provenance | None = None
@@ -113,8 +118,18 @@ class ModuleTracer:
 
     @property
     def inside(self) -> bool:
-        """Whether a module is being called, as far as is known."""
-        return self._depth > 0
+        """Whether a module is being called right now.
+
+        The count of calls alone would not do: Ctrl-C in a notebook leaves calls that never return.
+        """
+        if not self._handles or self._depth == 0:
+            return False
+        frame: FrameType | None = sys._getframe(1)
+        while frame is not None and frame.f_code is not _MODULE_CALL:
+            frame = frame.f_back
+        if frame is None:
+            self.recover()
+        return frame is not None
 
     def recover(self) -> None:
         """Forgets calls that never returned: Ctrl-C in a notebook runs no hook."""
@@ -167,8 +182,17 @@ class ModuleTracer:
                     self._enter_root(module, args, kwargs)
             except Exception as error:
                 self._on_fault(error)
+        if self._graph is not None and not module.training:
+            self._enter_native(module, args, sys._getframe(1).f_locals.get("kwargs", {}))
         if self._reads_inputs and -id(module) not in self._late:
             self._take_inputs(module, args, sys._getframe(1).f_locals.get("kwargs", {}))
+
+    def _enter_native(self, module: nn.Module, args: tuple[Any, ...], kwargs: Any) -> None:
+        try:
+            if self._graph is not None and self._graph is self.provenance:
+                self._native.enter(module, args, kwargs, self._graph)
+        except Exception as error:
+            self._on_fault(error)
 
     def _before_late(self, module: nn.Module, args: tuple[Any, ...], kwargs: Any = None) -> None:
         """Keyword arguments are missing if tracing was ended by another hook of this very call."""
@@ -198,6 +222,8 @@ class ModuleTracer:
         if is_no_step():
             return
         try:
+            if self._graph is not None and self._graph is self.provenance:
+                self._native.leave(module, output, self._graph)
             capture, plan = self._capture, self._plans.get(id(module))
             if capture is not None and plan is not None and plan.module() is module:
                 if self._graph is None:
@@ -213,6 +239,7 @@ class ModuleTracer:
                 if capture is not None and capture.categories is not None:
                     capture.categories.leave(output)
                 self._left()
+                self._ends.targets.resume()  # below the graph's mode, which sees targets after it
         except Exception as error:
             self._on_fault(error)
 
@@ -221,7 +248,7 @@ class ModuleTracer:
         modes.sweep()
         self._in_model = any(True for _ in module.parameters())
         if self._in_model:
-            self._ends.targets.pause()
+            self._ends.targets.interrupt()
         if not _takes_part(plan.top, args, kwargs):
             self._capture = None
             return
@@ -326,9 +353,13 @@ class ModuleTracer:
         """What the program has named itself needs no finding."""
         self._ends.targets.know_named(value)
 
+    def rest(self) -> None:
+        """The program evaluates: there is no target before it trains again."""
+        self._ends.targets.rest()
+
     def before_optimizer(self, optimizer: torch.optim.Optimizer) -> None:
         """Keeps what an optimizer is about to change; its arithmetic is none of the loss."""
-        self._ends.targets.pause()
+        self._ends.targets.rest()
         if self.parameters.follows_steps or not self.tops:
             with torch._C.DisableTorchFunction():
                 self.parameters.before_step(_parameters(optimizer))

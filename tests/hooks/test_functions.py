@@ -459,3 +459,34 @@ def test_a_step_that_is_chosen_by_its_type_has_its_calls_too() -> None:
     assert run.faults == []
     assert [step.info.step for step in run.steps] == [0, 2, 4]
     assert all(run.has("0.softmax", step=i) for i in range(3))
+
+
+class Frozen(nn.Module):
+    """A head that is trained on top of an encoder that is not, and stays in evaluation mode."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        layer = nn.TransformerEncoderLayer(16, 2, 32, batch_first=True)
+        self.encoder = nn.TransformerEncoder(layer, 2).requires_grad_(False).eval()
+        self.head = nn.Linear(16, 4)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return torch.softmax(self.head(self.encoder(x)), -1)
+
+
+@pytest.mark.parametrize("nodes", [SOFTMAX, {"head": {"select": "head"}}], ids=["calls", "modules"])
+def test_a_frozen_encoder_computes_as_without_us(nodes: dict[str, Any]) -> None:
+    def trained_head(*, follow: bool) -> torch.Tensor:
+        torch.manual_seed(0)
+        model = Frozen()
+        if follow:
+            with recording({"nodes": nodes}) as run:
+                train(model, torch.randn(8, 9, 16), steps=5)
+            assert run.faults == []
+            assert ("input", "head") in run.edges() or ("input", "Frozen.softmax") in run.edges()
+        else:
+            train(model, torch.randn(8, 9, 16), steps=5)
+        return model.head.weight.detach()
+
+    assert torch.equal(trained_head(follow=False), trained_head(follow=True))
+    assert torch._C._len_torch_function_stack() == 0
