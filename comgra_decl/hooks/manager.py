@@ -297,6 +297,7 @@ class HookManager(Attachment):
 
     def _begin_evaluation(self) -> None:
         self._structures.pause()
+        self._tracer.rest()
         if self._evaluation.begin(self._step, self._train.root_calls) and not self._armed:
             self._install()
 

@@ -82,14 +82,15 @@ class Reporter:
     def _entry(self, name: str, tops: Collection[TopPlan]) -> dict[str, Any]:
         wanted = self._entries[name]
         plans = [p for t in tops for p in t.modules if name in p.capture.entries]
-        slots = {p.node(): _output_slots(p, wanted) for p in plans}
+        # by module: two models of one class ask for the same name, and one is then numbered
+        slots = {id(p.module): _output_slots(p, wanted) for p in plans}
         for top in tops:
             for parameter in top.parameters:
                 if name in parameter.capture.entries:
-                    slots[parameter.slot.node()] += _parameter_slots(parameter, wanted)
+                    slots[id(parameter.module)] += _parameter_slots(parameter, wanted)
             for buffer in top.buffers:
                 if name in buffer.capture.entries and "buffer" in wanted:
-                    slots[buffer.slot.node()] += buffer.slot.id >= 0
+                    slots[id(buffer.module)] += buffer.slot.id >= 0
         outputs = wanted & {"output", "output_grad", "input", "input_grad"}
         matched, fired, written = (0, 0, 0) if self.beside is None else self.beside.written(name)
         return {

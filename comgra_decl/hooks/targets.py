@@ -47,6 +47,7 @@ class Targets(TorchFunctionMode):
         self._made: dict[int, weakref.ref[torch.Tensor]] = {}  # constants and noise of this step
         self._slots: list[Slot] = []
         self._capture: StepCapture | None = None
+        self._waiting: StepCapture | None = None  # the step to go on with
         self._graph: Provenance | None = None
         self._count = 0
         self._values = False
@@ -65,6 +66,23 @@ class Targets(TorchFunctionMode):
         if fault is not None:
             self._on_fault(fault)
 
+    def interrupt(self) -> None:
+        """A model is called that may be none of the training's: a teacher, a target network."""
+        if self._capture is not None:
+            self._waiting = self._capture
+        self.pause()
+
+    def rest(self) -> None:
+        """There is no target before a model of the training is called again."""
+        self.pause()
+        self._waiting = None
+
+    def resume(self) -> None:
+        """That model has returned."""
+        waiting, self._waiting = self._waiting, None
+        if waiting is not None and waiting.open:
+            self.look(waiting, self._graph, values=self._values)
+
     def know(self, value: Any) -> None:
         """What a model takes and returns is no target."""
         _note(self._known, (tensor for _, tensor in tensors_in(value)))
@@ -76,7 +94,7 @@ class Targets(TorchFunctionMode):
     def look(self, capture: StepCapture, graph: Provenance | None, *, values: bool) -> None:
         """A model has returned: looks for targets from now on."""
         self._graph, self._values = graph, values
-        self._capture = capture
+        self._capture, self._waiting = capture, None
         if not self._inserted:
             self._inserted = True
             modes.insert_at_bottom(self)
@@ -88,7 +106,7 @@ class Targets(TorchFunctionMode):
 
     def begin(self) -> None:
         """The first model of a step is called."""
-        self.pause()
+        self.rest()
         self._known.clear()
         self._made.clear()
         self._graph = None

@@ -235,3 +235,13 @@ def test_an_optimizer_that_steps_within_backward_is_followed() -> None:
         np.testing.assert_array_equal(held(run, "0.weight", step, "update"), changes[step].numpy())
     for handle in handles:
         handle.remove()
+
+
+def test_two_models_of_one_class_are_reported() -> None:
+    models = [nn.Linear(3, 3), nn.Linear(3, 3)]
+    optimizer = torch.optim.SGD([p for m in models for p in m.parameters()], lr=0.1)
+    with recording(spec("output", "parameter", "parameter_grad")) as run:
+        models[1](models[0](torch.randn(4, 3))).sum().backward()
+        optimizer.step()
+    assert run.faults == []
+    assert run.report["entries"]["all"]["fired"] == 2

@@ -217,3 +217,30 @@ def test_a_target_that_the_program_names_is_not_found_again() -> None:
 def test_the_same_tensor_is_the_target_of_every_step() -> None:
     run = step(nn.Linear(3, 2), torch.randn(4, 3), lambda out: F.mse_loss(out, NUMBERS), steps=3)
     assert {k.iteration for k, info in run.slots.items() if info.kind == "target"} == {0}
+
+
+@pytest.mark.parametrize("training", [True, False], ids=["in training mode", "in evaluation mode"])
+def test_what_a_teacher_says_is_a_target_or_a_node_of_its_own(training: bool) -> None:
+    student, teacher = nn.Linear(3, 2), nn.Sequential(nn.Linear(3, 2)).train(training)
+    optimizer = torch.optim.SGD(student.parameters(), lr=0.01)
+    said = []
+    with recording() as run:
+        for _ in range(3):
+            x = torch.randn(4, 3)
+            out = student(x)
+            with torch.no_grad():
+                said.append(teacher(x))
+            F.mse_loss(out, said[-1]).backward()
+            optimizer.step()
+            optimizer.zero_grad()
+    assert run.faults == []
+    steps = run.of("train")
+    if training:
+        assert targets(run) == []
+        assert ("Sequential", "loss") in run.edges()
+    else:  # it takes no part in the training: only what it says is seen
+        index = run.steps.index(steps[-1])
+        value = run.value("target", "target", step=index)
+        np.testing.assert_array_equal(value, said[-1].numpy())
+        assert ("target", "loss") in run.edges()
+    assert ("Linear", "loss") in run.edges()
