@@ -117,6 +117,27 @@ def test_a_step_inside_a_call_is_refused(caplog: pytest.LogCaptureFixture) -> No
     assert "inside the call of a module" in caplog.text
 
 
+def test_a_call_that_never_returned_does_not_hold_up_the_steps() -> None:
+    class Interrupted(nn.Linear):
+        interrupted = False
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            if self.interrupted:
+                raise KeyboardInterrupt
+            return super().forward(x)
+
+    model = Interrupted(3, 2)
+    with recording(EVERYTHING, schedule={"step": "explicit"}) as run:
+        model.interrupted = True
+        with pytest.raises(KeyboardInterrupt):
+            model(torch.randn(4, 3))
+        model.interrupted = False
+        for _ in range(3):
+            forward_and_backward(model)
+            comgra.step()
+    assert [s.info.step for s in run.steps] == [0, 1, 2]
+
+
 # -- evaluation -----------------------------------------------------------------------------------
 
 
