@@ -175,11 +175,19 @@ class Provenance(TorchFunctionMode):
         kinds = [slot.kind for slot in slots]
         for source, sink in self._by_name(keys):
             self._edges.setdefault((source, sink), False)
-        edges = sorted((s, t, grad) for (s, t), grad in self._edges.items())
         cuts = [f"{keys[node].node}.{name}()" for node, name in self._cuts if kinds[node] != "loss"]
-        return Structure(
-            stable_hash(keys, kinds, edges), keys, kinds, edges, list(dict.fromkeys(cuts))
-        )
+        shown = self._shown()
+        place = {node: at for at, node in enumerate(shown)}
+        edges = sorted((place[s], place[t], grad) for (s, t), grad in self._edges.items())
+        keys, kinds = [keys[node] for node in shown], [kinds[node] for node in shown]
+        name = stable_hash(keys, kinds, edges)
+        return Structure(name, keys, kinds, edges, list(dict.fromkeys(cuts)))
+
+    def _shown(self) -> list[int]:
+        """Returns the nodes of the graph: what was left by earlier steps only where it is used."""
+        used = {node for edge in self._edges for node in edge}
+        unused = {self._nodes[slot] for slot in self._earlier if slot in self._nodes} - used
+        return [node for node in range(len(self._nodes)) if node not in unused]
 
     def _by_name(self, keys: list[SlotKey]) -> Iterator[tuple[int, int]]:
         """Yields the edges that were stated by name: within an iteration where both have it."""

@@ -200,6 +200,49 @@ def test_data_that_is_used_at_every_step_is_not_memory() -> None:
     assert graphs(run) == [arrows("input -> flat -> a => c => Net => loss")] * 3
 
 
+def test_running_statistics_that_are_only_written_are_no_memory() -> None:
+    norm = nn.BatchNorm1d(3)
+    model = Net(lambda m, x: m.c(norm(m.a(x))))
+    model.add_module("norm", norm)
+    optimizer = sgd(model)
+    with followed() as run:
+        for _ in range(3):
+            model(torch.randn(4, 3)).sum().backward()
+            optimizer.step()
+    assert graphs(run) == [arrows("input -> a => norm => c => Net => loss")] * 3
+    assert len(run.structures) == 1
+
+
+def test_a_gradient_penalty_is_part_of_the_loss() -> None:
+    def program() -> None:
+        model = Net(lambda m, x: m.c(m.a(x).tanh()))
+        x = torch.randn(4, 3, requires_grad=True)
+        out = model(x)
+        (slope,) = torch.autograd.grad(out.sum(), x, create_graph=True)
+        (out.mean() + (slope.norm(dim=1) - 1).pow(2).mean()).backward()
+        sgd(model).step()
+
+    assert one_step(program) == arrows("input => a => c => Net => loss, input => loss")
+
+
+def test_forward_and_backward_within_the_optimizer() -> None:
+    model, x = Net(lambda m, x: m.c(m.a(x))), torch.randn(4, 3)
+    optimizer = torch.optim.LBFGS(model.parameters(), max_iter=2)
+
+    def closure() -> torch.Tensor:
+        optimizer.zero_grad()
+        loss = model(x).pow(2).sum()
+        loss.backward()
+        return loss
+
+    with followed() as run:
+        optimizer.step(closure)  # type: ignore[no-untyped-call]
+    assert graphs(run)[0] == arrows(
+        """input -> a => c => Net => loss
+        input -> a:1 => c:1 => Net:1 => loss:1"""
+    )
+
+
 def test_a_running_target_network_is_no_memory_of_the_step() -> None:
     online, slow = Net(lambda m, x: m.a(x)), Net(lambda m, x: m.a(x))
     optimizer = sgd(online)
