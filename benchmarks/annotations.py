@@ -3,7 +3,8 @@
     python -m benchmarks.annotations [--rounds 60] [--save FILE]
 
 Each line is timed with and without its annotation, in turns drawn anew for each round; the price is
-the difference of the medians, the noise how far two timings of the same plain line lie apart.
+the difference of the medians, the noise how far two timings of the same plain line lie apart. Steps
+are measured in processor time of their thread.
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ import random
 import statistics
 import sys
 import tempfile
+import time
 import timeit
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
@@ -129,7 +131,9 @@ def _block(training: Any, key: str, root: str, count: int = 60) -> float:
     def run() -> float:
         for _ in range(5):
             training.step()
-        return statistics.median(timeit.repeat(training.step, number=1, repeat=count))
+        return statistics.median(
+            timeit.repeat(training.step, timer=time.thread_time, number=1, repeat=count)
+        )
 
     if not key.startswith("idle"):
         return run()
