@@ -204,7 +204,10 @@ def _target_argument(func: Any) -> tuple[str, int] | None:
     """Returns name and position of the target of a loss function, None for any other function."""
     if not inspect.isfunction(func):
         return None
-    names = list(inspect.signature(func).parameters)
+    try:
+        names = list(inspect.signature(func).parameters)
+    except ValueError:  # `**` of tensors wraps a function of C++, which tells none of its names
+        return None
     return next(
         ((name, names.index(name)) for name in ("target", "targets") if name in names), None
     )

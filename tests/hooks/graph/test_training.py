@@ -219,7 +219,7 @@ def test_a_gradient_penalty_is_part_of_the_loss() -> None:
         x = torch.randn(4, 3, requires_grad=True)
         out = model(x)
         (slope,) = torch.autograd.grad(out.sum(), x, create_graph=True)
-        (out.mean() + (slope.norm(dim=1) - 1).pow(2).mean()).backward()
+        (out.mean() + ((slope.norm(dim=1) - 1) ** 2).mean()).backward()
         sgd(model).step()
 
     assert one_step(program) == arrows("input => a => c => Net => loss, input => loss")
@@ -236,7 +236,7 @@ def test_forward_and_backward_within_the_optimizer() -> None:
         return loss
 
     with followed() as run:
-        optimizer.step(closure)  # type: ignore[no-untyped-call]
+        optimizer.step(closure)
     assert graphs(run)[0] == arrows(
         """input -> a => c => Net => loss
         input -> a:1 => c:1 => Net:1 => loss:1"""
