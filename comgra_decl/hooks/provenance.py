@@ -53,7 +53,7 @@ class Provenance(TorchFunctionMode):
         self._opaque = OpaqueCalls(self._lineage, self._follower, on_fault=on_fault)
         self._nodes: dict[Slot, int] = {}
         self._edges: dict[tuple[int, int], bool] = {}
-        self._own: dict[int, tuple[Any, int]] = {}  # id of a traced tensor -> it, its node
+        self._own: dict[int, tuple[Any, int, Slot]] = {}  # id of a traced tensor -> it, its node
         self._outside: set[int] = set()  # storages that came into the step from elsewhere
         self._named: dict[tuple[str, str], None] = {}  # edges stated by name
         self._cuts: dict[tuple[int, str], None] = {}
@@ -124,20 +124,42 @@ class Provenance(TorchFunctionMode):
         made the tensor (custom C++ calls, numpy inside).
         """
         node = self._node(slot)
-        sources = self._lineage.of(tensor)
         again = self._follower.recomputed > 0 and tensor.is_floating_point()
         follows = tensor.requires_grad or again
-        if sources is NO_SOURCES and not self._lineage.seen(tensor):
-            inputs = list(fallback)
-            if not any(given is tensor for given in inputs):
-                found = self._lineage.union(inputs)
-                sources = found if follows else Sources(found.all, frozenset())
-        self._connect(sources, node)
+        own = {node}
+        twin = self._twin(slot, tensor)
+        if twin is None:
+            self._connect(self._sources(tensor, fallback, follows=follows), node)
+        else:  # one tensor in two roles of an output: beside each other, not in a row
+            own |= self._lineage.of(tensor).all
+            known = [(s, grad) for (s, sink), grad in self._edges.items() if sink == twin]
+            self._edges |= {(source, node): grad for source, grad in known}
         if slot.kind != "computed":
             self._outside.add(storage_id(tensor))
-        own = frozenset((node,))
-        self._lineage.replace(tensor, Sources(own, own if follows else frozenset()))
-        self._own[id(tensor)] = (self._lineage.reference(tensor), node)
+        nodes = frozenset(own)
+        self._lineage.replace(tensor, Sources(nodes, nodes if follows else frozenset()))
+        self._own[id(tensor)] = (self._lineage.reference(tensor), node, slot)
+
+    def _sources(
+        self, tensor: torch.Tensor, fallback: Iterable[torch.Tensor], *, follows: bool
+    ) -> Sources:
+        sources = self._lineage.of(tensor)
+        if sources is not NO_SOURCES or self._lineage.seen(tensor):
+            return sources
+        inputs = list(fallback)
+        if any(given is tensor for given in inputs):
+            return sources
+        found = self._lineage.union(inputs)
+        return found if follows else Sources(found.all, frozenset())
+
+    def _twin(self, slot: Slot, tensor: torch.Tensor) -> int | None:
+        """Returns the node that the same call of the same module has made of this tensor."""
+        known = self._own.get(id(tensor))
+        if known is None or known[0]() is not tensor:
+            return None
+        _, node, other = known
+        same = other.iteration == slot.iteration and other.node() == slot.node()
+        return node if same and other is not slot and node in self._lineage.of(tensor).all else None
 
     def _connect(self, sources: Sources, node: int) -> None:
         for source in sources.all - {node}:
@@ -159,9 +181,9 @@ class Provenance(TorchFunctionMode):
         given = self._lineage.union(tensor for _, tensor in tensors_in(source))
         reached = given.grad if gradient else frozenset[int]()
         for _, tensor in tensors_in(sink):
-            reference, node = self._own.get(id(tensor), (None, -1))
-            if reference is not None and reference() is tensor:
-                self._connect(Sources(given.all, reached), node)
+            traced = self._own.get(id(tensor))
+            if traced is not None and traced[0]() is tensor:
+                self._connect(Sources(given.all, reached), traced[1])
             else:
                 known = self._lineage.of(tensor)
                 self._lineage.set(tensor, Sources(known.all | given.all, known.grad | reached))

@@ -181,6 +181,24 @@ class Structured(nn.Module):
         return out["sum"] + out["pair"][1][0]
 
 
+class Twice(nn.Module):
+    """One tensor under two names, as models return their last hidden state."""
+
+    class Inner(nn.Module):
+        def forward(self, x: torch.Tensor) -> Any:
+            doubled = x * 2
+            return doubled, [doubled]
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.a = nn.Linear(3, 3)
+        self.inner = self.Inner()
+
+    def forward(self, x: torch.Tensor) -> Any:
+        first, others = self.inner(self.a(x))
+        return first + others[0]
+
+
 class Experts(nn.Module):
     """Each sample goes to the expert that a router chooses."""
 
@@ -290,6 +308,11 @@ CASES: dict[str, tuple[nn.Module, dict[str, Any], str]] = {
         OUTPUTS,
         """input -> a => inner.sum => Structured => loss, input -> b => inner.sum
         a => inner.pair[0], b => inner.pair[1][0] => Structured""",
+    ),
+    "one tensor in two roles": (
+        Twice(),
+        OUTPUTS,
+        "input -> a => inner[0] => Twice => loss, a => inner[1][0] => Twice",
     ),
     "experts": (
         Experts(),

@@ -243,6 +243,17 @@ def test_forward_and_backward_within_the_optimizer() -> None:
     )
 
 
+def test_two_roles_of_one_tensor_at_every_step() -> None:
+    model = Net(lambda m, x: (h := m.a(x), h))
+    optimizer = sgd(model)
+    with followed() as run:
+        for _ in range(3):
+            sum(model(torch.randn(4, 3))).sum().backward()
+            optimizer.step()
+    expected = arrows("input -> a => Net[0] => loss, a => Net[1] => loss")
+    assert graphs(run) == [expected] * 3
+
+
 def test_a_running_target_network_is_no_memory_of_the_step() -> None:
     online, slow = Net(lambda m, x: m.a(x)), Net(lambda m, x: m.a(x))
     optimizer = sgd(online)
