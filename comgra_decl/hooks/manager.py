@@ -68,6 +68,7 @@ class HookManager(Attachment):
         super().__init__(spec, sink, scalars=scalars, meter=meter or Meter())
         self._on_fault = on_fault
         self._quiet = 0.0  # no step before this one can be due
+        self._resting = False  # whether the end of a step only counts it
         self._deferred = False  # whether the step is decided about again at its end
         self._watched = False  # whether it is decided about when the model is called
         self._evaluating = False  # as far as the program has said so
@@ -123,6 +124,7 @@ class HookManager(Attachment):
     def stop(self) -> None:
         """Asks, from any thread, that tracing ends with the current step."""
         self._stop_requested = True
+        self._resting = False
 
     def stop_keeping(self) -> None:
         """Asks, from any thread, that steps are no longer captured to be decided about later."""
@@ -198,6 +200,9 @@ class HookManager(Attachment):
 
     def _end_step(self) -> None:
         self._scalars.end_step(self._step, self._agenda.labels)
+        if self._resting and self._step + 1 < self._quiet and not self._incoming:
+            self._step += 1  # what nearly all steps do; it must cost next to nothing
+            return
         if self._stop_requested:
             self._remove_everything()
             return
@@ -213,6 +218,15 @@ class HookManager(Attachment):
         if self._incoming:
             self._adopt()
         self._begin_step()
+        self._resting = not (
+            self._armed
+            or self._stopped
+            or self._stop_requested
+            or self._evaluation.open
+            or self._watch.waiting
+            or self._budget.timed
+            or self._agenda.typed
+        )
 
     def _begin_step(self) -> None:
         plan = Plan.WAIT
@@ -282,6 +296,7 @@ class HookManager(Attachment):
         """A module was switched to training or evaluation, as each of its children was before."""
         if training == (not self._evaluating) or self._stopped or torch.compiler.is_compiling():
             return
+        self._resting = False
         try:
             modes.sweep()
             self._evaluating = not training and not self._is_frozen(module)
@@ -336,6 +351,7 @@ class HookManager(Attachment):
         too_late = self._watched and not self._watch.waiting and not self._armed
         self._agenda.tag(names, too_late=too_late)
         self._quiet = -math.inf
+        self._resting = False
 
     def _on_step(self) -> None:
         """The program says that a step ends here."""
