@@ -14,27 +14,27 @@ import torch
 from torch import nn
 from torch.optim.optimizer import register_optimizer_step_pre_hook
 
-from comgra_decl.hooks.beside import Beside
-from comgra_decl.hooks.budget import Budget, Meter
-from comgra_decl.hooks.capture import StepCapture
-from comgra_decl.hooks.categories import categories
 from comgra_decl.hooks.compiled import EagerStance
-from comgra_decl.hooks.evaluation import EvaluationPhases
-from comgra_decl.hooks.numbers import read_number
+from comgra_decl.hooks.functions.beside import Beside
+from comgra_decl.hooks.graph.structures import Structures
 from comgra_decl.hooks.patches import LossWatch
+from comgra_decl.hooks.reading.capture import StepCapture
+from comgra_decl.hooks.reading.categories import categories
+from comgra_decl.hooks.reading.slots import SlotTable
 from comgra_decl.hooks.report import Reporter
-from comgra_decl.hooks.scalars import Scalars
-from comgra_decl.hooks.slots import SlotTable
-from comgra_decl.hooks.structures import Structures
 from comgra_decl.hooks.tracer import ModuleTracer
 from comgra_decl.hooks.tree import Owners, Top
+from comgra_decl.hooks.when.budget import Budget, Meter
+from comgra_decl.hooks.when.evaluation import EvaluationPhases
+from comgra_decl.hooks.words.numbers import read_number
+from comgra_decl.hooks.words.scalars import Scalars
 from comgra_decl.records import RawStep, Said, StepInfo
 from comgra_decl.stats import Reducer
 
 if TYPE_CHECKING:
     from torch.utils.hooks import RemovableHandle
 
-    from comgra_decl.hooks.hearing import Hearing
+    from comgra_decl.hooks.words.hearing import Hearing
     from comgra_decl.spec import Spec
 
 _EVERY_SAMPLE = 1 << 30
@@ -248,7 +248,7 @@ def _new_capture(spec: Spec, *, followed: bool) -> StepCapture:
         spare_values=followed and spec.keep is not None and spec.keep.values,
     )
     if spec.opt_in:
-        from comgra_decl.hooks.measured import Measured
+        from comgra_decl.hooks.reading.measured import Measured
 
         refuse = capture.refused.setdefault
         capture.measured = Measured(spec.opt_in, refuse=refuse, complete=followed)

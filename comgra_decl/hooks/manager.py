@@ -23,15 +23,15 @@ from torch.optim.optimizer import (
 )
 
 from comgra_decl.hooks import modes
-from comgra_decl.hooks.agenda import TRAIN, Agenda, Plan
 from comgra_decl.hooks.attachment import Attachment
-from comgra_decl.hooks.budget import Budget, Meter
-from comgra_decl.hooks.capture import StepCapture
-from comgra_decl.hooks.ending import StepEnd
-from comgra_decl.hooks.hearing import Hearing
 from comgra_decl.hooks.patches import watch_mode
+from comgra_decl.hooks.reading.capture import StepCapture
 from comgra_decl.hooks.tree import Top
-from comgra_decl.hooks.types import Labeller, RootWatch
+from comgra_decl.hooks.when.agenda import TRAIN, Agenda, Plan
+from comgra_decl.hooks.when.budget import Budget, Meter
+from comgra_decl.hooks.when.ending import StepEnd
+from comgra_decl.hooks.when.types import Labeller, RootWatch
+from comgra_decl.hooks.words.hearing import Hearing
 from comgra_decl.records import RawStep, Said, StepInfo
 
 if TYPE_CHECKING:
@@ -124,7 +124,6 @@ class HookManager(Attachment):
     def stop(self) -> None:
         """Asks, from any thread, that tracing ends with the current step."""
         self._stop_requested = True
-        self._resting = False
 
     def stop_keeping(self) -> None:
         """Asks, from any thread, that steps are no longer captured to be decided about later."""
@@ -200,11 +199,11 @@ class HookManager(Attachment):
 
     def _end_step(self) -> None:
         self._scalars.end_step(self._step, self._agenda.labels)
-        if self._resting and self._step + 1 < self._quiet and not self._incoming:
-            self._step += 1  # what nearly all steps do; it must cost next to nothing
-            return
         if self._stop_requested:
             self._remove_everything()
+            return
+        if self._resting and self._step + 1 < self._quiet and not self._incoming:
+            self._step += 1  # what nearly all steps do; it must cost next to nothing
             return
         cost = None
         if self._armed:
@@ -221,7 +220,6 @@ class HookManager(Attachment):
         self._resting = not (
             self._armed
             or self._stopped
-            or self._stop_requested
             or self._evaluation.open
             or self._watch.waiting
             or self._budget.timed

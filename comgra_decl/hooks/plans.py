@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING
 from torch import nn
 
 from comgra_decl.annotations import Mark
-from comgra_decl.hooks.recorder import Wanted
-from comgra_decl.hooks.slots import Slot
+from comgra_decl.hooks.reading.recorder import Wanted
+from comgra_decl.hooks.reading.slots import Slot
 from comgra_decl.hooks.tree import Top, named_modules
 from comgra_decl.spec import Capture, ModuleFacts, Selection, Spec, select
 

@@ -10,9 +10,9 @@ from comgra_decl.hooks.tree import named_modules
 from comgra_decl.spec.globs import compile_text
 
 if TYPE_CHECKING:
-    from comgra_decl.hooks.beside import Beside
-    from comgra_decl.hooks.capture import StepCapture
+    from comgra_decl.hooks.functions.beside import Beside
     from comgra_decl.hooks.plans import ModulePlan, TensorPlan, TopPlan
+    from comgra_decl.hooks.reading.capture import StepCapture
     from comgra_decl.records import StepInfo
     from comgra_decl.spec import Spec
 

@@ -16,20 +16,20 @@ from torch.nn.modules.module import (
 )
 
 from comgra_decl.hooks import modes
-from comgra_decl.hooks.ends import Ends, input_role
-from comgra_decl.hooks.native import NativeCalls
 from comgra_decl.hooks.nested import first_batch_size, tensors_in
-from comgra_decl.hooks.parameters import Parameters
 from comgra_decl.hooks.plans import ModulePlan, TopPlan
-from comgra_decl.hooks.recorder import TensorRecorder
-from comgra_decl.hooks.slots import Slot
+from comgra_decl.hooks.reading.ends import Ends, input_role
+from comgra_decl.hooks.reading.native import NativeCalls
+from comgra_decl.hooks.reading.parameters import Parameters
+from comgra_decl.hooks.reading.recorder import TensorRecorder
+from comgra_decl.hooks.reading.slots import Slot
 from comgra_decl.hooks.tree import Owners, Top
 
 if TYPE_CHECKING:
     from torch.utils.hooks import RemovableHandle
 
-    from comgra_decl.hooks.capture import StepCapture
-    from comgra_decl.hooks.provenance import Provenance
+    from comgra_decl.hooks.graph.provenance import Provenance
+    from comgra_decl.hooks.reading.capture import StepCapture
     from comgra_decl.spec import Spec
 
 _graph_task: Callable[[], int] = torch._C._current_graph_task_id

@@ -19,7 +19,7 @@ import yaml
 from comgra_decl.errors import SpecError
 
 if TYPE_CHECKING:
-    from comgra_decl.hooks.budget import Meter
+    from comgra_decl.hooks.when.budget import Meter
     from comgra_decl.spec import Spec
 
 _log = logging.getLogger("comgra_decl")

@@ -54,7 +54,7 @@ class Session:
         """
         if not self._spec.enabled or self._hooks is not None:
             return
-        from comgra_decl.hooks.budget import Meter
+        from comgra_decl.hooks.when.budget import Meter
         from comgra_decl.launch.folders import create_run_folder
         from comgra_decl.launch.live import Attendant
         from comgra_decl.store import RunWriter, WriterThread

@@ -112,7 +112,7 @@ def is_selected(selectors: Iterable[Selector], module: ModuleFacts) -> bool:
 
 def _selects(selector: Selector, module: ModuleFacts) -> bool:
     if selector.function:
-        return False  # calls, which `hooks.functions` follows
+        return False  # calls, which `hooks.functions` records
     return (
         _is_placed(selector, module)
         and (not selector.class_ or any(_is_class(name, module) for name in selector.class_))

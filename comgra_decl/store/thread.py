@@ -27,9 +27,9 @@ class WriterThread:
     """Commits records in the background, at most one commit in flight.
 
     The first record is committed at once, later ones at least `commit_interval` seconds apart,
-    earlier when half of `queue_bytes` is taken, up to two seconds later when at the present pace
-    a block of records will be whole by then: it need not be stored as rows as well. What was said
-    of steps goes along, after five seconds at the latest (twenty in a run of hours). While the queue
+    earlier when half of `queue_bytes` is taken, up to two seconds later when at the present pace a
+    block of records will be whole by then: it need not be stored as rows as well. What was said of
+    steps goes along, after five seconds at the latest (twenty in a run of hours). While the queue
     is full, `put` blocks: nothing is lost silently. A commit that fails because the disk is full is
     repeated for `patience` seconds; any other error is reported once, and from then on everything
     is dropped, so that the training goes on.

@@ -21,7 +21,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 import comgra_decl as comgra
 from comgra_decl.errors import RunNotFoundError
-from comgra_decl.hooks.numbers import LateNumbers, read_number
+from comgra_decl.hooks.words.numbers import LateNumbers, read_number
 from comgra_decl.query import Run
 
 SPARSE = {"nodes": {"all": {"select": "**"}}, "schedule": {"first": 2, "every": 500}}
@@ -349,7 +349,7 @@ def test_nothing_of_it_stays_behind(tmp_path: Path) -> None:
 def test_a_fault_of_ours_never_reaches_the_program(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr("comgra_decl.hooks.scalars.read_number", lambda _: 1 / 0)
+    monkeypatch.setattr("comgra_decl.hooks.words.scalars.read_number", lambda _: 1 / 0)
     net = Net()
     run, truth = traced(tmp_path, lambda: [net.step() for _ in range(5)])
     assert truth == [Net().step(), *truth[1:]]

@@ -227,7 +227,8 @@ def test_path_and_regex_and_exclude_are_set_operations(regex: str, glob: str, ou
     assert chosen({"path": glob, "regex": regex}, exclude={"regex": out}) == expected
 
 
-@given(st.text("*?acemfl-tnsr.", min_size=1, max_size=8))
+# "???" is how OmegaConf writes a value that is missing
+@given(st.text("*?acemfl-tnsr.", min_size=1, max_size=8).filter(lambda text: text != "???"))
 def test_annotations_are_found_by_globs(pattern: str) -> None:
     picked = select(load_spec({"nodes": {"it": {"select": {"annotation": pattern}}}}), MARKED)
     marks = {"enc.attn": "self-attn", "dec.attn": "cross-attn", "dec.mlp": "mlp"}
@@ -238,7 +239,7 @@ def test_annotations_are_found_by_globs(pattern: str) -> None:
 
 
 def test_classes_and_annotations_can_be_excluded() -> None:
-    spec = {"nodes": {"it": {"select": "**", "exclude": {"annotation": "*-attn"}}}}
+    spec: dict[str, Any] = {"nodes": {"it": {"select": "**", "exclude": {"annotation": "*-attn"}}}}
     assert select(load_spec(spec), MARKED).matched["it"] == ["", "dec.mlp"]
     spec = {"nodes": {"it": {"select": "**"}}, "exclude": [{"class": "Attention"}, "dec.mlp"]}
     assert select(load_spec(spec), MARKED).matched["it"] == [""]

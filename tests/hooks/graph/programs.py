@@ -12,9 +12,9 @@ from typing import NamedTuple
 
 import torch
 
+from comgra_decl.hooks.graph.provenance import Provenance
 from comgra_decl.hooks.modes import insert_at_bottom, remove
-from comgra_decl.hooks.provenance import Provenance
-from comgra_decl.hooks.slots import Slot
+from comgra_decl.hooks.reading.slots import Slot
 
 Node = torch.autograd.graph.Node
 Edges = dict[tuple[int, int], bool]

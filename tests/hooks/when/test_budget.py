@@ -9,8 +9,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from comgra_decl.hooks.agenda import Agenda, Plan
-from comgra_decl.hooks.budget import Budget, Meter
+from comgra_decl.hooks.when.agenda import Agenda, Plan
+from comgra_decl.hooks.when.budget import Budget, Meter
 from comgra_decl.spec import load_spec
 
 

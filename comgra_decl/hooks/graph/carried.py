@@ -10,7 +10,7 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import TYPE_CHECKING, NamedTuple
 
-from comgra_decl.hooks.structure_hash import stable_hash
+from comgra_decl.hooks.graph.structure_hash import stable_hash
 from comgra_decl.records import EARLIER_STEP
 
 if TYPE_CHECKING:

@@ -7,8 +7,8 @@ from typing import Any
 
 import torch
 
-from comgra_decl.hooks.calls import Call, column, tensors_of
-from comgra_decl.hooks.lineage import NO_SOURCES, Lineage, Sources, merged
+from comgra_decl.hooks.graph.calls import Call, column, tensors_of
+from comgra_decl.hooks.graph.lineage import NO_SOURCES, Lineage, Sources, merged
 
 Values = Sequence[Any]
 """The arguments of a call, positional ones first."""

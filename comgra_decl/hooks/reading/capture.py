@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from comgra_decl.hooks.gradients import Backwards
+from comgra_decl.hooks.reading.gradients import Backwards
 from comgra_decl.records import Layout, RawStep, StepInfo
 from comgra_decl.stats import CannotReduceError, Reducer
 
@@ -17,9 +17,9 @@ if TYPE_CHECKING:
     import torch
     from numpy.typing import NDArray
 
-    from comgra_decl.hooks.categories import Categories
-    from comgra_decl.hooks.measured import Measured
-    from comgra_decl.hooks.slots import Slot, SlotTable
+    from comgra_decl.hooks.reading.categories import Categories
+    from comgra_decl.hooks.reading.measured import Measured
+    from comgra_decl.hooks.reading.slots import Slot, SlotTable
     from comgra_decl.stats import Reduced
 
 _MAX_LAYOUTS = 256  # forms of a step kept for reuse; a model of endless forms must not leak

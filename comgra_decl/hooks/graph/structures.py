@@ -8,14 +8,14 @@ from typing import TYPE_CHECKING, Any
 
 from comgra_decl.errors import did_you_mean
 from comgra_decl.hooks import modes
-from comgra_decl.hooks.carried import Carried
-from comgra_decl.hooks.memory import Memory
-from comgra_decl.hooks.provenance import Provenance
+from comgra_decl.hooks.graph.carried import Carried
+from comgra_decl.hooks.graph.memory import Memory
+from comgra_decl.hooks.graph.provenance import Provenance
 
 if TYPE_CHECKING:
     import torch
 
-    from comgra_decl.hooks.slots import Slot
+    from comgra_decl.hooks.reading.slots import Slot
     from comgra_decl.records import StepInfo, Structure
 
 _RECAPTURE_EVERY = 10

@@ -5,16 +5,16 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
-from comgra_decl.hooks.annotated import AnnotatedNodes
-from comgra_decl.hooks.functions import FunctionTracer, wants_calls
-from comgra_decl.hooks.recorder import TensorRecorder
+from comgra_decl.hooks.functions.annotated import AnnotatedNodes
+from comgra_decl.hooks.functions.functions import FunctionTracer, wants_calls
+from comgra_decl.hooks.reading.recorder import TensorRecorder
 
 if TYPE_CHECKING:
     from torch import nn
 
-    from comgra_decl.hooks.capture import StepCapture
-    from comgra_decl.hooks.evaluation import EvaluationPhases
+    from comgra_decl.hooks.reading.capture import StepCapture
     from comgra_decl.hooks.tracer import ModuleTracer
+    from comgra_decl.hooks.when.evaluation import EvaluationPhases
     from comgra_decl.spec import Spec
 
 

@@ -8,16 +8,16 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import torch
 
-from comgra_decl.hooks.gradients import gradient_slot
-from comgra_decl.hooks.splitting import Part, take_apart
+from comgra_decl.hooks.reading.gradients import gradient_slot
+from comgra_decl.hooks.reading.splitting import Part, take_apart
 from comgra_decl.stats.quiet import is_functorch_wrapped
 
 if TYPE_CHECKING:
     from torch.utils.hooks import RemovableHandle
 
-    from comgra_decl.hooks.capture import StepCapture
-    from comgra_decl.hooks.provenance import Provenance
-    from comgra_decl.hooks.slots import Slot
+    from comgra_decl.hooks.graph.provenance import Provenance
+    from comgra_decl.hooks.reading.capture import StepCapture
+    from comgra_decl.hooks.reading.slots import Slot
     from comgra_decl.spec import Capture
 
 SlotOf = Callable[[str], "Slot"]

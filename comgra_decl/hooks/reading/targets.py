@@ -13,11 +13,11 @@ from torch.overrides import TorchFunctionMode
 
 from comgra_decl.hooks import modes
 from comgra_decl.hooks.nested import tensors_in
-from comgra_decl.hooks.slots import Slot
+from comgra_decl.hooks.reading.slots import Slot
 
 if TYPE_CHECKING:
-    from comgra_decl.hooks.capture import StepCapture
-    from comgra_decl.hooks.provenance import Provenance
+    from comgra_decl.hooks.graph.provenance import Provenance
+    from comgra_decl.hooks.reading.capture import StepCapture
 
 _SHAPE_ONLY = ("_like", "new_", "_as")
 """Calls that take only shape or dtype from (one of) their tensors."""

@@ -13,8 +13,8 @@ from typing import TYPE_CHECKING
 import torch
 
 if TYPE_CHECKING:
-    from comgra_decl.hooks.capture import StepCapture
-    from comgra_decl.hooks.slots import Slot
+    from comgra_decl.hooks.reading.capture import StepCapture
+    from comgra_decl.hooks.reading.slots import Slot
 
 _OURS = f"{Path(__file__).resolve().parents[1]}{os.sep}"
 _TORCH = f"{Path(torch.__file__).resolve().parent}{os.sep}"

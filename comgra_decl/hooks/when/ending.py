@@ -6,7 +6,7 @@ import weakref
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
-from comgra_decl.hooks.optimizers import StepOwner
+from comgra_decl.hooks.when.optimizers import StepOwner
 
 if TYPE_CHECKING:
     import torch

@@ -8,10 +8,10 @@ from collections.abc import Callable, Iterable
 from enum import Enum
 from typing import TYPE_CHECKING
 
-from comgra_decl.hooks.countdown import Countdown
+from comgra_decl.hooks.when.countdown import Countdown
 
 if TYPE_CHECKING:
-    from comgra_decl.hooks.budget import Budget
+    from comgra_decl.hooks.when.budget import Budget
     from comgra_decl.spec import Spec
 
 TRAIN = "train"

@@ -20,9 +20,9 @@ import numpy as np
 import torch
 
 from comgra_decl.hooks.nested import tensors_in
-from comgra_decl.hooks.numbers import LateNumbers, is_plain, read_number
 from comgra_decl.hooks.patches import Backwards, Patch
-from comgra_decl.hooks.places import StepPlace
+from comgra_decl.hooks.words.numbers import LateNumbers, is_plain, read_number
+from comgra_decl.hooks.words.places import StepPlace
 from comgra_decl.records import Note, Said
 
 if TYPE_CHECKING:

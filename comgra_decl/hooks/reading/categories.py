@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from comgra_decl.hooks.nested import tensors_in
-from comgra_decl.hooks.types import find_input
+from comgra_decl.hooks.when.types import find_input
 from comgra_decl.spec.samples import CategoryFunction, CategoryInput
 
 if TYPE_CHECKING:

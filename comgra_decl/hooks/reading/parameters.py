@@ -9,13 +9,13 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import nn
 
-from comgra_decl.hooks.gradients import unused
+from comgra_decl.hooks.reading.gradients import unused
 
 if TYPE_CHECKING:
     from torch.utils.hooks import RemovableHandle
 
-    from comgra_decl.hooks.capture import StepCapture
     from comgra_decl.hooks.plans import TensorPlan, TopPlan
+    from comgra_decl.hooks.reading.capture import StepCapture
 
 _UNINITIALIZED = (nn.parameter.UninitializedParameter, nn.parameter.UninitializedBuffer)
 _NARROW = (torch.float16, torch.bfloat16)

@@ -6,10 +6,10 @@ import time
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
-from comgra_decl.hooks.countdown import Countdown
+from comgra_decl.hooks.when.countdown import Countdown
 
 if TYPE_CHECKING:
-    from comgra_decl.hooks.capture import StepCapture
+    from comgra_decl.hooks.reading.capture import StepCapture
     from comgra_decl.spec.schedule import EvalSpec
 
 _MAX_CALLS = 2000

@@ -18,11 +18,11 @@ import torch._functorch.vmap as _vmap
 from torch.autograd.function import _SingleLevelFunction
 from torch.utils.checkpoint import CheckpointFunction
 
-from comgra_decl.hooks.calls import tensors_of
-from comgra_decl.hooks.lineage import NO_SOURCES, Lineage, Sources, merged
+from comgra_decl.hooks.graph.calls import tensors_of
+from comgra_decl.hooks.graph.lineage import NO_SOURCES, Lineage, Sources, merged
 
 if TYPE_CHECKING:
-    from comgra_decl.hooks.following import Follower
+    from comgra_decl.hooks.graph.following import Follower
 
 _ABSENT = object()
 

@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     import torch
     from numpy.typing import NDArray
 
-    from comgra_decl.hooks.slots import Slot
+    from comgra_decl.hooks.reading.slots import Slot
 
 Refuse = Callable[[str, str], object]
 """Told what is not recorded, and why."""

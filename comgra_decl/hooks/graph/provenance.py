@@ -14,17 +14,17 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch.overrides import TorchFunctionMode
 
-from comgra_decl.hooks.calls import Call, meaning
-from comgra_decl.hooks.following import Follower
-from comgra_decl.hooks.lineage import NO_SOURCES, Lineage, Sources, storage_id
-from comgra_decl.hooks.memory import EarlierSlots, Memory
+from comgra_decl.hooks.graph.calls import Call, meaning
+from comgra_decl.hooks.graph.following import Follower
+from comgra_decl.hooks.graph.lineage import NO_SOURCES, Lineage, Sources, storage_id
+from comgra_decl.hooks.graph.memory import EarlierSlots, Memory
+from comgra_decl.hooks.graph.opaque import OpaqueCalls
+from comgra_decl.hooks.graph.structure_hash import stable_hash
 from comgra_decl.hooks.nested import tensors_in
-from comgra_decl.hooks.opaque import OpaqueCalls
-from comgra_decl.hooks.structure_hash import stable_hash
 from comgra_decl.records import SlotKey, Structure
 
 if TYPE_CHECKING:
-    from comgra_decl.hooks.slots import Slot
+    from comgra_decl.hooks.reading.slots import Slot
 
 
 class Provenance(TorchFunctionMode):

@@ -15,7 +15,7 @@ from typing import Any, Protocol
 from torch.overrides import TorchFunctionMode
 
 from comgra_decl.hooks import modes
-from comgra_decl.hooks.lookup import Found
+from comgra_decl.hooks.functions.lookup import Found
 
 _ABSENT = object()
 

@@ -16,7 +16,7 @@ from comgra_decl.hooks import modes
 from comgra_decl.hooks.nested import tensors_in
 
 if TYPE_CHECKING:
-    from comgra_decl.hooks.provenance import Provenance
+    from comgra_decl.hooks.graph.provenance import Provenance
 
 _LAYERS = (nn.MultiheadAttention, nn.TransformerEncoder, nn.TransformerEncoderLayer)
 

@@ -7,15 +7,15 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from comgra_decl.hooks.gradients import loss_node
 from comgra_decl.hooks.nested import tensors_in
-from comgra_decl.hooks.slots import Slot
-from comgra_decl.hooks.targets import Targets
+from comgra_decl.hooks.reading.gradients import loss_node
+from comgra_decl.hooks.reading.slots import Slot
+from comgra_decl.hooks.reading.targets import Targets
 
 if TYPE_CHECKING:
-    from comgra_decl.hooks.capture import StepCapture
-    from comgra_decl.hooks.provenance import Provenance
-    from comgra_decl.hooks.recorder import TensorRecorder
+    from comgra_decl.hooks.graph.provenance import Provenance
+    from comgra_decl.hooks.reading.capture import StepCapture
+    from comgra_decl.hooks.reading.recorder import TensorRecorder
     from comgra_decl.spec import Spec
 
 

@@ -1,0 +1,1 @@
+"""What is recorded beside modules: calls of functions, and tensors that the program names."""

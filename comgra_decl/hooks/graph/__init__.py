@@ -1,0 +1,1 @@
+"""The dependency graph of a step: what each tensor was computed from."""

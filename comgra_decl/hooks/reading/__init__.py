@@ -1,0 +1,1 @@
+"""Reading tensors into slots: outputs, gradients, parameters, inputs, targets."""

@@ -1,0 +1,1 @@
+"""When a step begins and ends, what it is called, and whether it is recorded."""

@@ -1,0 +1,1 @@
+"""What the program says, and the numbers of every step, recorded or not."""
