@@ -22,7 +22,8 @@ demo: $(VENV)/.demo  ## train the tutorial with tracing and look at it (Ctrl-C e
 	@$(BIN)/python examples/demo.py $(ARGS)
 
 test: lint  ## set everything up, then lint, check types and run every test
-	@chromium="$$(.ci/chromium)" && CHROMIUM="$$chromium" $(BIN)/python -m pytest $(ARGS)
+	@chromium="$$(.ci/chromium)" && CHROMIUM="$$chromium" $(BIN)/python -m pytest \
+		-n auto --maxprocesses 4 --dist worksteal $(ARGS)
 
 lint: $(VENV)/.test  ## ruff and mypy only
 	$(BIN)/ruff check

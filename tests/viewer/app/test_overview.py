@@ -64,7 +64,7 @@ def test_a_pass_nobody_recorded_has_no_picture(view: RunView) -> None:
     assert overview(view, resolve(view, Selection(), {}), "update") is None
 
 
-@given(arrays(np.float64, st.integers(2, 60), elements=st.floats(-1e6, 1e6)))
+@given(arrays(np.float64, st.integers(2, 60), elements=st.floats(-1e6, 1e6, allow_subnormal=False)))
 def test_places_have_the_colours_of_the_graph(values: np.ndarray) -> None:
     scale: Scale = scale_of(values)
     places = places_of(scale, values)
