@@ -26,6 +26,7 @@ def verdicts(results: Results) -> list[Verdict]:
     """Holds every target against the results."""
     return [
         _at_most(results, "mlp", "idle", limit=1.02, column="step"),
+        _at_most(results, "mlp", "silent", limit=1.02, column="step"),
         _not_measurable(results, "transformer", "idle"),
         _at_most(results, "mlp", "record", limit=4.0, column="stored"),
         _at_most(results, "transformer", "record", limit=1.15, column="stored"),

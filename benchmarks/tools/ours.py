@@ -101,6 +101,11 @@ OURS: tuple[Tool, ...] = (
         "ours, idle",
         source=spec(OUTPUTS_AND_GRADIENTS, schedule=FIRST_STEP_ONLY),
     ),
+    Idle(
+        "silent",
+        "ours, idle, without the loss of every step",
+        source=spec(OUTPUTS_AND_GRADIENTS, schedule=FIRST_STEP_ONLY, kpis={"loss": False}),
+    ),
     Ours(
         "record",
         "ours, every step",

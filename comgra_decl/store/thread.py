@@ -180,7 +180,8 @@ class WriterThread:
                     return False
                 due = self._closing or self._pause(writer, time.monotonic()) <= 0
                 steps = [self._queue.popleft() for _ in range(self._share(writer))]
-                said = list(self._waiting_said) if due or self._pressed else []
+                # under pressure steps go first: numbers would end the commit within a block
+                said = list(self._waiting_said) if due or (self._pressed and not steps) else []
                 closing = self._closing
                 if said:
                     self._waiting_said.clear()

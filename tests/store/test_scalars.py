@@ -236,3 +236,17 @@ def test_a_flood_makes_the_training_wait_and_loses_nothing(tmp_path: Path) -> No
     thread.close(20)
     assert errors == []
     assert scalars_of(Reader(tmp_path / "run").view) == rows
+
+
+def test_numbers_do_not_end_a_commit_early_under_pressure() -> None:
+    writer = FakeWriter()
+    large = raw(0, size=1000)
+    thread, _ = thread_of(writer, commit_interval=1000, queue_bytes=20 * large.nbytes)
+    thread.put(raw(0))
+    until(lambda: writer.commits == [[0]])
+    thread.put_said(said([(0, "a", "train", 1.0)]))
+    for step in range(1, 41):
+        thread.put(raw(step, size=1000))
+    assert writer.commits == [[0]]
+    thread.close(20)
+    assert writer.commits == [[0], list(range(1, 41))]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from ctypes import c_double, c_float
 from typing import Any
 
 import numpy as np
@@ -22,6 +23,7 @@ _C: Any = torch._C
 _function_modes: Callable[[], int] = _C._len_torch_function_stack
 _dispatch_modes: Callable[[], int] = _C._len_torch_dispatch_stack
 _ASYNCHRONOUS = ("cuda", "xpu")
+_STORED: dict[torch.dtype, Any] = {torch.float32: c_float, torch.float64: c_double}
 
 
 def read_number(tensor: Tensor) -> float | Tensor | None:
@@ -43,6 +45,10 @@ def is_plain(tensor: Any) -> bool:
 
 def _item(tensor: Tensor) -> float | None:
     try:
+        stored = _STORED.get(tensor.dtype)
+        if stored is not None and tensor.numel() == 1 and not tensor.is_neg():
+            # `item()` takes torch's long way, which a step of 0.3 ms feels
+            return float(stored.from_address(tensor.data_ptr()).value)
         return float(tensor.item())
     except (RuntimeError, TypeError, ValueError):  # several elements, complex, in a transform
         return None
