@@ -1,0 +1,26 @@
+"""The command `comgra-decl ls`."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from comgra_decl.launch.printing import AsJson, Root, print_json, require_folder
+
+PANEL = "Look"
+
+
+def command(root: Root = Path("runs"), as_json: AsJson = False) -> None:
+    """List the runs in a folder, oldest first."""
+    from comgra_decl.launch.describe import describe_summary
+    from comgra_decl.query import list_runs
+
+    require_folder(root)
+    runs = [describe_summary(summary) for summary in list_runs(root)]
+    if as_json:
+        print_json(runs)
+    elif not runs:
+        print(f"There is no run in {root} yet.")
+    else:
+        from comgra_decl.launch.tables import console, runs_table
+
+        console().print(runs_table(runs))

@@ -1,0 +1,37 @@
+"""The command `comgra-decl view`."""
+
+from __future__ import annotations
+
+import errno
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from comgra_decl.errors import ComgraError
+from comgra_decl.launch.printing import Root
+
+PANEL = "Look"
+
+_CANNOT_LISTEN = (errno.EADDRINUSE, errno.EADDRNOTAVAIL, errno.EACCES)
+"""The port is taken, the address is not this machine's, or the port needs privileges."""
+
+
+def command(
+    root: Root = Path("runs"),
+    port: Annotated[int, typer.Option(help="Port of the server; 0 takes a free one.")] = 5006,
+    address: Annotated[str, typer.Option(help="Network address to listen on.")] = "127.0.0.1",
+    show: Annotated[bool, typer.Option(help="Open a browser.")] = True,
+) -> None:
+    """Look at runs in the browser, also while they are being recorded."""
+    from comgra_decl.viewer.serve import serve
+
+    try:
+        serve(root, port=port, address=address, show=show)
+    except OSError as error:
+        if isinstance(error, ComgraError) or error.errno not in _CANNOT_LISTEN:
+            raise
+        raise ComgraError(
+            f"the viewer cannot listen on {address}:{port} ({error.strerror}); "
+            "choose another port with --port, or a free one with --port 0"
+        ) from None
