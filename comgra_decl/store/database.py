@@ -47,15 +47,24 @@ def new_context(*, cache_bytes: int, copy_threads: int = 1) -> ts.Context:
 class Database:
     """One run's key-value store and its arrays."""
 
-    def __init__(self, run: str | os.PathLike[str], context: ts.Context) -> None:
+    def __init__(
+        self,
+        run: str | os.PathLike[str],
+        context: ts.Context,
+        *,
+        version: int | None = None,
+    ) -> None:
+        """Opens the database of a run, to read it as of `version` where that is given."""
         _refuse_forked_child()
         self.path = database_path(run)
         self.context = context
-        self.spec = {
+        self.spec: dict[str, Any] = {
             "driver": "ocdbt",
             "base": {"driver": "file", "path": self.path + "/"},
             "config": {"max_decoded_node_bytes": NODE_BYTES},
         }
+        if version is not None:
+            self.spec["version"] = version
         with self.reading("manifest.ocdbt"):
             self.kv = ts.KvStore.open(self.spec, context=context).result()
 

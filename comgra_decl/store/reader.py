@@ -41,8 +41,19 @@ class Reader:
     `view` is what was there at the last poll; it does not change under the one who uses it.
     """
 
-    def __init__(self, path: str | os.PathLike[str]) -> None:
+    def __init__(
+        self,
+        path: str | os.PathLike[str],
+        *,
+        version: int | None = None,
+        context: ts.Context | None = None,
+    ) -> None:
         """Opens the run in folder `path`.
+
+        Args:
+            path: the run's folder.
+            version: as of this version of the database, for good; None: the newest one.
+            context: caches of its own; None: those that all readers of the process share.
 
         Raises:
             RunNotFoundError: there is no run in this folder.
@@ -50,11 +61,12 @@ class Reader:
             DamagedRunError: it cannot be read; names the key and the reason.
         """
         self.path = Path(path)
+        self._version = version
         self._lock = threading.Lock()
         try:
-            self._open(_shared_context())
+            self._open(context or _shared_context())
         except DamagedRunError as error:
-            if "mismatch on uuid" not in str(error):
+            if context is not None or "mismatch on uuid" not in str(error):
                 raise
             # this process has known another run in the same folder, deleted since
             self._open(_shared_context(renew=True))
@@ -62,7 +74,7 @@ class Reader:
     def _open(self, context: ts.Context) -> None:
         if not database_exists(self.path):
             raise RunNotFoundError(f"there is no run in {str(self.path)!r}.")
-        self._db = Database(self.path, context)
+        self._db = Database(self.path, context, version=self._version)
         document = self._db.read_bytes(RUN_KEY)
         if document is None:
             raise _no_manifest(self._db)
@@ -73,6 +85,11 @@ class Reader:
         self._head: dict[str, Any] = {}
         self._view: View | None = None
         self._read_head()
+
+    @property
+    def database(self) -> Database:
+        """The database that the run is read from."""
+        return self._db
 
     @property
     def head(self) -> Mapping[str, Any]:

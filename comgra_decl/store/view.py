@@ -79,6 +79,16 @@ class View:
         self._facts = lru_cache(maxsize=64)(self._read_facts)
 
     @property
+    def tables(self) -> Tables:
+        """The tables that the view looks things up in; not to be changed."""
+        return self._tables
+
+    @property
+    def documents(self) -> list[str]:
+        """Names of all documents."""
+        return list(self._documents)
+
+    @property
     def slots(self) -> list[SlotInfo]:
         """All slots, by id."""
         return self._tables.slots
@@ -201,6 +211,10 @@ class View:
         """Returns the slots of which a record holds raw values."""
         stored = self._fact("values", record) or {}
         return sorted(slot for slots in stored.values() for slot in slots)
+
+    def stored_values(self, record: int) -> dict[str, list[int]]:
+        """Returns the arrays that hold raw values of a record, and the slots in each."""
+        return dict(self._fact("values", record) or {})
 
     def samples(self, record: int) -> list[int]:
         """Returns the batch indices recorded individually."""
