@@ -17,7 +17,6 @@ from torch.optim.optimizer import register_optimizer_step_pre_hook
 from comgra_decl.hooks.compiled import EagerStance
 from comgra_decl.hooks.functions.beside import Beside
 from comgra_decl.hooks.graph.structures import Structures
-from comgra_decl.hooks.patches import LossWatch
 from comgra_decl.hooks.reading.capture import StepCapture
 from comgra_decl.hooks.reading.categories import categories
 from comgra_decl.hooks.reading.slots import SlotTable
@@ -26,6 +25,7 @@ from comgra_decl.hooks.tracer import ModuleTracer
 from comgra_decl.hooks.tree import Owners, Top
 from comgra_decl.hooks.when.budget import Budget, Meter
 from comgra_decl.hooks.when.evaluation import EvaluationPhases
+from comgra_decl.hooks.words.losses import LossWatch
 from comgra_decl.hooks.words.numbers import read_number
 from comgra_decl.hooks.words.scalars import Scalars
 from comgra_decl.records import RawStep, Said, StepInfo
@@ -80,8 +80,13 @@ class Attachment(ABC):
                 spec.samples, warn=self._reporter.warn, training=training
             )
         self._follow(spec)
-        self._losses = LossWatch(self._on_loss, self._train.backwards.end)
-        self._scalars = Scalars(spec, scalars, on_fault=self._fault)
+        self._scalars = Scalars(scalars, on_fault=self._fault)
+        self._losses = LossWatch(
+            self._scalars.loss if spec.kpis.loss and scalars is not None else None,
+            on_loss=self._on_loss,
+            on_done=self._train.backwards.end,
+            on_fault=self._fault,
+        )
         self._before_step: RemovableHandle | None = None  # only while a step is recorded
 
     @abstractmethod
@@ -137,7 +142,7 @@ class Attachment(ABC):
         self._stance.force()
         self._tracer.install()
         self._beside.install()
-        self._losses.apply()
+        self._losses.record(True)
         self._hearing.recording(True)
 
     def _disarm(self) -> None:
@@ -147,7 +152,7 @@ class Attachment(ABC):
         if not self._evaluation.open or self._stopped:
             self._tracer.remove()
             self._beside.remove()
-            self._losses.restore()
+            self._losses.record(False)
             self._stance.restore()
             self._hearing.recording(False)
 

@@ -104,7 +104,7 @@ class HookManager(Attachment):
             register_module_module_registration_hook(self._owners.note),
         ]
         self._mode_patch.apply()
-        self._scalars.start()
+        self._losses.start()
         self._hearing.start()
         self._begin_step()
 
@@ -169,6 +169,7 @@ class HookManager(Attachment):
         self._watch.remove()
         self._disarm()
         self._hearing.stop()
+        self._losses.stop()
         self._scalars.stop()
         self._mode_patch.restore()
         for handle in self._handles:

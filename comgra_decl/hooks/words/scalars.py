@@ -1,8 +1,7 @@
 """The numbers of every step, recorded or not: its losses, and what the program says.
 
-Only here something of ours stays in place between recorded steps: a wrapper around
-`torch.autograd.backward`, which reads the loss in about a microsecond. A number on a device is
-copied there and fetched later, together with others, so nobody waits for it.
+A loss is read in about a microsecond (`losses.py` finds it). A number on a device is copied there
+and fetched later, together with others, so nobody waits for it.
 """
 
 from __future__ import annotations
@@ -10,23 +9,17 @@ from __future__ import annotations
 import math
 import threading
 import time
-import weakref
 from collections.abc import Callable, Collection
 from contextlib import suppress
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import torch
 
-from comgra_decl.hooks.nested import tensors_in
-from comgra_decl.hooks.patches import Backwards, Patch
-from comgra_decl.hooks.words.numbers import LateNumbers, is_plain, read_number
+from comgra_decl.hooks.words.numbers import LateNumbers, read_number
 from comgra_decl.hooks.words.places import StepPlace
 from comgra_decl.records import Note, Said
-
-if TYPE_CHECKING:
-    from comgra_decl.spec import Spec
 
 _HAND_OVER = 1.0  # seconds between two times that numbers are handed over
 _MOST = 20_000  # numbers of a step that are taken together
@@ -40,17 +33,12 @@ class Scalars:
     """Collects the numbers and notes of the step in progress and hands them over now and then.
 
     Args:
-        spec: whether losses are kept.
         sink: receives what was said, on the training thread; must be quick. None: nobody does.
         on_fault: told about an error of our own.
     """
 
     def __init__(
-        self,
-        spec: Spec,
-        sink: Callable[[Said], None] | None,
-        *,
-        on_fault: Callable[[BaseException], None],
+        self, sink: Callable[[Said], None] | None, *, on_fault: Callable[[BaseException], None]
     ) -> None:
         self._sink = sink
         self._on_fault = on_fault
@@ -66,23 +54,9 @@ class Scalars:
         self._notes: list[tuple[float, str]] = []  # of the step in progress: when and what
         self._closed_notes: list[Note] = []
         self._handed_over = -math.inf
-        self._scaled: tuple[weakref.ref[torch.Tensor], torch.Tensor] | None = None
-        watches = spec.kpis.loss and sink is not None
-        self._patches = [
-            Patch(torch.autograd, "backward", self._wrap_backward),
-            Patch(torch.amp.GradScaler, "scale", self._wrap_scale),
-        ][: 2 * watches]
-
-    def start(self) -> None:
-        """Begins to watch for losses."""
-        for patch in self._patches:
-            patch.apply()
 
     def stop(self) -> None:
-        """Ends watching; what was said until now is handed over."""
-        for patch in self._patches:
-            patch.restore()
-        self._scaled = None
+        """What was said until now is handed over."""
         with suppress(Exception):  # a fault of ours may be why this ends
             self._end(self._step, "train")
             self._hand_over()
@@ -130,50 +104,8 @@ class Scalars:
         if time.monotonic() - self._handed_over > _HAND_OVER or waiting >= _MOST_CLOSED:
             self._hand_over()
 
-    # -- the losses ----------------------------------------------------------------------------
-
-    def _wrap_backward(self, original: Callable[..., Any]) -> Callable[..., Any]:
-        graph_task = torch._C._current_graph_task_id
-        is_compiling = torch.compiler.is_dynamo_compiling
-        thread = Backwards()
-
-        def backward(*args: Any, **kwargs: Any) -> Any:
-            if is_compiling() or thread.inside or graph_task() != -1:
-                return original(*args, **kwargs)
-            if args and is_plain(args[0]) and self._scaled is None:  # what nearly all steps do
-                self._see_loss(args[0])
-                return original(*args, **kwargs)
-            self._see(args[0] if args else kwargs.get("tensors"))
-            thread.inside = True
-            try:
-                return original(*args, **kwargs)
-            finally:
-                thread.inside = False
-
-        return backward
-
-    def _wrap_scale(self, original: Callable[..., Any]) -> Callable[..., Any]:
-        def scale(scaler: Any, outputs: Any) -> Any:
-            result = original(scaler, outputs)
-            if isinstance(outputs, torch.Tensor) and outputs is not result:
-                with torch._C.DisableTorchFunction():
-                    self._scaled = weakref.ref(result), outputs.detach()
-            return result
-
-        return scale
-
-    def _see(self, tensors: Any) -> None:
-        try:
-            scaled, self._scaled = self._scaled, None
-            found = [tensor for _, tensor in tensors_in(tensors)]
-        except Exception as error:
-            self._on_fault(error)
-            return
-        for tensor in found:
-            known = scaled is not None and scaled[0]() is tensor
-            self._see_loss(scaled[1] if scaled is not None and known else tensor)
-
-    def _see_loss(self, tensor: torch.Tensor) -> None:
+    def loss(self, tensor: torch.Tensor) -> None:
+        """Takes a loss, which `backward` is about to be called on; does not raise."""
         place = self._losses
         self._losses = place + 1
         self._begun = True

@@ -1,0 +1,143 @@
+"""What `backward()` is called on: the losses, of every step or only of recorded ones.
+
+`torch.autograd.backward` has no hook of its own. While losses are kept, a wrapper around it stays
+in place between recorded steps, the only thing of ours that does; what it does then is a few tests
+and one call.
+"""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Callable, Iterator
+from threading import get_ident
+from typing import Any
+
+import torch
+
+from comgra_decl.hooks.nested import tensors_in
+from comgra_decl.hooks.patches import Patch
+from comgra_decl.hooks.words.numbers import is_plain
+
+_graph_task: Callable[[], int] = torch._C._current_graph_task_id
+
+
+class LossWatch:
+    """Tells of every tensor that the program calls `backward()` on, before it runs.
+
+    `Tensor.backward` looks `torch.autograd.backward` up at each call, so one wrapper sees both.
+    Under mixed precision that tensor is the loss times the gradient scale; the loss itself is what
+    the program handed to `GradScaler.scale`.
+
+    Args:
+        each: told of the loss at every `backward`, recorded or not; None: nobody is.
+        on_loss: told (loss, the tensor `backward` was called on) while a step is recorded.
+        on_done: told when that `backward` has ended, however it did.
+        on_fault: told about an error of our own.
+    """
+
+    def __init__(
+        self,
+        each: Callable[[torch.Tensor], None] | None,
+        *,
+        on_loss: Callable[[torch.Tensor, torch.Tensor], None],
+        on_done: Callable[[], None],
+        on_fault: Callable[[BaseException], None],
+    ) -> None:
+        self._each = each
+        self._on_loss = on_loss
+        self._on_done = on_done
+        self._on_fault = on_fault
+        self._recording = False
+        self._scaled: tuple[weakref.ref[torch.Tensor], torch.Tensor] | None = None
+        self._closely = each is None  # whether there is more to a call than telling `each`
+        self._inside: set[int] = set()  # threads; function modes make one call of it several
+        self._patches = (
+            Patch(torch.autograd, "backward", self._wrap_backward),
+            Patch(torch.amp.GradScaler, "scale", self._wrap_scale),
+        )
+
+    def start(self) -> None:
+        """Begins to tell of the losses of every step, if anybody wants to know."""
+        if self._each is not None:
+            self._apply()
+
+    def stop(self) -> None:
+        """Ends watching and lets go of the last loss."""
+        self._each = None
+        self.record(False)
+
+    def record(self, recording: bool) -> None:
+        """Says whether a step is recorded from now on."""
+        self._recording = recording
+        if recording:
+            self._apply()
+        elif self._each is None:
+            for patch in self._patches:
+                patch.restore()
+        self._expect(self._scaled if recording else None)
+
+    def _apply(self) -> None:
+        for patch in self._patches:
+            patch.apply()
+
+    def _expect(self, scaled: tuple[weakref.ref[torch.Tensor], torch.Tensor] | None) -> None:
+        self._scaled = scaled
+        self._closely = self._recording or self._each is None or scaled is not None
+
+    # -- the wrappers --------------------------------------------------------------------------
+
+    def _wrap_backward(self, original: Callable[..., Any]) -> Callable[..., Any]:
+        is_compiling, inside = torch.compiler.is_dynamo_compiling, self._inside
+        each = self._each
+
+        def backward(*args: Any, **kwargs: Any) -> Any:
+            if is_compiling() or _graph_task() != -1 or (inside and get_ident() in inside):
+                return original(*args, **kwargs)
+            if args and not self._closely and is_plain(args[0]):  # what nearly all steps do
+                each(args[0])  # type: ignore[misc]
+                return original(*args, **kwargs)
+            return self._backward(original, args, kwargs)
+
+        return backward
+
+    def _backward(
+        self, original: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> Any:
+        thread, recording = get_ident(), self._recording
+        self._inside.add(thread)
+        try:
+            self._tell(args[0] if args else kwargs.get("tensors"))
+            return original(*args, **kwargs)
+        finally:
+            self._inside.discard(thread)
+            if recording:
+                self._on_done()
+
+    def _tell(self, tensors: Any) -> None:
+        try:
+            for loss, tensor in self._losses(tensors):
+                if self._recording:
+                    self._on_loss(loss, tensor)
+                if self._each is not None:
+                    self._each(loss)
+        except Exception as error:
+            self._on_fault(error)
+
+    def _losses(self, tensors: Any) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
+        scaled = self._scaled
+        self._expect(None)
+        for _, tensor in tensors_in(tensors):
+            known = scaled is not None and scaled[0]() is tensor
+            yield scaled[1] if scaled is not None and known else tensor, tensor
+
+    def _wrap_scale(self, original: Callable[..., Any]) -> Callable[..., Any]:
+        def scale(scaler: Any, outputs: Any) -> Any:
+            result = original(scaler, outputs)
+            if isinstance(outputs, torch.Tensor) and outputs is not result:
+                with torch._C.DisableTorchFunction():
+                    # Between recorded steps nobody else may keep its graph alive.
+                    loss = outputs if self._recording else outputs.detach()
+                    self._expect((weakref.ref(result), loss))
+            return result
+
+        return scale
