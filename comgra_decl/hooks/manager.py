@@ -26,7 +26,7 @@ from comgra_decl.hooks import modes
 from comgra_decl.hooks.attachment import Attachment
 from comgra_decl.hooks.patches import watch_mode
 from comgra_decl.hooks.reading.capture import StepCapture
-from comgra_decl.hooks.tree import Top
+from comgra_decl.hooks.tree import Top, has_parameters
 from comgra_decl.hooks.when.agenda import TRAIN, Agenda, Plan
 from comgra_decl.hooks.when.budget import Budget, Meter
 from comgra_decl.hooks.when.ending import StepEnd
@@ -279,7 +279,7 @@ class HookManager(Attachment):
         known = self._models.get(id(module))
         if known is not None and known() is module:
             return True
-        found = next(module.parameters(), None) is not None
+        found = has_parameters(module)
         if found:
             self._models[id(module)] = weakref.ref(module)
         return found

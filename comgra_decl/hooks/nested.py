@@ -9,24 +9,39 @@ from typing import Any
 import torch
 
 _MAX_DEPTH = 8  # deeper nesting is a cycle or a data structure that is no output
+_LEAVES = frozenset({type(None), bool, int, float, str})  # what needs no look inside
 
 
-def tensors_in(value: Any, path: str = "", *, depth: int = 0) -> Iterator[tuple[str, torch.Tensor]]:
-    """Yields (path, tensor) for every tensor in a nested value, in a stable order.
+def tensors_in(value: Any, path: str = "") -> list[tuple[str, torch.Tensor]]:
+    """Returns (path, tensor) for every tensor in a nested value, in a stable order.
 
     Mappings give `.key`, sequences `[i]`, named tuples, dataclasses and attrs classes `.field`.
     Own walk rather than pytree: pytree does not enter dataclasses and is ten times slower on a
     plain tensor.
     """
     if isinstance(value, torch.Tensor):
-        yield path, value
-    elif depth < _MAX_DEPTH:
-        for step, child in _children(value):
-            yield from tensors_in(child, path + step, depth=depth + 1)
+        return [(path, value)]
+    found: list[tuple[str, torch.Tensor]] = []
+    if type(value) not in _LEAVES:
+        _collect(value, path, found, 0)
+    return found
+
+
+def _collect(value: Any, path: str, found: list[tuple[str, torch.Tensor]], depth: int) -> None:
+    if depth == _MAX_DEPTH:
+        return
+    for step, child in _children(value):
+        if isinstance(child, torch.Tensor):
+            found.append((path + step, child))
+        elif type(child) not in _LEAVES:
+            _collect(child, path + step, found, depth + 1)
 
 
 def _children(value: Any) -> Iterator[tuple[str, Any]]:
-    if isinstance(value, Mapping):
+    if type(value) is tuple or type(value) is list:
+        for i, child in enumerate(value):
+            yield f"[{i}]", child
+    elif isinstance(value, Mapping):
         yield from ((f".{key}", child) for key, child in value.items())
     elif isinstance(value, (tuple, list)):
         names = getattr(value, "_fields", None)

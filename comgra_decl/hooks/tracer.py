@@ -23,7 +23,7 @@ from comgra_decl.hooks.reading.native import NativeCalls
 from comgra_decl.hooks.reading.parameters import Parameters
 from comgra_decl.hooks.reading.recorder import TensorRecorder
 from comgra_decl.hooks.reading.slots import Slot
-from comgra_decl.hooks.tree import Owners, Top
+from comgra_decl.hooks.tree import Owners, Top, has_parameters
 
 if TYPE_CHECKING:
     from torch.utils.hooks import RemovableHandle
@@ -246,7 +246,7 @@ class ModuleTracer:
     def _enter_root(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         plan = self._adopt(module)
         modes.sweep()
-        self._in_model = any(True for _ in module.parameters())
+        self._in_model = has_parameters(module)
         if self._in_model:
             self._ends.targets.interrupt()
         if not _takes_part(plan.top, args, kwargs):

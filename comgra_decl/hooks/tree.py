@@ -40,7 +40,7 @@ class Owners:
 
     def top_of(self, module: nn.Module) -> nn.Module:
         """Returns the outermost module that (still) contains `module`."""
-        if module not in self._built and any(True for _ in module.parameters()):
+        if not self._scanned and module not in self._built and has_parameters(module):
             self._scan()
         seen = {id(module)}
         while (parent := self._parent(module)) is not None and id(parent) not in seen:
@@ -56,8 +56,6 @@ class Owners:
         return parent
 
     def _scan(self) -> None:
-        if self._scanned:
-            return
         self._scanned = True
         for candidate in instances_of(nn.Module):
             for child in candidate.__dict__.get("_modules", {}).values():
@@ -83,7 +81,7 @@ class Top:
     def __init__(self, module: nn.Module, prefixed: Callable[[Top], bool]) -> None:
         self.module = weakref.ref(module)
         self.label = unwrapped_class(module)
-        self.parametric = any(True for _ in module.parameters())
+        self.parametric = has_parameters(module)
         self.takes_part = self.parametric
         self.trained = False  # has been seen in training mode
         self.marks: dict[str, str] = {}  # names that `@comgra.node` gives to modules, by path
@@ -95,6 +93,23 @@ class Top:
         if not name:
             return self.label
         return f"{self.label}.{name}" if self._prefixed(self) else name
+
+
+def has_parameters(module: nn.Module) -> bool:
+    """Whether a module, or one within it, has parameters.
+
+    Asked at each call of a model: `parameters()` takes ten times as long to say that it has some.
+    """
+    waiting, seen = [module], {id(module)}
+    while waiting:
+        current = waiting.pop()
+        if any(parameter is not None for parameter in current._parameters.values()):
+            return True
+        for child in current._modules.values():
+            if child is not None and id(child) not in seen:
+                seen.add(id(child))
+                waiting.append(child)
+    return False
 
 
 def unwrapped_class(module: nn.Module) -> str:

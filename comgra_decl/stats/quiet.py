@@ -8,7 +8,8 @@ subclasses), the other removes the dispatch keys behind all the rest, autograd i
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import ctypes
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
@@ -41,6 +42,13 @@ HIDDEN_KEYS = _hidden_keys()
 without_functions = _C.DisableTorchFunction
 without_keys = _C._ExcludeDispatchKeyGuard
 is_functorch_wrapped = _C._functorch.is_functorch_wrapped_tensor
+function_modes: Callable[[], int] = _C._len_torch_function_stack
+
+_ADDRESS = ctypes.cast(ctypes.memmove, ctypes.c_void_p).value
+copy_memory: Callable[[int, int, int], None] = ctypes.PYFUNCTYPE(
+    None, ctypes.c_void_p, ctypes.c_void_p, ctypes.c_size_t
+)(_ADDRESS or 0)
+"""Copies bytes (to, from, how many) and keeps the interpreter's lock, unlike `ctypes.memmove`."""
 
 
 @contextmanager

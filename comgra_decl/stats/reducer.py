@@ -21,6 +21,8 @@ from comgra_decl.stats.device import ASYNCHRONOUS, DeviceStep, Fetch
 from comgra_decl.stats.kernel import kernel_for
 from comgra_decl.stats.quiet import (
     HIDDEN_KEYS,
+    copy_memory,
+    function_modes,
     is_functorch_wrapped,
     without_functions,
     without_keys,
@@ -143,6 +145,10 @@ class Reducer:
         """
         if type(tensor) not in PLAIN or is_functorch_wrapped(tensor):
             tensor = plain(tensor)
+        elif self._last is None and not (values or function_modes()):
+            index = self._copy(tensor, batch_dim)
+            if index is not None:
+                return index
         with self._lock, self._no_functions, self._no_keys:
             if self._last is not None and self._last.shows(tensor, batch_dim, values):
                 return self._node.index
@@ -161,6 +167,27 @@ class Reducer:
             else:
                 self._reduce(node, tensor)
                 self._last = _Last(tensor, batch_dim, values)
+            self._node = node
+            return node.index
+
+    def _copy(self, tensor: Tensor, batch_dim: int | None) -> int | None:
+        """Does for most tensors of most steps what `add` does for all, in half the time.
+
+        A known tensor whose memory is that of its rows is copied as bytes. No operation of torch
+        is involved, so nothing has to be kept from seeing it.
+        """
+        with self._lock:
+            try:
+                key = (tensor.shape, tensor.dtype, tensor.layout, tensor.device, batch_dim, False)
+            except RuntimeError:
+                return None
+            node = self._node.children.get(key)
+            if node is None or not (node.copied and tensor.is_contiguous()) or tensor.is_neg():
+                return None
+            source, target = tensor.data_ptr(), node.address(self._ring.slot)
+            if not (source and target):
+                return None
+            copy_memory(target, source, node.copied)
             self._node = node
             return node.index
 
@@ -202,6 +229,9 @@ class Reducer:
         if 0 < tensor.numel() <= ARENA_ELEMENTS and node.bytes < STEP_BYTES:
             self._ring.place(node, work_dtype(tensor.dtype))
             node.direct = tensor.device.type == "cpu" and not (away or tensor.is_complex())
+            same = tensor.layout is torch.strided and tensor.dtype is work_dtype(tensor.dtype)
+            if node.direct and same and not node.shape.batch_dim:
+                node.copied = tensor.numel() * tensor.element_size()
         elif tensor.numel() and tensor.device.type == "cpu" and not (away or node.shape.batch_dim):
             node.kernel = kernel_for(tensor.dtype)
         self._node.children[key] = node

@@ -81,10 +81,12 @@ class Node:
     """One tensor of a step, after all that came before it."""
 
     __slots__ = (
+        "_addresses",
         "_version",
         "_views",
         "bytes",
         "children",
+        "copied",
         "count",
         "device",
         "direct",
@@ -108,9 +110,11 @@ class Node:
         self.bytes: int = 0 if parent is None else parent.bytes
         self.group: Group | None = None
         self.direct = False  # a mere copy into the group of the host does it
+        self.copied = 0  # bytes, where a contiguous tensor is the very memory of its rows
         self.kernel: Kernel | None = None  # reads the tensor where it lies, if that is contiguous
         self.row = self.stride = self.count = 0
         self._views: list[Tensor] = []
+        self._addresses: list[int] = []
         self._version = -1
 
     def describe(
@@ -135,8 +139,14 @@ class Node:
         assert group is not None
         if self._version != group.version:
             self._views = [self._shaped(group.rows[s]) for s in range(group.rows.shape[0])]
+            self._addresses = [view.data_ptr() for view in self._views]
             self._version = group.version
         return self._views[slot]
+
+    def address(self, slot: int) -> int:
+        """Returns where in memory these rows begin; 0 if `view` must look where they lie now."""
+        assert self.group is not None
+        return self._addresses[slot] if self._version == self.group.version else 0
 
     def _shaped(self, rows: Tensor) -> Tensor:
         full, batch_dim, samples, _ = self.shape
