@@ -217,7 +217,9 @@ class Attachment(ABC):
         if backward:
             self._reporter.warn(
                 "backward() ran but no optimizer step was seen, so steps could not be told "
-                "apart; everything up to here is one record"
+                "apart; everything up to here is one record. Call comgra.step() where a step ends "
+                "(an update written by hand, or an optimizer's step that is itself compiled, ends "
+                "none)"
             )
         mode = "train" if backward else "eval"
         self._emit(self._train, StepInfo(self._step, time.time(), mode, mode))

@@ -118,8 +118,8 @@ class ScheduleSpec(CadenceSpec):
         Annotated[Int, Field(ge=0)] | Annotated[str, AfterValidator(_end_of_step)],
         BeforeValidator(_index_as_number),
     ] = "last_optimizer"
-    """What ends a training step. last_optimizer: when every optimizer has stepped, or one steps a
-    second time; any: each step of any optimizer; explicit: `comgra.step()` only; a number or a
-    class such as Adam: the steps of that optimizer, counted from 0 in the order in which they first
-    step, as for a generator that steps once while its critic steps five times. Whatever this says,
-    a program that calls `comgra.step()` ends its steps there."""
+    """What ends a training step. last_optimizer: when every optimizer has stepped, or one has
+    repeated its own often, and from then on whenever the one that was last steps; any: each step of
+    any optimizer; explicit: `comgra.step()` only; a number or a class such as Adam: the steps of
+    that optimizer, counted from 0 in the order in which they first step. Whatever this says, a
+    program that calls `comgra.step()` ends its steps there."""

@@ -46,6 +46,45 @@ def test_a_critic_may_step_more_often_than_its_generator(rule: str | int, steps:
         assert run.has("Sequential.0", "weight", pass_="grad", step=2)
 
 
+def cycle(*optimizers: tuple[nn.Module, torch.optim.Optimizer]) -> None:
+    for model, optimizer in optimizers:
+        forward_and_backward(model)
+        optimizer.step()
+
+
+def test_one_that_turns_up_later_and_steps_less_often_ends_the_steps() -> None:
+    (critic, generator), (often, seldom) = adversarial()
+    with recording() as run:
+        for _ in range(6):
+            cycle(*[(critic, often)] * 5, (generator, seldom))
+    assert run.faults == []
+    # the critic's own until the generator has stepped twice, then one for both
+    assert len(run.steps) == 10 + 1 + 4
+    for number in range(11, 15):
+        assert run.has("Linear", iteration=4, step=number)
+        assert run.has("Sequential.0", "weight", pass_="grad", step=number)
+
+
+def test_one_that_steps_as_often_does_not_take_over() -> None:
+    (critic, generator), (first, second) = adversarial()
+    with recording() as run:
+        cycle(*[(critic, first)] * 3)
+        for _ in range(4):
+            cycle((critic, first), (generator, second))
+    assert len(run.steps) == 7
+
+
+def test_a_program_that_goes_on_to_another_phase_is_followed() -> None:
+    (body, head), (first, second) = adversarial()
+    with recording(EVERYTHING, schedule={"first": 1, "every": 10}) as run:
+        cycle(*[(body, first)] * 30)
+        cycle(*[(head, second)] * 60)
+    late = [step for step in run.steps if step.info.step > 40]
+    assert len(late) >= 3
+    assert run.has("Sequential.0", "weight", pass_="grad", step=run.steps.index(late[-1]))
+    assert not run.has("Sequential.0", iteration=1, step=run.steps.index(late[-1]))
+
+
 def test_an_optimizer_that_is_not_there_is_said(caplog: pytest.LogCaptureFixture) -> None:
     model = nn.Linear(3, 2)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
