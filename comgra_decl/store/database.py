@@ -53,8 +53,16 @@ class Database:
         context: ts.Context,
         *,
         version: int | None = None,
+        uuid: str | None = None,
     ) -> None:
-        """Opens the database of a run, to read it as of `version` where that is given."""
+        """Opens the database of a run.
+
+        Args:
+            run: the run's folder.
+            context: caches and threads.
+            version: read it as of this version, for good; None: the newest one.
+            uuid: the identity that a new database gets; None: one of its own.
+        """
         _refuse_forked_child()
         self.path = database_path(run)
         self.context = context
@@ -65,8 +73,15 @@ class Database:
         }
         if version is not None:
             self.spec["version"] = version
+        if uuid is not None:
+            self.spec["config"]["uuid"] = uuid
         with self.reading("manifest.ocdbt"):
             self.kv = ts.KvStore.open(self.spec, context=context).result()
+
+    @property
+    def uuid(self) -> str:
+        """The identity of the database, by which TensorStore knows it again."""
+        return str(self.kv.spec().to_json()["config"]["uuid"])
 
     def array(
         self,

@@ -135,6 +135,9 @@ class Reader:
         check_version(head, where=self._db.path)
         if head.get("uuid") != self.meta.uuid:
             raise DamagedRunError(f"{self._db.path}: the run was replaced by another; reopen it.")
+        if self._head and head.get("compacted") != self._head.get("compacted"):
+            # rows are gone, and say so in facts that are known here as they were
+            self._tables, self._scalars = Tables(), ScalarReader(self._db)
         self._head, self._head_bytes, self._bound = head, value, bound
         return True
 

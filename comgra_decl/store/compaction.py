@@ -1,0 +1,175 @@
+"""Makes a run that nobody writes any more as small as it can be; not a number changes.
+
+A row whose record is in a whole block is there twice, and OCDBT keeps every version of its index.
+The run is copied without either into a folder beside it, the copy is read through, and its data
+files are moved beside the old ones. Then one rename puts the new manifest in the place of the old
+one: before it, the run is the old one, after it, the new one, both whole. What is killed half-way
+leaves files that nobody looks at; the next compaction removes them.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+from comgra_decl.errors import DamagedRunError, StoreError
+
+from .copying import Progress, transfer
+from .database import Database, database_path, new_context
+from .layout import DATABASE
+from .reader import Reader
+from .verify import newest_version, verify
+
+_DRAFT = ".compacting"
+_MANIFEST = "manifest.ocdbt"
+_OURS = re.compile(r"[0-9a-f]{32}(\.__lock)?")
+"""How TensorStore names data files, and what a killed writer leaves of one."""
+
+
+@dataclass(frozen=True)
+class Compacted:
+    """What a compaction has done; bytes and files of the whole database, before and after."""
+
+    path: Path
+    bytes_before: int
+    bytes_after: int
+    files_before: int
+    files_after: int
+
+
+def compact(path: str | os.PathLike[str], *, progress: Progress | None = None) -> Compacted:
+    """Makes a finished run smaller in place; may be killed at any moment.
+
+    Who has the run open must refresh it afterwards (`Run.refresh`).
+
+    Args:
+        path: the run's folder.
+        progress: told of every step of the work.
+
+    Raises:
+        RunNotFoundError: there is no run.
+        DamagedRunError: something in it cannot be read; nothing was changed.
+        StoreError: it is being written or compacted, or its folder cannot be written.
+    """
+    run = Path(path).resolve()
+    reader = Reader(
+        run, version=newest_version(run), context=new_context(cache_bytes=0, copy_threads=2)
+    )
+    _refuse_live(reader)
+    database = Path(database_path(run))
+    with _alone(database), _written(run):
+        before = _size(database)
+        draft = run / _DRAFT
+        _remove(draft)
+        _write_draft(reader, draft, progress)
+        _check(draft, progress)
+        if Reader(run, context=new_context(cache_bytes=0)).head != reader.head:
+            _remove(draft)
+            raise StoreError(f"{str(run)!r} was written to meanwhile; nothing was changed.")
+        _swap(draft / DATABASE, database)
+        _remove(draft)
+        return Compacted(run, *_interleaved(before, _size(database)))
+
+
+def _refuse_live(reader: Reader) -> None:
+    if reader.state in ("live", "waiting"):
+        raise StoreError(
+            f"{str(reader.path)!r} is still being recorded. Compact it when it has ended, or make "
+            "a small copy of it as it is now: comgra-decl cp --compact"
+        )
+
+
+def _write_draft(reader: Reader, draft: Path, progress: Progress | None) -> None:
+    # with the same identity, those who have the run open can go on reading it
+    context = new_context(cache_bytes=0, copy_threads=2)
+    target = Database(draft, context, uuid=reader.database.uuid)
+    head = {**reader.head, "compacted": time.time()}
+    transfer(reader, target, head=head, compact=True, progress=progress)
+
+
+def _check(draft: Path, progress: Progress | None) -> None:
+    """Reads the copy through: the chunks are those of the run, so this checks both."""
+    verdict = verify(draft, progress=progress)
+    if not verdict.whole:
+        first = verdict.damages[0]
+        _remove(draft)
+        raise DamagedRunError(
+            f"{str(draft.parent)!r} is damaged at {first.where!r} ({first.reason}); nothing was "
+            "changed. See: comgra-decl verify"
+        )
+
+
+def _swap(new: Path, old: Path) -> None:
+    """Puts the new database in the place of the old one; the rename of the manifest decides."""
+    kept = set()
+    (old / "d").mkdir(exist_ok=True)
+    for path in [*(new / "d").iterdir()]:
+        path.replace(old / "d" / path.name)
+        kept.add(path.name)
+    _settle(old / "d")
+    (new / _MANIFEST).replace(old / _MANIFEST)
+    _settle(old)
+    for path in [*(old / "d").iterdir()]:
+        if path.name not in kept and _OURS.fullmatch(path.name) and not path.is_symlink():
+            path.unlink()
+
+
+def _settle(folder: Path) -> None:
+    """Waits until the names in a folder are on the disk."""
+    if os.name == "posix":
+        handle = os.open(folder, os.O_RDONLY)
+        try:
+            os.fsync(handle)
+        finally:
+            os.close(handle)
+
+
+@contextmanager
+def _alone(database: Path) -> Iterator[None]:
+    """Holds a lock on the database's folder, which ends with the process; refuses a second."""
+    try:
+        import fcntl
+    except ImportError:  # not POSIX: TensorStore's own locks must do
+        yield
+        return
+    handle = os.open(database, os.O_RDONLY)
+    try:
+        fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        yield
+    except BlockingIOError:
+        raise StoreError(f"{str(database.parent)!r} is being compacted already.") from None
+    finally:
+        os.close(handle)
+
+
+@contextmanager
+def _written(run: Path) -> Iterator[None]:
+    """Turns the system's errors into ours."""
+    try:
+        yield
+    except OSError as error:
+        if isinstance(error, (StoreError, DamagedRunError)):
+            raise
+        raise StoreError(f"cannot compact {str(run)!r}: {error}") from error
+
+
+def _remove(draft: Path) -> None:
+    if draft.is_symlink():
+        raise StoreError(f"{str(draft)!r} is a link; remove it first.")
+    shutil.rmtree(draft, ignore_errors=True)
+
+
+def _size(folder: Path) -> tuple[int, int]:
+    """Returns the bytes and the number of all files below a folder."""
+    sizes = [p.lstat().st_size for p in folder.rglob("*") if p.is_file() and not p.is_symlink()]
+    return sum(sizes), len(sizes)
+
+
+def _interleaved(before: tuple[int, int], after: tuple[int, int]) -> tuple[int, int, int, int]:
+    return before[0], after[0], before[1], after[1]

@@ -1,0 +1,182 @@
+"""Copies a run as it is at one moment, byte for byte, also while it is being written."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import tempfile
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+
+from comgra_decl.errors import DamagedRunError, StoreError
+
+from .commit import Commit
+from .database import Database, database_exists, encode, new_context
+from .inventory import Region, edge_of, fact_regions, is_superseded, keys_of
+from .layout import DATABASE, HEAD_KEY, RecordColumn
+from .reader import Reader
+from .verify import newest_version
+
+Progress = Callable[[str, int, int], None]
+
+_READ = 512
+"""Keys read side by side."""
+
+_COMMIT_BYTES = 64 << 20
+"""Bytes per transaction; each makes one file."""
+
+
+def copy_run(
+    path: str | os.PathLike[str],
+    to: str | os.PathLike[str],
+    *,
+    version: int | None = None,
+    compact: bool = False,
+    progress: Progress | None = None,
+) -> Path:
+    """Copies a run into the folder `to`, which appears when it is whole.
+
+    The copy is the run as of the moment of the call. That of a run which is still being written
+    is "stopped", and says so. Other files in the run's folder are copied too; links are not.
+
+    Args:
+        path: the run's folder.
+        to: the folder to be; an existing folder gets the run as a folder of the same name in it.
+        version: of the database (see `verify`), to rescue what a damaged run held before.
+        compact: leave out what is stored twice.
+        progress: told of every step of the work.
+
+    Returns:
+        The folder of the copy.
+
+    Raises:
+        RunNotFoundError: there is no run.
+        DamagedRunError: something in it cannot be read.
+        StoreError: the target exists, or cannot be written.
+    """
+    source, target = Path(path).resolve(), _target(Path(path), Path(to))
+    version = newest_version(source) if version is None else version
+    reader = Reader(source, version=version, context=new_context(cache_bytes=0, copy_threads=2))
+    try:
+        target.parent.mkdir(parents=True, exist_ok=True)
+        draft = Path(tempfile.mkdtemp(prefix=f".copying-{target.name}-", dir=target.parent))
+    except OSError as error:
+        raise StoreError(f"cannot write to {str(target.parent)!r}: {error}") from error
+    try:
+        copy = Database(draft, new_context(cache_bytes=0, copy_threads=2))
+        transfer(reader, copy, head=_ended(reader), compact=compact, progress=progress)
+        _copy_files(source, draft)
+        draft.chmod(0o777 & ~_umask())
+        draft.rename(target)
+    except OSError as error:
+        if isinstance(error, (StoreError, DamagedRunError)):
+            raise
+        raise StoreError(f"cannot write {str(target)!r}: {error}") from error
+    finally:
+        shutil.rmtree(draft, ignore_errors=True)
+    return target
+
+
+def transfer(
+    reader: Reader,
+    target: Database,
+    *,
+    head: dict[str, object],
+    compact: bool,
+    progress: Progress | None = None,
+) -> None:
+    """Copies all keys of a run into an empty database, the given head last.
+
+    Args:
+        reader: the run, pinned to a version.
+        target: where to.
+        head: of the copy.
+        compact: leave out what is superseded by whole blocks.
+        progress: told of every step of the work.
+    """
+    keys = [key for key in reader.database.keys("", "\x7f") if key != HEAD_KEY]
+    if compact:
+        edge, scalars = edge_of(reader.view), len(reader.view.scalars)
+        keys = [key for key in keys if not is_superseded(key, edge=edge, scalars=scalars)]
+        facts = fact_regions(reader.view)
+        changed = {key for region in facts for key in keys_of(region)}
+        keys = [key for key in keys if key not in changed]
+        for region in facts:
+            _copy_facts(reader.database, target, region)
+    _copy_keys(reader.database, target, keys, progress)
+    last = Commit(target)
+    last.put(HEAD_KEY, encode(head))
+    with target.writing("the end of the copy"):
+        last.finish()
+
+
+def _copy_keys(
+    source: Database, target: Database, keys: Sequence[str], progress: Progress | None
+) -> None:
+    commit, held, done = Commit(target), 0, 0
+    for batch in _batches(keys, _READ):
+        for key, value in zip(batch, source.read_all(batch), strict=True):
+            if not value:
+                raise DamagedRunError(f"{source.path}: key {key!r} is empty (a file was deleted?).")
+            commit.put(key, value)
+            held += len(value)
+        done += len(batch)
+        if held > _COMMIT_BYTES or done == len(keys):
+            with target.writing("a part of the copy"):
+                commit.finish()
+            commit, held = Commit(target), 0
+        if progress is not None:
+            progress("copying", done, len(keys))
+
+
+def _copy_facts(source: Database, target: Database, facts: Region) -> None:
+    """Copies facts of records, and says there that these records have no rows."""
+    handle = source.array(facts.form)
+    for part in facts.parts(_COMMIT_BYTES // 8):
+        with source.reading(facts.form.name):
+            table = handle[part.index].read().result()
+        table[:, RecordColumn.FORM] = 1
+        commit = Commit(target)
+        with target.writing("a part of the copy"):
+            array = target.array(part.form, transaction=commit.transaction)
+            commit.write(array, part.low[0], table)
+            commit.finish()
+
+
+def _ended(reader: Reader) -> dict[str, object]:
+    """Returns the head of a copy: nobody will go on writing it."""
+    head = dict(reader.head)
+    if not head["closed"]:
+        alive = reader.state in ("live", "waiting")
+        why = "a copy, made while the run was being recorded" if alive else None
+        head |= {"closed": alive, "error": why}
+    return head
+
+
+def _target(source: Path, to: Path) -> Path:
+    target = to / source.resolve().name if to.is_dir() and not database_exists(to) else to
+    if target.exists() or target.is_symlink():
+        raise StoreError(f"{str(target)!r} exists; nothing is ever overwritten. Choose another.")
+    return target.absolute()
+
+
+def _copy_files(source: Path, target: Path) -> None:
+    """Copies what lies beside the database: the spec, an app's own output."""
+    for entry in os.scandir(source):
+        if entry.is_symlink() or entry.name == DATABASE or entry.name.startswith(".compacting"):
+            continue
+        if entry.is_dir():
+            shutil.copytree(entry.path, target / entry.name, symlinks=True)
+        elif entry.is_file():
+            shutil.copy2(entry.path, target / entry.name)
+
+
+def _umask() -> int:
+    mask = os.umask(0)
+    os.umask(mask)
+    return mask
+
+
+def _batches(items: Sequence[str], size: int) -> Iterator[Sequence[str]]:
+    for first in range(0, len(items), size):
+        yield items[first : first + size]

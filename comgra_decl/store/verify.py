@@ -1,0 +1,315 @@
+"""Checks a run: reads everything below `head`, and explains what is damaged.
+
+Every chunk and every key is read and decoded. The checksums in them (zstd's, zlib's) tell a
+flipped bit, TensorStore a truncated file; a deleted file reads as empty, which no chunk is. Where
+something is damaged, the newest version of the database is looked for that is whole: data is
+written once, so a version before the loss holds all that was committed until then.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import zlib
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass, field, replace
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import tensorstore as ts
+
+from comgra_decl.errors import DamagedRunError
+
+from .database import Database, database_path, new_context
+from .inventory import Region, regions
+from .layout import SCALAR_BLOCK, RecordColumn, scalar_block_key, scalar_piece_key
+from .reader import Reader
+from .scalars import unpacked
+from .view import View
+
+Progress = Callable[[str, int, int], None]
+"""Told what is being done, how much of it is done and how much there is."""
+
+_ELEMENTS = 4 << 20
+"""Read at once: with float32 16 MB."""
+
+_SPEC = re.compile(r" \[(?:tensorstore_spec|source locations)=")
+_PLACE = re.compile(r'Error reading "[^"]*" in version v\d+ of OCDBT database at [^:]*: ')
+_QUOTED = "cannot read "
+
+_TOLD = 200
+"""Damages told one by one; a run that has lost a folder would have a million."""
+
+
+@dataclass(frozen=True)
+class Damage:
+    """Something that cannot be read.
+
+    Attributes:
+        where: the key, or the array.
+        lost: what cannot be seen for that, in words.
+        reason: what reading it said.
+        records: the first and the last record it concerns, None if it is not about records.
+        steps: their steps.
+    """
+
+    where: str
+    lost: str
+    reason: str
+    records: tuple[int, int] | None = None
+    steps: tuple[int, int] | None = None
+
+
+@dataclass
+class Verdict:
+    """What a check has found.
+
+    Attributes:
+        path: the run's folder.
+        state: of the run, None if it cannot be told.
+        records: records that `head` counts.
+        checked: chunks and keys that were read.
+        damages: what could not be read; at most a few hundred.
+        more: whether there were more.
+        version: the version of the database that was checked; they are counted from 1.
+        whole_version: the newest version in which everything can be read, None if there is none.
+        whole_records: the records it holds.
+        whole_step: the last training step among them.
+    """
+
+    path: Path
+    state: str | None = None
+    records: int = 0
+    checked: int = 0
+    damages: list[Damage] = field(default_factory=list)
+    more: bool = False
+    version: int | None = None
+    whole_version: int | None = None
+    whole_records: int | None = None
+    whole_step: int | None = None
+
+    @property
+    def whole(self) -> bool:
+        """Whether everything can be read."""
+        return not self.damages
+
+
+def verify(path: str | os.PathLike[str], *, progress: Progress | None = None) -> Verdict:
+    """Reads all of a run, also of one that is being written: as of the moment of the call.
+
+    Args:
+        path: the run's folder.
+        progress: told of every step of the work.
+
+    Raises:
+        RunNotFoundError: there is no run.
+        FormatError: the run was written in a newer format.
+    """
+    verdict = Verdict(Path(path), version=newest_version(path))
+    told = progress or _silent
+    check = _Check(verdict, told)
+    for damage in check.damages():
+        joined = _joined(verdict.damages[-1], damage) if verdict.damages else None
+        if joined is not None:
+            verdict.damages[-1] = joined
+        elif len(verdict.damages) == _TOLD:
+            verdict.more = True
+            break
+        else:
+            verdict.damages.append(damage)
+    if check.reader is not None and verdict.whole:
+        verdict.whole_version, verdict.whole_records = verdict.version, verdict.records
+        verdict.whole_step = check.reader.head["step"]
+    elif verdict.version is not None:
+        _find_whole(verdict, told)
+    return verdict
+
+
+def newest_version(path: str | os.PathLike[str]) -> int | None:
+    """Returns the number of the newest version of a run's database; None if it has none."""
+    try:
+        base = ts.KvStore.open({"driver": "file", "path": database_path(path) + "/"}).result()
+        manifest: Mapping[str, Any] = ts.ocdbt.dump(base).result()
+        return int(manifest["versions"][-1]["generation_number"])
+    except (ValueError, KeyError, IndexError, RuntimeError, TypeError):
+        return None
+
+
+def _joined(one: Damage, next_: Damage) -> Damage | None:
+    """Returns both as one if the second goes on where the first ends."""
+    if one.records is None or next_.records is None or one.steps is None or next_.steps is None:
+        return None
+    same = (one.where, one.lost, one.reason) == (next_.where, next_.lost, next_.reason)
+    if not same or next_.records[0] > one.records[1] + 1:
+        return None
+    records = one.records[0], max(one.records[1], next_.records[1])
+    return replace(one, records=records, steps=(one.steps[0], max(one.steps[1], next_.steps[1])))
+
+
+class _Check:
+    """Reads one version of a run, piece by piece."""
+
+    def __init__(self, verdict: Verdict, progress: Progress, *, version: int | None = None) -> None:
+        self._verdict = verdict
+        self._progress = progress
+        self._version = verdict.version if version is None else version
+        self.reader: Reader | None = None
+
+    def damages(self) -> Iterator[Damage]:
+        """Yields what cannot be read."""
+        # no cache: it would answer in place of the disk
+        context = new_context(cache_bytes=0, copy_threads=2)
+        try:
+            reader = Reader(self._verdict.path, version=self._version, context=context)
+            view = reader.view
+        except DamagedRunError as error:
+            yield Damage(_key_in(error), "everything: the run cannot be opened", _reason(error))
+            return
+        self.reader = reader
+        self._verdict.records, self._verdict.state = view.n, reader.state
+        yield from self._keys(view)
+        yield from _scalars(reader.database, int(reader.head.get("scalars", 0)), self._count)
+        yield from self._arrays(reader.database, view)
+
+    def _keys(self, view: View) -> Iterator[Damage]:
+        """Reads the JSON that opening the run has not read."""
+        facts = np.unique(view.records[:, RecordColumn.FACTS]).astype(int).tolist()
+        reads: list[tuple[str, Callable[[], object]]] = [
+            *((f"facts of records from {at} on", partial(view.extra, at)) for at in facts),
+            *((f"the document {name!r}", partial(view.document, name)) for name in view.documents),
+            *((f"the graph {d}", partial(view.structure, d)) for d in view.names("structure")),
+        ]
+        for lost, read in reads:
+            self._count(1)
+            try:
+                read()
+            except DamagedRunError as error:
+                yield Damage(_key_in(error), lost, _reason(error))
+
+    def _arrays(self, database: Database, view: View) -> Iterator[Damage]:
+        try:
+            boxes = list(regions(view))
+        except (DamagedRunError, KeyError, IndexError) as error:
+            yield Damage("steps", "which values were kept, and all of them", _reason(error))
+            return
+        total, done = sum(box.elements for box in boxes), 0
+        handles: dict[str, ts.TensorStore] = {}
+        for box in boxes:
+            handle = handles.get(box.form.name)
+            if handle is None:
+                handle = handles[box.form.name] = database.array(box.form)
+            for part in box.parts(_ELEMENTS):
+                for broken, reason in _unreadable(handle, part):
+                    yield _described(broken, reason, view)
+                self._count(part.chunks)
+                done += part.elements
+                self._progress("checking", done, total)
+
+    def _count(self, pieces: int) -> None:
+        self._verdict.checked += pieces
+
+
+def _unreadable(handle: ts.TensorStore, part: Region) -> Iterator[tuple[Region, str]]:
+    """Yields the chunks of a region that cannot be read, and why."""
+    try:
+        handle[part.index].read().result()
+    except (ValueError, KeyError, RuntimeError, OSError) as error:
+        if part.chunks == 1:
+            yield part, _reason(error)
+        else:
+            for half in part.halves():
+                yield from _unreadable(handle, half)
+
+
+def _described(broken: Region, reason: str, view: View) -> Damage:
+    first, last = broken.low[0], min(broken.high[0], view.n) - 1
+    steps = view.records[[first, last], RecordColumn.STEP].astype(int).tolist()
+    family, _, form = broken.form.name.partition("/")
+    slots = f"slots {broken.low[1]} to {min(broken.high[1], len(view.slots)) - 1}"
+    lost = {
+        "kpi": "facts and KPIs",
+        "records": "facts",
+        "agg": "statistics",
+        "smp": "statistics of single samples",
+        "hist": "histograms",
+        "raw": "values",
+    }.get(family, "data")
+    if family == "raw":
+        slots = f"shape {form}"
+    if family in ("kpi", "records"):
+        slots = "records"
+    use = {"row": "; curves over the steps are whole", "blk": "; single steps are whole"}
+    twice = view.records[first, RecordColumn.FORM] == 0 and (form != "row" or last < _edge(view))
+    said = f"{lost} of {slots}" + (use.get(form, "") if twice else "")
+    return Damage(broken.form.name, said, reason, (first, last), (steps[0], steps[1]))
+
+
+def _edge(view: View) -> int:
+    block = view.tables.forms["kpi/blk"].chunk[0]
+    return view.n // block * block
+
+
+def _scalars(database: Database, count: int, tell: Callable[[int], None]) -> Iterator[Damage]:
+    """Reads the numbers said of any step."""
+    edge = count // SCALAR_BLOCK * SCALAR_BLOCK
+    keys = [scalar_block_key(at) for at in range(0, edge, SCALAR_BLOCK)]
+    try:
+        keys += database.keys(scalar_piece_key(edge), scalar_piece_key(count))
+    except DamagedRunError as error:
+        yield Damage("scalars", "numbers said of the newest steps", _reason(error))
+    found = 0
+    for key in keys:
+        tell(1)
+        try:
+            found += len(unpacked(database.read_bytes(key) or b""))
+        except (DamagedRunError, ValueError, zlib.error) as error:
+            yield Damage(key, "numbers said of the steps (losses, KPIs)", _reason(error))
+            return
+    if found != count:
+        said = f"head counts {count}, there are {found}"
+        yield Damage("scalars", "numbers said of the steps (losses, KPIs)", said)
+
+
+def _key_in(error: DamagedRunError) -> str:
+    """Returns the key that a message names, as all of them do."""
+    parts = str(error).split("'")
+    return parts[1] if len(parts) > 2 else "head"
+
+
+def _reason(error: Exception) -> str:
+    """Returns what an error says, without what the rest of the damage says already."""
+    text = str(error.args[0] if error.args else error)
+    text = _PLACE.sub("", _SPEC.split(text)[0])
+    return text.rpartition(_QUOTED)[2].strip() if _QUOTED in text else text
+
+
+def _find_whole(verdict: Verdict, progress: Progress) -> None:
+    """Finds the newest whole version by halving: a later version holds what an earlier does."""
+    low, high = 0, verdict.version or 0  # `high` is not whole, `low` is (or there is none)
+    tries = max(1, (high - low).bit_length())
+    at = 0
+    while high - low > 1:
+        middle = (low + high) // 2
+        at += 1
+        progress("looking for the newest whole version", min(at, tries), tries)
+        found = _whole(verdict.path, middle)
+        low, high = (middle, high) if found is not None else (low, middle)
+        if found is not None:
+            verdict.whole_version, verdict.whole_records = middle, found.view.n
+            verdict.whole_step = found.head["step"]
+
+
+def _whole(path: Path, version: int) -> Reader | None:
+    """Opens a version if everything in it can be read."""
+    check = _Check(Verdict(path), _silent, version=version)
+    return check.reader if _is_empty(check.damages()) else None
+
+
+def _is_empty(items: Iterable[object]) -> bool:
+    return next(iter(items), None) is None
+
+
+def _silent(what: str, done: int, total: int) -> None:
+    """Says nothing of the progress."""
