@@ -1,40 +1,58 @@
-"""Functions of torch that have no hook of their own, wrapped while we need them.
+"""Functions that have no hook of their own, wrapped while we need them.
 
-Each wrapper calls the original first or last and changes neither arguments nor result; `restore`
-puts the original back unless somebody else has wrapped it since.
+A wrapper calls the original once and changes neither arguments nor result.
 """
 
 from __future__ import annotations
 
 import functools
+import inspect
 from collections.abc import Callable
 from typing import Any
 
 from torch import nn
 
+_ABSENT = object()
+
 
 class Patch:
-    """Replaces one attribute of a module or class by a wrapper around it."""
+    """Replaces one attribute of a module or class by a wrapper around it.
+
+    Args:
+        owner: the module or class.
+        name: of the attribute, which a class may have inherited.
+        wrap: given the attribute as it is stored (a `classmethod` still is one), returns what is to
+            stand in its place.
+    """
 
     def __init__(self, owner: Any, name: str, wrap: Callable[[Any], Any]) -> None:
         self._owner = owner
         self._name = name
         self._wrap = wrap
-        self._original: Any = None
+        self._before: Any = None
         self._wrapper: Any = None
 
     def apply(self) -> None:
         """Puts the wrapper in place; calling it twice is harmless."""
         if self._wrapper is None:
-            self._original = getattr(self._owner, self._name)
-            self._wrapper = functools.wraps(self._original)(self._wrap(self._original))
+            self._before = vars(self._owner).get(self._name, _ABSENT)
+            self._wrapper = self._wrap(self._stored())
             setattr(self._owner, self._name, self._wrapper)
 
     def restore(self) -> None:
-        """Puts the original back."""
-        if self._wrapper is not None and getattr(self._owner, self._name) is self._wrapper:
-            setattr(self._owner, self._name, self._original)
+        """Puts back what was there, unless somebody else has replaced it since."""
+        ours = self._wrapper is not None and vars(self._owner).get(self._name) is self._wrapper
+        if ours and self._before is _ABSENT:
+            delattr(self._owner, self._name)
+        elif ours:
+            setattr(self._owner, self._name, self._before)
         self._wrapper = None
+
+    def _stored(self) -> Any:
+        if self._before is not _ABSENT:
+            return self._before
+        inherited = inspect.getattr_static(self._owner, self._name, _ABSENT)
+        return getattr(self._owner, self._name) if inherited is _ABSENT else inherited
 
 
 def watch_mode(on_mode: Callable[[nn.Module, bool], None]) -> Patch:
@@ -46,6 +64,7 @@ def watch_mode(on_mode: Callable[[nn.Module, bool], None]) -> Patch:
     """
 
     def wrap(original: Callable[..., Any]) -> Callable[..., Any]:
+        @functools.wraps(original)
         def train(self: nn.Module, mode: bool = True) -> Any:
             result = original(self, mode)
             on_mode(self, mode)

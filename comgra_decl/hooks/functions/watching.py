@@ -16,8 +16,7 @@ from torch.overrides import TorchFunctionMode
 
 from comgra_decl.hooks import modes
 from comgra_decl.hooks.functions.lookup import Found
-
-_ABSENT = object()
+from comgra_decl.hooks.patches import Patch
 
 
 class Listener(Protocol):
@@ -41,7 +40,7 @@ class Watching:
 
     def __init__(self, listener: Listener) -> None:
         self._listener = listener
-        self._places: list[_Place] = []
+        self._places: list[Patch] = []
         self._running: list[str] = []
         self._thread = 0
         self._mode = _Mode(self.call)
@@ -51,7 +50,22 @@ class Watching:
         """Watches further functions, from the next `start` on."""
         for each in found:
             self._mode.names.update(dict.fromkeys(each.torch_functions, each.name))
-            self._places += [_Place(*place, each.name, self.call) for place in each.places]
+            self._places += [self._place(*place, each.name) for place in each.places]
+
+    def _place(self, owner: Any, attribute: str, name: str) -> Patch:
+        def wrap(before: Any) -> Any:
+            if isinstance(before, (staticmethod, classmethod)):
+                return type(before)(self._wrapped(name, before.__func__))
+            return self._wrapped(name, getattr(owner, attribute))
+
+        return Patch(owner, attribute, wrap)
+
+    def _wrapped(self, name: str, function: Callable[..., Any]) -> Callable[..., Any]:
+        @functools.wraps(function)
+        def watched(*args: Any, **kwargs: Any) -> Any:
+            return self.call(name, function, args, kwargs)
+
+        return watched
 
     def start(self, below: TorchFunctionMode | None) -> None:
         """Begins to watch, above the mode `below`; calling it twice is harmless."""
@@ -132,47 +146,3 @@ class _Mode(TorchFunctionMode):
         if name is None:
             return func(*args, **(kwargs or {}))
         return self._call(name, func, args, kwargs or {})
-
-
-class _Place:
-    """An attribute of a module or class that holds a function, wrapped for a while."""
-
-    def __init__(self, owner: Any, attribute: str, name: str, call: Callable[..., Any]) -> None:
-        self._owner = owner
-        self._attribute = attribute
-        self._name = name
-        self._call = call
-        self._before: Any = None
-        self._wrapper: Any = None
-
-    def apply(self) -> None:
-        """Puts the wrapper in place; calling it twice is harmless."""
-        if self._wrapper is not None:
-            return
-        self._before = vars(self._owner).get(self._attribute, _ABSENT)
-        function = self._before
-        if isinstance(function, (staticmethod, classmethod)):
-            self._wrapper = type(function)(self._wrapped(function.__func__))
-        else:
-            self._wrapper = self._wrapped(getattr(self._owner, self._attribute))
-        setattr(self._owner, self._attribute, self._wrapper)
-
-    def restore(self) -> None:
-        """Puts back what was there, unless somebody else has replaced it since."""
-        if self._wrapper is None:
-            return
-        ours = vars(self._owner).get(self._attribute) is self._wrapper
-        if ours and self._before is _ABSENT:
-            delattr(self._owner, self._attribute)
-        elif ours:
-            setattr(self._owner, self._attribute, self._before)
-        self._wrapper = None
-
-    def _wrapped(self, function: Callable[..., Any]) -> Callable[..., Any]:
-        name, call = self._name, self._call
-
-        @functools.wraps(function)
-        def watched(*args: Any, **kwargs: Any) -> Any:
-            return call(name, function, args, kwargs)
-
-        return watched

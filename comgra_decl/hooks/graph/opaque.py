@@ -20,38 +20,10 @@ from torch.utils.checkpoint import CheckpointFunction
 
 from comgra_decl.hooks.graph.calls import tensors_of
 from comgra_decl.hooks.graph.lineage import NO_SOURCES, Lineage, Sources, merged
+from comgra_decl.hooks.patches import Patch
 
 if TYPE_CHECKING:
     from comgra_decl.hooks.graph.following import Follower
-
-_ABSENT = object()
-
-
-class _Attribute:
-    """One attribute of a class or module, replaced while a graph is followed."""
-
-    def __init__(self, owner: Any, name: str, wrapper: Callable[[Any], Any]) -> None:
-        self._owner = owner
-        self._name = name
-        self._wrap = wrapper
-        self._before: Any = None
-        self._wrapper: Any = None
-
-    def apply(self) -> None:
-        """Puts the wrapper in place; calling it twice is harmless."""
-        if self._wrapper is None:
-            self._before = vars(self._owner).get(self._name, _ABSENT)
-            self._wrapper = self._wrap(self._before)
-            setattr(self._owner, self._name, self._wrapper)
-
-    def restore(self) -> None:
-        """Puts back what was there, unless somebody else has replaced it since."""
-        ours = self._wrapper is not None and vars(self._owner).get(self._name) is self._wrapper
-        if ours and self._before is _ABSENT:
-            delattr(self._owner, self._name)
-        elif ours:
-            setattr(self._owner, self._name, self._before)
-        self._wrapper = None
 
 
 class OpaqueCalls:
@@ -71,14 +43,14 @@ class OpaqueCalls:
         self._on_fault = on_fault
         self._thread = 0  # function modes are a matter of one thread, and so are we
         self.inside = 0  # depth of calls whose insides need not be followable
-        self._attributes = [
-            _Attribute(_SingleLevelFunction, "apply", self._wrap_function),
+        self._patches = [
+            Patch(_SingleLevelFunction, "apply", self._wrap_function),
             *(
-                _Attribute(kind, "__call__", self._wrap_script)
+                Patch(kind, "__call__", self._wrap_script)
                 for kind in (torch._C.ScriptFunction, torch._C.ScriptMethod)
             ),
             *(
-                _Attribute(owner, name, self._wrap_alias)
+                Patch(owner, name, self._wrap_alias)
                 for owner, name in (
                     (torch.Tensor, "as_subclass"),
                     (_vmap, "_add_batch_dim"),
@@ -92,19 +64,17 @@ class OpaqueCalls:
     def apply(self) -> None:
         """Starts following this thread's calls; calling it twice is harmless."""
         self._thread = get_ident()
-        for attribute in self._attributes:
-            attribute.apply()
+        for patch in self._patches:
+            patch.apply()
 
     def restore(self) -> None:
         """Stops following."""
-        for attribute in self._attributes:
-            attribute.restore()
+        for patch in self._patches:
+            patch.restore()
 
     # -- functions with a backward of their own ------------------------------------------------
 
-    def _wrap_function(self, before: Any) -> Any:
-        method = _SingleLevelFunction.__mro__[1].__dict__["apply"] if before is _ABSENT else before
-
+    def _wrap_function(self, method: Any) -> Any:
         @functools.wraps(method)
         def apply(cls: Any, *args: Any, **kwargs: Any) -> Any:
             call = method.__get__(None, cls)
@@ -156,9 +126,7 @@ class OpaqueCalls:
 
     # -- the same values in another wrapping ---------------------------------------------------
 
-    def _wrap_alias(self, before: Any) -> Any:
-        original = torch._C.TensorBase.as_subclass if before is _ABSENT else before
-
+    def _wrap_alias(self, original: Any) -> Any:
         def wrap(tensor: Any, *args: Any) -> Any:
             result = original(tensor, *args)
             self._quietly(lambda: self._lineage.set(result, self._lineage.of(tensor)))

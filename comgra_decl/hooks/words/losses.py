@@ -7,6 +7,7 @@ and one call.
 
 from __future__ import annotations
 
+import functools
 import weakref
 from collections.abc import Callable, Iterator
 from threading import get_ident
@@ -16,7 +17,7 @@ import torch
 
 from comgra_decl.hooks.nested import tensors_in
 from comgra_decl.hooks.patches import Patch
-from comgra_decl.hooks.words.numbers import is_plain
+from comgra_decl.hooks.words.numbers import Number, is_plain, read_number, read_plain
 
 _graph_task: Callable[[], int] = torch._C._current_graph_task_id
 
@@ -29,7 +30,8 @@ class LossWatch:
     the program handed to `GradScaler.scale`.
 
     Args:
-        each: told of the loss at every `backward`, recorded or not; None: nobody is.
+        each: given the loss at every `backward`, recorded or not, as `read_number` reads it; None:
+            nobody is. Must not raise.
         on_loss: told (loss, the tensor `backward` was called on) while a step is recorded.
         on_done: told when that `backward` has ended, however it did.
         on_fault: told about an error of our own.
@@ -37,7 +39,7 @@ class LossWatch:
 
     def __init__(
         self,
-        each: Callable[[torch.Tensor], None] | None,
+        each: Callable[[Number | None], None] | None,
         *,
         on_loss: Callable[[torch.Tensor, torch.Tensor], None],
         on_done: Callable[[], None],
@@ -90,11 +92,12 @@ class LossWatch:
         is_compiling, inside = torch.compiler.is_dynamo_compiling, self._inside
         each = self._each
 
+        @functools.wraps(original)
         def backward(*args: Any, **kwargs: Any) -> Any:
             if is_compiling() or _graph_task() != -1 or (inside and get_ident() in inside):
                 return original(*args, **kwargs)
             if args and not self._closely and is_plain(args[0]):  # what nearly all steps do
-                each(args[0])  # type: ignore[misc]
+                each(read_plain(args[0]))  # type: ignore[misc]
                 return original(*args, **kwargs)
             return self._backward(original, args, kwargs)
 
@@ -119,7 +122,7 @@ class LossWatch:
                 if self._recording:
                     self._on_loss(loss, tensor)
                 if self._each is not None:
-                    self._each(loss)
+                    self._each(read_number(loss))
         except Exception as error:
             self._on_fault(error)
 
@@ -131,6 +134,7 @@ class LossWatch:
             yield scaled[1] if scaled is not None and known else tensor, tensor
 
     def _wrap_scale(self, original: Callable[..., Any]) -> Callable[..., Any]:
+        @functools.wraps(original)
         def scale(scaler: Any, outputs: Any) -> Any:
             result = original(scaler, outputs)
             if isinstance(outputs, torch.Tensor) and outputs is not result:
