@@ -30,6 +30,7 @@ from comgra_decl.hooks.tree import Top, has_parameters
 from comgra_decl.hooks.when.agenda import TRAIN, Agenda, Plan
 from comgra_decl.hooks.when.budget import Budget, Meter
 from comgra_decl.hooks.when.ending import StepEnd
+from comgra_decl.hooks.when.skipped import watch_skips
 from comgra_decl.hooks.when.types import Labeller, RootWatch
 from comgra_decl.hooks.words.hearing import Hearing
 from comgra_decl.records import RawStep, Said, StepInfo
@@ -81,7 +82,7 @@ class HookManager(Attachment):
         self._models: dict[int, weakref.ref[nn.Module]] = {}
         self._labeller = self._new_labeller(spec)
         self._end = self._new_end(spec)
-        self._mode_patch = watch_mode(self._on_mode)
+        self._patches = (watch_mode(self._on_mode), watch_skips(self._on_skip))
         self._hearing = Hearing(self)
         self._handles: list[RemovableHandle] = []
 
@@ -103,7 +104,8 @@ class HookManager(Attachment):
             register_optimizer_step_post_hook(self._after_optimizer),
             register_module_module_registration_hook(self._owners.note),
         ]
-        self._mode_patch.apply()
+        for patch in self._patches:
+            patch.apply()
         self._losses.start()
         self._hearing.start()
         self._begin_step()
@@ -171,7 +173,8 @@ class HookManager(Attachment):
         self._hearing.stop()
         self._losses.stop()
         self._scalars.stop()
-        self._mode_patch.restore()
+        for patch in self._patches:
+            patch.restore()
         for handle in self._handles:
             handle.remove()
         self._handles.clear()
@@ -197,6 +200,12 @@ class HookManager(Attachment):
                 self._end_step()
         except Exception as error:
             self._fault(error)
+
+    def _on_skip(self, optimizer: Any) -> None:
+        """Mixed precision did not let an optimizer step; the step has ended all the same."""
+        if not self._stopped:
+            self._scalars.note("the optimizer's step was skipped: a gradient is not finite")
+            self._after_optimizer(optimizer, None, None)
 
     def _end_step(self) -> None:
         self._scalars.end_step(self._step, self._agenda.labels)

@@ -137,9 +137,9 @@ def seeded(training: Callable[[Told], Outcome], told: Told) -> Outcome:
     """Runs a training from a fixed state of all random generators."""
     torch.manual_seed(0)
     random.seed(0)
-    np.random.seed(0)  # noqa: NPY002  (the global generator is the one that programs share)
+    np.random.seed(0)
     found = training(told)
-    state = np.random.get_state(legacy=False)  # noqa: NPY002
+    state = np.random.get_state(legacy=False)
     assert isinstance(state, dict)
     found.random = [torch.get_rng_state().tolist(), random.getstate(), repr(state)]
     return found
@@ -161,6 +161,7 @@ def attached() -> list[Any]:
         nn.Module.train,
         nn.Module.__call__,
         torch.amp.GradScaler.scale,
+        torch.amp.GradScaler.step,
         torch.compile,
         torch.nn.functional.softmax,
     ]
@@ -189,15 +190,24 @@ def equal(one: torch.Tensor | None, other: torch.Tensor | None) -> bool:
     return torch.equal(one.contiguous().view(bits), other.contiguous().view(bits))
 
 
-def prove(training: Callable[[Told], Outcome], *, records: int | None = None) -> Recording:
+def prove(
+    training: Callable[[Told], Outcome],
+    *,
+    records: int | None = None,
+    truth: Callable[[Told], Outcome] | None = None,
+) -> Recording:
     """Asserts that tracing changes nothing and records the truth; returns the record of it all.
 
     Args:
         training: trains from scratch and tells what it sees.
         records: how many training records there must be; None: as many as the program told of.
+        truth: tells what must have been recorded, where `training` itself cannot see it.
     """
-    told = Told(listening=True)
+    told, other = Told(listening=True), Told(listening=True)
     plain = seeded(training, told)
+    if truth is not None:
+        seeded(truth, other)
+        told = other
     before = attached()
     for spec in (SPARSE, FULL):
         with recording(spec) as traced:
@@ -219,8 +229,16 @@ def verify(traced: Recording, told: Told) -> None:
         what = f"step {step}: {node} {role} {iteration} {pass_}"
         where = {"step": index[step], "iteration": iteration, "pass_": pass_}
         assert traced.has(node, role, **where), f"{what} is missing from {known(traced)}"
-        value = torch.from_numpy(np.asarray(traced.value(node, role, **where), copy=True))
+        value = as_tensor(traced.value(node, role, **where), tensor.dtype)
         assert equal(value.reshape(tensor.shape), tensor), what
+
+
+def as_tensor(value: Any, dtype: torch.dtype) -> torch.Tensor:
+    """Returns what was recorded as a tensor; numpy itself knows no bfloat16."""
+    array = np.array(value)
+    if dtype is torch.bfloat16:
+        return torch.from_numpy(array.view(np.int16)).view(torch.bfloat16)
+    return torch.from_numpy(array)
 
 
 def known(traced: Recording) -> list[str]:

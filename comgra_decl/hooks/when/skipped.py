@@ -1,0 +1,37 @@
+"""Steps that mixed precision skips: a training step has ended, and no optimizer says so."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch.optim import Optimizer
+
+from comgra_decl.hooks.patches import Patch
+
+
+def watch_skips(on_skip: Callable[[Optimizer], None]) -> Patch:
+    """Tells `on_skip` each optimizer that `GradScaler.step` did not let step.
+
+    It does so when a gradient is infinite or NaN after unscaling, as in the first steps of most
+    trainings in float16. Only a hook on that optimizer, for the time of the call, can know.
+    """
+
+    def wrap(original: Callable[..., Any]) -> Callable[..., Any]:
+        def step(scaler: Any, optimizer: Optimizer, *args: Any, **kwargs: Any) -> Any:
+            if torch.compiler.is_compiling() or not isinstance(optimizer, Optimizer):
+                return original(scaler, optimizer, *args, **kwargs)
+            stepped: list[bool] = []
+            handle = optimizer.register_step_post_hook(lambda *_: stepped.append(True))
+            try:
+                result = original(scaler, optimizer, *args, **kwargs)
+            finally:
+                handle.remove()
+            if not stepped:
+                on_skip(optimizer)
+            return result
+
+        return step
+
+    return Patch(torch.amp.GradScaler, "step", wrap)
