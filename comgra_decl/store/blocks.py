@@ -9,6 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from .dense import Families
+from .layout import RECORDS_ARRAY, RECORDS_CHUNK, SYSTEM_COLUMNS
 
 Piece = tuple[str, int, NDArray[Any]]
 """What one write stores: array name, first record, data [records, padded columns, ...]."""
@@ -75,3 +76,41 @@ class BlockBuffer:
             at += len(part)
         assert at == self._block, "the open block lost rows"
         return joined
+
+
+class RecordChunks:
+    """Keeps the numeric facts of the chunk of `records` that is still filling."""
+
+    def __init__(self) -> None:
+        self._pending: list[NDArray[np.float64]] = []  # facts [k, SYSTEM_COLUMNS] of each commit
+        self._written: tuple[int, NDArray[np.float64]] | None = None
+
+    def pieces(self, first: int, kpi: NDArray[np.float64]) -> Iterator[Piece]:
+        """Yields the chunks that a commit with these rows, from record `first` on, fills."""
+        new = kpi[:, :SYSTEM_COLUMNS]
+        self._written = first, new
+        edge = first // RECORDS_CHUNK * RECORDS_CHUNK
+        end = (first + len(new)) // RECORDS_CHUNK * RECORDS_CHUNK
+        if edge < end:
+            facts = np.concatenate([*self._pending, new])
+            yield RECORDS_ARRAY, edge, facts[: end - edge]
+
+    def accept(self) -> None:
+        """The commit succeeded: keep what is in no whole chunk."""
+        if self._written is None:
+            return
+        first, new = self._written
+        end = (first + len(new)) // RECORDS_CHUNK * RECORDS_CHUNK
+        if end >= first:
+            self._pending = []
+            new = new[end - first :]
+        self._pending.append(new.copy())
+        self._written = None
+
+    def discard(self) -> None:
+        """The commit failed; it will be written anew."""
+        self._written = None
+
+    def resume(self, facts: NDArray[np.float64]) -> None:
+        """Takes the facts of records that are in no whole chunk, of a run that is continued."""
+        self._pending = [facts[:, :SYSTEM_COLUMNS].copy()]

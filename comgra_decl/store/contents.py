@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 from comgra_decl.errors import StoreError
 from comgra_decl.records import Said, StepBatch, Structure
 
-from .blocks import BlockBuffer, whole_blocks
+from .blocks import BlockBuffer, RecordChunks, whole_blocks
 from .commit import Commit
 from .database import Database, encode
 from .dense import MISSING, Families, record_columns, runs_of, stack
@@ -51,8 +51,9 @@ class Contents:
         self._values = ValueTable(self._logs["arrays"], self._logs["lanes"])
         self._facts = Facts()
         self._scalars = ScalarTable(self._names)
+        self._records = RecordChunks()
         stages: list[Stage] = [*self._logs.values(), self._names, self._values, self._facts]
-        self._stages = [*stages, self._scalars]
+        self._stages = [*stages, self._scalars, self._records]
         self._slots = 0
         self._forms: dict[str, ArrayForm] = {}
         self._handles: dict[str, ts.TensorStore] = {}
@@ -93,6 +94,8 @@ class Contents:
         self._write_facts(commit, first, batches, values)
         families = self._families(first, batches)
         for name, at, data in blocks.pieces(first, families):
+            commit.write(self._array(self._forms[name], commit), at, data)
+        for name, at, data in self._records.pieces(first, families["kpi"]):
             commit.write(self._array(self._forms[name], commit), at, data)
         self._written = first, families
 

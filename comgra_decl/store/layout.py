@@ -5,7 +5,8 @@ once: a chunk is never touched again after the commit that wrote it. Each family
 twice: `row` (one record per chunk, written with every commit: one record is one read) and `blk`
 (`block_steps` records per chunk and few columns, written when a block is full: a series is few
 reads). A block that is full within one commit is stored as a block only; the record column `FORM`
-says so.
+says so. The numeric facts of records are stored a third time, in the few large chunks of
+`records`, so that a long run is opened in few reads.
 
 Scalars (the numbers said of every step) grow in the same way without arrays: each commit writes
 its scalars as one key, and a block of them once it is full; `head.scalars` counts them.
@@ -20,8 +21,8 @@ from typing import Any
 
 DATABASE = "trace.ocdbt"
 FORMAT = "comgra-decl-run"
-VERSION = 1
-MIN_READER = 1
+VERSION = 2
+MIN_READER = 2
 
 RUN_KEY = "meta/run.json"
 HEAD_KEY = "head"
@@ -70,6 +71,10 @@ class RecordColumn(IntEnum):
 
 SYSTEM_COLUMNS = 12
 KPI_CHUNK = 16
+RECORDS_ARRAY = "records"
+RECORDS_CHUNK = 8192
+"""Records per chunk of the array that holds the numeric facts of all records once more."""
+
 MISSING_BITS = 0x7FF8_4D49_5353_4544
 """A NaN with a payload: a KPI that was not recorded, as opposed to one that was NaN."""
 
@@ -119,9 +124,23 @@ def slot_chunk(slots: int) -> int:
     return min(256, max(32, round_up(slots, 32)))
 
 
-def block_steps(slots: int) -> int:
-    """Returns the records per block; fewer for many slots, to bound the memory of an open block."""
-    return 128 if slots <= 512 else 64 if slots <= 1024 else 32
+def block_steps(record_bytes: int) -> int:
+    """Returns the records per block: a power of two, from 32 to 512.
+
+    The longer a block, the fewer reads a series takes; but the block that is still filling is held
+    in memory, and its records are read one by one.
+
+    Args:
+        record_bytes: size of the dense statistics of a record.
+    """
+    return max(32, min(512, _power_of_two(_OPEN_BLOCK_BYTES // max(1, record_bytes))))
+
+
+_OPEN_BLOCK_BYTES = 32 << 20
+"""Most that the writer keeps of the block that is still filling, unless 32 records are more."""
+
+_BLOCK_CHUNK_BYTES = 64 << 10
+"""Aim for the chunks of blocks: what a series reads of each block."""
 
 
 def standard_forms(
@@ -137,21 +156,41 @@ def standard_forms(
         bins: histogram bins, None for no histograms.
         counts: dtype of the histogram counts.
     """
-    width, block = slot_chunk(slots), block_steps(slots)
+    width = slot_chunk(slots)
+    per_slot = 4 * (columns + samples * statistics) + (bins or 0) * (2 if counts == "uint16" else 4)
+    block = block_steps(round_up(slots, width) * per_slot)
     both = (RECORDS_LIMIT, SLOTS_LIMIT)
+    facts = ((1, KPI_CHUNK), (block, KPI_CHUNK))
     forms = [
-        *_pair(
-            "kpi", "float64", (RECORDS_LIMIT, COLUMNS_LIMIT), (1, KPI_CHUNK), (block, KPI_CHUNK)
-        ),
-        *_pair("agg", "float32", (*both, columns), (1, width, columns), (block, width, 1)),
+        *_pair("kpi", "float64", (RECORDS_LIMIT, COLUMNS_LIMIT), *facts),
+        *_pair("agg", "float32", (*both, columns), (1, width, columns), _narrow(block, width, 1)),
+        _records_form(),
     ]
     if samples:
         inner = (samples, statistics)
-        chunk = (block, 32, samples, 1)
+        chunk = (*_narrow(block, 32, samples), 1)
         forms += _pair("smp", "float32", (*both, *inner), (1, width, *inner), chunk)
     if bins:
-        forms += _pair("hist", counts, (*both, bins), (1, width, bins), (block, 8, bins))
+        forms += _pair("hist", counts, (*both, bins), (1, width, bins), _narrow(block, 8, bins))
     return forms
+
+
+def _narrow(block: int, width: int, inner: int) -> tuple[int, int, int]:
+    """Returns the chunk of a block array: few of `width` slots, so that a series reads little."""
+    aim = _power_of_two(_BLOCK_CHUNK_BYTES // (4 * block * inner))
+    while width % aim:  # rows are padded to whole row chunks, which must be whole chunks here
+        aim //= 2
+    return block, min(width, aim), inner
+
+
+def _records_form() -> ArrayForm:
+    shape = (RECORDS_LIMIT, SYSTEM_COLUMNS)
+    return ArrayForm(RECORDS_ARRAY, "float64", shape, (RECORDS_CHUNK, SYSTEM_COLUMNS), "NaN")
+
+
+def _power_of_two(number: int) -> int:
+    """Returns the largest power of two that is not larger than `number`, at least 1."""
+    return 1 << max(0, number.bit_length() - 1)
 
 
 def _pair(

@@ -17,6 +17,8 @@ from comgra_decl.records import Note, SlotInfo, SlotKey, Structure
 from .database import Database
 from .layout import (
     LOGS,
+    RECORDS_ARRAY,
+    RECORDS_CHUNK,
     SYSTEM_COLUMNS,
     ArrayForm,
     RecordColumn,
@@ -115,16 +117,18 @@ class View:
     def load_records(self) -> NDArray[np.float64]:
         """Reads the facts of the records that the tables do not hold yet; returns all."""
         known = self._tables.records
-        if len(known) < self.n:
-            block = self._block
-            edge = max(len(known), self.n // block * block)
-            columns = slice(0, SYSTEM_COLUMNS)
-            new = [known]
-            if len(known) < edge:
-                new.append(self._read("kpi/blk", slice(len(known), edge), columns))
-            if edge < self.n:
-                new.append(self._read("kpi/row", slice(edge, self.n), columns))
-            self._tables.records = np.concatenate(new)
+        columns = slice(0, SYSTEM_COLUMNS)
+        parts, at = [known], len(known)
+        for name, chunk in (
+            (RECORDS_ARRAY, RECORDS_CHUNK),
+            ("kpi/blk", self._block),
+            ("kpi/row", 1),
+        ):
+            edge = self.n // chunk * chunk
+            if at < edge:
+                parts.append(self._read(name, slice(at, edge), columns))
+                at = edge
+        self._tables.records = np.concatenate(parts)
         return self._tables.records
 
     # -- statistics
@@ -169,6 +173,21 @@ class View:
                 result = np.full((self.n, count, *data.shape[2:]), _fill(data), data.dtype)
             result[records, :upto] = data
         return self._empty(family, (slice(0, count), *inner)) if result is None else result
+
+    def rows(self, family: str, first: int, last: int) -> NDArray[Any]:
+        """Returns all slots over the records from `first` to `last` - 1; fill where too early."""
+        count = len(self.slots)
+        result: NDArray[Any] | None = None
+        for name, records, width in self._spans(family, RecordColumn.WIDTH):
+            start, stop = max(records.start, first), min(records.stop, last)
+            if start >= stop:
+                continue
+            upto = min(width, count)
+            data = self._read(name, slice(start, stop), slice(0, upto))
+            if result is None:
+                result = np.full((last - first, count, *data.shape[2:]), _fill(data), data.dtype)
+            result[start - first : stop - first, :upto] = data
+        return self._empty(family, (slice(0, count),)) if result is None else result
 
     def _spans(self, family: str, column: int) -> Iterator[tuple[str, slice, int]]:
         """Yields (array name, records, width) such that each span can be read in one piece.

@@ -168,12 +168,12 @@ def test_a_folder_that_cannot_be_made_is_told(tmp_path: Path) -> None:
 def test_a_run_grows_in_proportion_to_its_records(tmp_path: Path) -> None:
     sizes = []
     meta = meta_of(bins=64, sample_count=8)
-    for commits in (300, 600):
+    for commits in (130, 260):  # of four records: one block, two blocks
         run = tmp_path / str(commits)
         truth = Truth(meta=meta)
         writer = RunWriter.create(run, truth.meta)
         for _ in range(commits):
-            writer.commit([truth.batch(1, range(20))])
+            writer.commit([truth.batch(4, range(20))])
         sizes.append(folder_size(run))
     assert sizes[1] < 2.2 * sizes[0]
 

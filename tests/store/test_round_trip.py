@@ -86,8 +86,8 @@ def test_slots_beyond_the_first_chunk_appear_later(tmp_path: Path) -> None:
 def test_many_slots_from_the_start_use_several_chunks_and_smaller_blocks(tmp_path: Path) -> None:
     truth = Truth()
     writer = write(tmp_path / "run", truth, truth.batch(2, range(700)))
-    assert writer.block_steps == 64
-    batch = truth.batch(65, [0, 255, 256, 699])
+    assert writer.block_steps == 256
+    batch = truth.batch(513, [0, 255, 256, 699])
     writer.commit([batch])
     truth.keep([batch])
     truth.check(Reader(tmp_path / "run").view)
