@@ -103,6 +103,9 @@ def _facts(run: dict[str, Any]) -> Iterator[tuple[str, str | Text]]:
     yield "statistics", ", ".join(run["statistics"])
     for kpi in run["kpis"]:
         yield kpi["name"], f"{_number(kpi['value'])} ({kpi['type']}, step {kpi['step']})"
+    if writer := run["report"].get("writer"):
+        share = f"{writer['share']:.1%} of a core ({writer['cpu']:.1f} s)"
+        yield "writing took", f"{share}; the training waited {writer['waited']:.1f} s for it"
     for warning in run["report"].get("warnings", []):
         yield "warning", Text(str(warning), style="yellow")
 

@@ -100,10 +100,13 @@ class Run:
         """What was matched, fired and written per entry of the spec, and the warnings.
 
         `keep`, where the spec has it: how often each trigger fired, and what was stored for that.
+        `writer`: seconds of processor time that writing took (`cpu`), of the whole run (`wall`),
+        their ratio (`share`), and for which the training waited for the writer (`waited`).
         """
         view = self._snapshot.view
-        keep = view.document("keep")
-        return (view.document("report") or {}) | ({} if keep is None else {"keep": keep})
+        documents = {"keep": view.document("keep"), "writer": self._reader.head.get("usage")}
+        said = {name: document for name, document in documents.items() if document}
+        return (view.document("report") or {}) | said
 
     def refresh(self) -> bool:
         """Looks for new records; returns whether anything is new."""

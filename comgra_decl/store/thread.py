@@ -14,6 +14,7 @@ from comgra_decl.errors import StoreError
 from comgra_decl.records import RawStep, Said, StepBatch
 
 from .database import TransientStoreError
+from .usage import Usage
 from .writer import RunWriter
 
 _log = logging.getLogger("comgra_decl")
@@ -21,14 +22,17 @@ _FIRST_PAUSE, _LONGEST_PAUSE = 0.25, 5.0  # seconds between attempts while the d
 _SAID_PATIENCE = 5.0  # seconds for which what was said of steps waits for a record to go with,
 _SAID_SHARE, _SAID_LONGEST = 0.01, 20.0  # more in old runs: a commit of its own takes 4 kB
 _BLOCK_PATIENCE = 2.0  # most seconds that records wait for the rest of their block
+_STRETCH, _LONGEST_INTERVAL = 0.005, 10.0  # share of a run's age between its commits: few files
 
 
 class WriterThread:
     """Commits records in the background, at most one commit in flight.
 
-    The first record is committed at once, later ones at least `commit_interval` seconds apart,
-    earlier when half of `queue_bytes` is taken, up to two seconds later when at the present pace a
-    block of records will be whole by then: it need not be stored as rows as well. What was said of
+    The first record is committed at once, later ones at least `commit_interval` seconds apart; in
+    a run older than a minute the interval grows to 0.5 % of its age, at most ten seconds, because
+    each commit makes a file. Earlier when half of `queue_bytes` is taken, up to two seconds later
+    when at the present pace a block of records will be whole by then: it need not be stored as
+    rows as well. What was said of
     steps goes along, after five seconds at the latest (twenty in a run of hours). While the queue
     is full, `put` blocks: nothing is lost silently. A commit that fails because the disk is full is
     repeated for `patience` seconds; any other error is reported once, and from then on everything
@@ -51,7 +55,7 @@ class WriterThread:
         Args:
             writer_factory: makes (or hands over) the run's writer; called on the thread.
             transform: turns raw steps, in order, into batches; called on the thread.
-            commit_interval: least seconds between commits.
+            commit_interval: least seconds between commits; 0: commit whatever there is, always.
             queue_bytes: most bytes waiting or being written.
             on_error: told of the error that ends the tracing, once, on the thread.
             patience: seconds for which a full disk is waited for.
@@ -80,6 +84,7 @@ class WriterThread:
         self._since = 0.0  # end of the last commit
         self._closing = False
         self._failed = False
+        self._usage = Usage()
         self._pid = os.getpid()
         self._thread = threading.Thread(target=self._run, name="comgra-writer", daemon=True)
         self._thread.start()
@@ -95,9 +100,7 @@ class WriterThread:
             return
         size = raw.nbytes
         with self._room:
-            while self._bytes and self._bytes + size > self._limit and not self._ended:
-                self._room.wait()
-            if self._ended:
+            if not self._has_room(size):
                 return
             self._queue.append(raw)
             self._bytes += size
@@ -110,9 +113,7 @@ class WriterThread:
             return
         size = said.nbytes
         with self._room:
-            while self._bytes and self._bytes + size > self._limit and not self._ended:
-                self._room.wait()
-            if self._ended:
+            if not self._has_room(size):
                 return
             if not self._waiting_said:
                 self._said_since = time.monotonic()
@@ -141,6 +142,15 @@ class WriterThread:
         if self._thread.is_alive():
             self._fail(StoreError(f"the last records could not be written within {timeout} s."))
 
+    def _has_room(self, size: int) -> bool:
+        """Waits, with the lock held, until the queue takes `size` bytes; False: it is over."""
+        if self._bytes and self._bytes + size > self._limit and not self._ended:
+            since = time.monotonic()
+            while self._bytes and self._bytes + size > self._limit and not self._ended:
+                self._room.wait()
+            self._usage.waited += time.monotonic() - since
+        return not self._ended
+
     @property
     def _ended(self) -> bool:
         return self._failed or self._closing
@@ -155,10 +165,12 @@ class WriterThread:
     def _run(self) -> None:
         writer: RunWriter | None = None
         try:
+            self._usage.start()
             writer = self._factory()
             while self._gather(writer):
                 self._commit(writer)
             if not self._failed:
+                writer.usage = self._usage.document()
                 self._patiently(writer.close)
         except BaseException as error:  # noqa: BLE001 - the training must never notice
             self._fail(error)
@@ -190,7 +202,8 @@ class WriterThread:
             if closing:
                 self._end()
             elif due and not self._batches:  # all dropped or held back: look again in a while
-                self._due = time.monotonic() + self._interval
+                now = time.monotonic()
+                self._due = now + self._spacing(now)
             if (due or said or self._pressed) and (self._batches or self._said):
                 return True
             if closing:
@@ -203,6 +216,12 @@ class WriterThread:
             patience = min(_SAID_LONGEST, _SAID_SHARE * (now - self._started))
             said = max(self._due, self._said_since + max(_SAID_PATIENCE, patience)) - now
         return min(said, self._pause_of_records(writer, now))
+
+    def _spacing(self, now: float) -> float:
+        """How many seconds to leave between two commits of a run of this age."""
+        if not self._interval:
+            return 0.0
+        return max(self._interval, min(_LONGEST_INTERVAL, _STRETCH * (now - self._started)))
 
     def _pause_of_records(self, writer: RunWriter, now: float) -> float:
         waiting = self._ready + len(self._queue)
@@ -258,10 +277,11 @@ class WriterThread:
 
     def _commit(self, writer: RunWriter) -> None:
         batches, said = self._batches, self._said
+        writer.usage = self._usage.document()
         self._patiently(lambda: writer.commit(batches, said))
         self._batches, self._ready, self._said = [], 0, []
         self._since = time.monotonic()
-        self._due = self._since + self._interval
+        self._due = self._since + self._spacing(self._since)
         self._release(sum(b.nbytes for b in batches) + sum(part.nbytes for part in said))
 
     def _release(self, size: int) -> None:

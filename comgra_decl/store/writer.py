@@ -32,6 +32,8 @@ class RunWriter:
         self._head: dict[str, Any] = {}
         self._head_bytes: bytes | None = None
         self._closed = False
+        self.usage: dict[str, float] = {}
+        """What writing has taken so far; told in `head` with the next commit."""
 
     @classmethod
     def create(cls, path: str | os.PathLike[str], meta: RunMeta) -> RunWriter:
@@ -108,6 +110,7 @@ class RunWriter:
 
     def _finish(self, commit: Commit, head: dict[str, Any]) -> None:
         head["time"] = time.time()
+        head["usage"] = self.usage
         encoded = encode(head)
         commit.put(HEAD_KEY, encoded)
         try:

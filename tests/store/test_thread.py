@@ -376,3 +376,33 @@ def test_a_forked_child_neither_writes_nor_hangs() -> None:
     thread.close(PATIENCE)
     assert writer.commits == [[0]]
     assert os.getpid() == thread._pid
+
+
+@pytest.mark.parametrize(
+    ("age", "interval", "expected"),
+    [(0, 0.25, 0.25), (50, 0.25, 0.25), (400, 0.25, 2.0), (1e5, 0.25, 10.0), (1e5, 60, 60)],
+)
+def test_the_older_a_run_the_rarer_its_commits(
+    age: float, interval: float, expected: float
+) -> None:
+    thread, _ = thread_of(FakeWriter(), commit_interval=interval)
+    thread.close(PATIENCE)
+    assert thread._spacing(thread._started + age) == pytest.approx(expected)
+
+
+def test_without_an_interval_nothing_waits_whatever_the_age() -> None:
+    thread, _ = thread_of(FakeWriter(), commit_interval=0)
+    thread.close(PATIENCE)
+    assert thread._spacing(thread._started + 1e6) == 0
+
+
+def test_a_run_says_what_writing_took_and_how_long_the_training_waited(tmp_path: Path) -> None:
+    thread, _ = thread_of(RunWriter.create(tmp_path / "run", meta_of()), queue_bytes=1 << 18)
+    thread.put(raw(0, 20_000, slots=[slot_info(0)]))
+    for step in range(1, 300):
+        thread.put(raw(step, 20_000))
+    thread.close(PATIENCE)
+    usage = Reader(tmp_path / "run").head["usage"]
+    assert 0 < usage["cpu"]
+    assert usage["share"] == pytest.approx(usage["cpu"] / usage["wall"], rel=0.01)
+    assert 0 < usage["waited"] < usage["wall"], "the queue holds two steps"
