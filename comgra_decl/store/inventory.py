@@ -14,6 +14,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from comgra_decl.errors import DamagedRunError
+
 from .layout import DIGITS, SCALAR_BLOCK, ArrayForm, RecordColumn, round_up
 from .view import View
 
@@ -145,7 +147,11 @@ def _blocks(view: View, family: str) -> Iterator[Region]:
 def _values(view: View) -> Iterator[Region]:
     tables = view.tables
     for record in range(view.n):
-        for name, slots in view.stored_values(record).items():
+        try:
+            stored = view.stored_values(record)
+        except DamagedRunError:
+            continue  # it cannot be told which values there are; that is damage of its own
+        for name, slots in stored.items():
             form, lanes = tables.forms[name], tables.lanes[name]
             for first, last in _lane_chunks([lanes[slot] for slot in slots], form.chunk[1]):
                 low = (record, first, *[0] * len(form.shape[2:]))

@@ -177,7 +177,10 @@ class _Check:
         """Reads the JSON that opening the run has not read."""
         facts = np.unique(view.records[:, RecordColumn.FACTS]).astype(int).tolist()
         reads: list[tuple[str, Callable[[], object]]] = [
-            *((f"facts of records from {at} on", partial(view.extra, at)) for at in facts),
+            *(
+                (f"facts and values of records from {at} on", partial(view.extra, at))
+                for at in facts
+            ),
             *((f"the document {name!r}", partial(view.document, name)) for name in view.documents),
             *((f"the graph {d}", partial(view.structure, d)) for d in view.names("structure")),
         ]
@@ -189,11 +192,7 @@ class _Check:
                 yield Damage(_key_in(error), lost, _reason(error))
 
     def _arrays(self, database: Database, view: View) -> Iterator[Damage]:
-        try:
-            boxes = list(regions(view))
-        except (DamagedRunError, KeyError, IndexError) as error:
-            yield Damage("steps", "which values were kept, and all of them", _reason(error))
-            return
+        boxes = list(regions(view))
         total, done = sum(box.elements for box in boxes), 0
         handles: dict[str, ts.TensorStore] = {}
         for box in boxes:
