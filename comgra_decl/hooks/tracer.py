@@ -21,6 +21,7 @@ from comgra_decl.hooks.plans import ModulePlan, TopPlan
 from comgra_decl.hooks.reading.ends import Ends, input_role
 from comgra_decl.hooks.reading.native import NativeCalls
 from comgra_decl.hooks.reading.parameters import Parameters
+from comgra_decl.hooks.reading.recomputed import Recomputed
 from comgra_decl.hooks.reading.recorder import TensorRecorder
 from comgra_decl.hooks.reading.slots import Slot
 from comgra_decl.hooks.tree import Owners, Top, has_parameters
@@ -33,11 +34,8 @@ if TYPE_CHECKING:
     from comgra_decl.spec import Spec
 
 _graph_task: Callable[[], int] = torch._C._current_graph_task_id
-
-
-_MODULE_CALL = nn.Module._call_impl.__code__
-
 _tracing_state: Callable[[], Any] = torch._C._get_tracing_state
+_MODULE_CALL = nn.Module._call_impl.__code__
 
 
 def is_no_step() -> bool:
@@ -81,6 +79,7 @@ class ModuleTracer:
         self._late: set[int] = set()  # modules with hooks of their own, which run before ours
         self._plans: dict[int, ModulePlan] = {}
         self._recorder = TensorRecorder(on_fault=on_fault)
+        self._recomputed = Recomputed(self._recorder, on_fault=on_fault)
         self._ends = Ends(spec, recorder=self._recorder, on_fault=on_fault)
         self._in_model = False  # whether the root being called has parameters: no loss, no metric
         self.parameters = Parameters(on_fault=on_fault)
@@ -152,6 +151,7 @@ class ModuleTracer:
 
     def _release(self) -> None:
         self._ends.targets.stop()
+        self._recomputed.clear()
         self._recorder.release()
         self.parameters.release()
 
@@ -220,6 +220,8 @@ class ModuleTracer:
 
     def _finish(self, module: nn.Module, args: tuple[Any, ...], output: Any) -> None:
         if is_no_step():
+            if self._recomputed.capture is not None:
+                self._recomputed.read(module, self._plans.get(id(module)), output)
             return
         try:
             if self._graph is not None and self._graph is self.provenance:
@@ -278,6 +280,8 @@ class ModuleTracer:
         module = self._owners.top_of(root)
         plan = self.tops.get(id(module))
         if plan is None or plan.top.module() is not module:
+            for part in module.modules():  # one that was called while the model was being built
+                self.tops.pop(id(part), None)
             top = Top(module, prefixed=self._is_prefixed)
             plan = self.tops[id(module)] = TopPlan(self._spec, top, module)
             for module_plan in plan.modules:
@@ -316,7 +320,10 @@ class ModuleTracer:
         plan.fired = True
         if not (wanted.output or wanted.output_grad):
             return
-        slot_of = partial(plan.slot, iteration=capture.count(plan))
+        iteration = capture.count(plan)
+        slot_of = partial(plan.slot, iteration=iteration)
+        if wanted.output_grad and capture.followed and not torch.is_grad_enabled():
+            self._recomputed.first(plan, iteration, capture)
         for path, tensor in tensors_in(output):
             self._recorder.read(
                 tensor,

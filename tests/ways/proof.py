@@ -8,8 +8,10 @@ was recorded is compared with what an untraced program saw.
 from __future__ import annotations
 
 import random
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
+from functools import partial
+from itertools import count
 from typing import Any, get_args
 
 import numpy as np
@@ -40,6 +42,7 @@ class Told:
         self._listening = listening
         self.step = 0
         self.values: dict[Key, torch.Tensor] = {}
+        self._handles: list[Any] = []
 
     def __call__(
         self,
@@ -72,9 +75,26 @@ class Told:
             where.setdefault("pass_", "grad")
             tensor.register_hook(lambda gradient: self(node, gradient, **where))
 
+    def modules(self, model: nn.Module, *names: str, prefix: str = "") -> None:
+        """Notes, until the step ends, what modules return and the gradients that come back."""
+        for name in names if self._listening else ():
+            hook = partial(self._returned, prefix + name, count())
+            self._handles.append(model.get_submodule(name).register_forward_hook(hook))
+
+    def _returned(
+        self, node: str, calls: Iterator[int], _module: nn.Module, _args: Any, output: torch.Tensor
+    ) -> None:
+        iteration = next(calls)
+        self(node, output, iteration=iteration)
+        if output.requires_grad:
+            self.gradient(node, output, iteration=iteration)
+
     def end(self) -> None:
         """An optimizer step has ended."""
         self.step += 1
+        for handle in self._handles:
+            handle.remove()
+        self._handles.clear()
 
 
 @dataclass
