@@ -14,6 +14,7 @@ import torch
 from torch import nn
 from torch.optim.optimizer import register_optimizer_step_pre_hook
 
+from comgra_decl.hooks import modes
 from comgra_decl.hooks.compiled import EagerStance
 from comgra_decl.hooks.functions.beside import Beside
 from comgra_decl.hooks.graph.structures import Structures
@@ -51,6 +52,7 @@ class Attachment(ABC):
     """
 
     _hearing: Hearing
+    _on_fault: Callable[[BaseException], None]
 
     def __init__(
         self,
@@ -64,6 +66,10 @@ class Attachment(ABC):
         self._step = 0  # the step in progress = steps completed
         self._armed = False
         self._stopped = False
+        self._stop_requested = False
+        self._ending = False  # tracing ends as soon as that is possible
+        self._error: BaseException | None = None  # why
+        self._resting = 0  # id of the optimizer whose step is only counted at present
         self._owners = Owners()
         self._table = SlotTable()
         self._stance = EagerStance()
@@ -82,7 +88,7 @@ class Attachment(ABC):
         self._follow(spec)
         self._scalars = Scalars(scalars, on_fault=self._fault)
         self._losses = LossWatch(
-            self._scalars.loss if spec.kpis.loss and scalars is not None else None,
+            self._scalars.events.append if spec.kpis.loss and scalars is not None else None,
             on_loss=self._on_loss,
             on_done=self._train.backwards.end,
             on_fault=self._fault,
@@ -98,8 +104,35 @@ class Attachment(ABC):
         """A root call has returned."""
 
     @abstractmethod
+    def _remove_everything(self) -> None:
+        """Takes everything of ours off the program, for good."""
+
+    # -- ending --------------------------------------------------------------------------------
+
     def _fault(self, error: BaseException) -> None:
-        """A fault of ours: nothing more is traced, and the training goes on."""
+        """A fault of ours never reaches the training: nothing more is traced, and it is said."""
+        if self._stopped or self._error is not None:
+            return
+        self._error = error
+        self._stop_requested = True
+        self._stop_when_safe()
+
+    def _stop_when_safe(self) -> None:
+        """A mode that is removed while it handles a call comes back when that call returns."""
+        self._ending = True
+        self._resting = 0
+        self._train.drop()
+        self._evaluation.capture.drop()
+        if not modes.at_work():
+            self._end_tracing()
+
+    def _end_tracing(self) -> None:
+        self._remove_everything()
+        modes.sweep()
+        if self._error is not None:
+            self._on_fault(self._error)
+
+    # -- choices -------------------------------------------------------------------------------
 
     def _say(self, what: str, sentence: str) -> None:
         """A choice was made that the person behind the program should know of."""
@@ -200,10 +233,12 @@ class Attachment(ABC):
 
     def _on_note(self, text: str) -> None:
         """The program writes something down."""
+        self._resting = 0
         self._scalars.note(text)
 
     def _on_kpi(self, name: str, value: Any) -> None:
         """The program keeps a number of the step in progress."""
+        self._resting = 0
         self._scalars.kpi(name, value)
         if self._keeps and self._train.open:
             number = read_number(value) if hasattr(value, "detach") else float(value)

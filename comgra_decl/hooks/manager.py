@@ -10,17 +10,15 @@ from __future__ import annotations
 
 import math
 import time
-import weakref
 from collections import deque
 from collections.abc import Callable, Mapping
+from time import monotonic
 from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import nn
 from torch.nn.modules.module import register_module_module_registration_hook
-from torch.optim.optimizer import (
-    register_optimizer_step_post_hook,
-)
+from torch.optim.optimizer import register_optimizer_step_post_hook
 
 from comgra_decl.hooks import modes
 from comgra_decl.hooks.attachment import Attachment
@@ -33,6 +31,7 @@ from comgra_decl.hooks.when.ending import StepEnd
 from comgra_decl.hooks.when.skipped import watch_skips
 from comgra_decl.hooks.when.types import Labeller, RootWatch
 from comgra_decl.hooks.words.hearing import Hearing
+from comgra_decl.hooks.words.scalars import END
 from comgra_decl.records import RawStep, Said, StepInfo
 
 if TYPE_CHECKING:
@@ -41,6 +40,7 @@ if TYPE_CHECKING:
     from comgra_decl.spec import Spec
 
 _EVAL = "eval"
+_is_compiling = torch.compiler.is_compiling
 
 _MAX_ROOT_CALLS = 2000
 """Model calls kept without an optimizer step before a record is given up (memory stays bounded)."""
@@ -69,17 +69,14 @@ class HookManager(Attachment):
         super().__init__(spec, sink, scalars=scalars, meter=meter or Meter())
         self._on_fault = on_fault
         self._quiet = 0.0  # no step before this one can be due
-        self._resting = False  # whether the end of a step only counts it
         self._deferred = False  # whether the step is decided about again at its end
         self._watched = False  # whether it is decided about when the model is called
         self._evaluating = False  # as far as the program has said so
-        self._stop_requested = False
         self._kept_enough = False
         self._stepped = False
         self._incoming: deque[tuple[Spec | None, str]] = deque()
         self._agenda = Agenda(spec, self._budget)
         self._watch = RootWatch(self._on_watched_call)
-        self._models: dict[int, weakref.ref[nn.Module]] = {}
         self._labeller = self._new_labeller(spec)
         self._end = self._new_end(spec)
         self._patches = (watch_mode(self._on_mode), watch_skips(self._on_skip))
@@ -121,11 +118,13 @@ class HookManager(Attachment):
                 self._finish_unstepped()
         except Exception as error:
             self._fault(error)
-        self._remove_everything()
+        if not self._stopped:
+            self._end_tracing()
 
     def stop(self) -> None:
         """Asks, from any thread, that tracing ends with the current step."""
         self._stop_requested = True
+        self._resting = 0
 
     def stop_keeping(self) -> None:
         """Asks, from any thread, that steps are no longer captured to be decided about later."""
@@ -140,6 +139,7 @@ class HookManager(Attachment):
             note: what is noted in the run.
         """
         self._incoming.append((spec, note))
+        self._resting = 0
 
     def _adopt(self) -> None:
         """Goes by a changed spec from the step that is about to begin."""
@@ -168,6 +168,7 @@ class HookManager(Attachment):
 
     def _remove_everything(self) -> None:
         self._stopped = True
+        self._resting = 0
         self._watch.remove()
         self._disarm()
         self._hearing.stop()
@@ -181,17 +182,18 @@ class HookManager(Attachment):
         self._train.drop()
         self._evaluation.capture.drop()
 
-    def _fault(self, error: BaseException) -> None:
-        """A fault of ours never reaches the training: stop, and say so once."""
-        if not self._stopped:
-            self._remove_everything()
-            self._on_fault(error)
-
     # -- events --------------------------------------------------------------------------------
 
     def _after_optimizer(self, optimizer: Any, _args: Any, _kwargs: Any) -> None:
-        if torch.compiler.is_compiling():
+        if _is_compiling():
             return
+        if id(optimizer) == self._resting and self._step + 1 < self._quiet:
+            self._step += 1  # what nearly all steps do; it must cost next to nothing
+            self._scalars.events.append(END)
+            if monotonic() >= self._scalars.due:
+                self._hand_over()
+            return
+        self._resting = 0
         try:
             if self._armed:
                 self._stepped = True
@@ -210,10 +212,7 @@ class HookManager(Attachment):
     def _end_step(self) -> None:
         self._scalars.end_step(self._step, self._agenda.labels)
         if self._stop_requested:
-            self._remove_everything()
-            return
-        if self._resting and self._step + 1 < self._quiet and not self._incoming:
-            self._step += 1  # what nearly all steps do; it must cost next to nothing
+            self._stop_when_safe()
             return
         cost = None
         if self._armed:
@@ -227,14 +226,27 @@ class HookManager(Attachment):
         if self._incoming:
             self._adopt()
         self._begin_step()
-        self._resting = not (
+        self._rest()
+
+    def _rest(self) -> None:
+        """Counts the next steps only, unless there is more to do in each."""
+        busy = (
             self._armed
-            or self._stopped
             or self._evaluation.open
             or self._watch.waiting
             or self._budget.timed
             or self._agenda.typed
+            or self._scalars.talks
         )
+        self._resting = 0 if busy else self._end.sole
+        if self._stopped or self._stop_requested or self._incoming:  # another thread may say so
+            self._resting = 0
+
+    def _hand_over(self) -> None:
+        try:
+            self._scalars.hand_over()
+        except Exception as error:
+            self._fault(error)
 
     def _begin_step(self) -> None:
         plan = Plan.WAIT
@@ -269,7 +281,7 @@ class HookManager(Attachment):
             training = not self._tracer.is_evaluation(module)
             if not training:
                 self._begin_evaluation()
-            elif self._is_model(module):
+            elif has_parameters(module):
                 self._decide(module, args, kwargs)
             else:
                 return False  # a transform of the data, perhaps
@@ -283,16 +295,6 @@ class HookManager(Attachment):
             return True
         return training
 
-    def _is_model(self, module: nn.Module) -> bool:
-        """Whether a module has parameters; looked up once, as that is slower than all the rest."""
-        known = self._models.get(id(module))
-        if known is not None and known() is module:
-            return True
-        found = has_parameters(module)
-        if found:
-            self._models[id(module)] = weakref.ref(module)
-        return found
-
     def _decide(self, module: nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> None:
         """Arms in the middle of the step if its labels say so."""
         if self._labeller is not None:
@@ -304,7 +306,7 @@ class HookManager(Attachment):
         """A module was switched to training or evaluation, as each of its children was before."""
         if training == (not self._evaluating) or self._stopped or torch.compiler.is_compiling():
             return
-        self._resting = False
+        self._resting = 0
         try:
             modes.sweep()
             self._evaluating = not training and not self._is_frozen(module)
@@ -326,6 +328,9 @@ class HookManager(Attachment):
 
     def _choose(self, root: nn.Module, top: Top) -> StepCapture | None:
         """Decides which record a root call belongs to."""
+        if self._ending:
+            self._stop_when_safe()
+            return None
         training = root.training
         if not training and (top.trained or not torch.is_grad_enabled()):
             self._structures.pause()
@@ -359,7 +364,7 @@ class HookManager(Attachment):
         too_late = self._watched and not self._watch.waiting and not self._armed
         self._agenda.tag(names, too_late=too_late)
         self._quiet = -math.inf
-        self._resting = False
+        self._resting = 0
 
     def _on_step(self) -> None:
         """The program says that a step ends here."""

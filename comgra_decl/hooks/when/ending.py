@@ -45,6 +45,11 @@ class StepEnd:
         """Whether only the program's word ends a step."""
         return self.rule == "explicit"
 
+    @property
+    def sole(self) -> int:
+        """The `id` of an optimizer whose steps end the training's, and nobody need ask; or 0."""
+        return self._owner.sole if self.rule == "last_optimizer" else 0
+
     def by_optimizer(self, optimizer: Optimizer) -> bool:
         """Whether this optimizer's step, just taken, ends the training step."""
         self._ended = self._decide(optimizer)

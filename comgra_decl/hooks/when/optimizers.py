@@ -50,6 +50,12 @@ class StepOwner:
         # for each other optimizer, how often the owner had stepped at its last step
         self._met: MutableMapping[Optimizer, int] = WeakKeyDictionary()
 
+    @property
+    def sole(self) -> int:
+        """The `id` of the owner if its steps need not be told; 0 if there may be a better one."""
+        owner = self._owner() if self._owner is not None else None
+        return 0 if owner is None or self._met else id(owner)
+
     def ends_step(self, optimizer: Optimizer) -> bool:
         """Whether this optimizer's step, just taken, ends the training step."""
         owner = self._owner() if self._owner is not None else None

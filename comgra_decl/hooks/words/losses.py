@@ -8,6 +8,7 @@ and one call.
 from __future__ import annotations
 
 import functools
+import inspect
 import weakref
 from collections.abc import Callable, Iterator
 from threading import get_ident
@@ -17,9 +18,21 @@ import torch
 
 from comgra_decl.hooks.nested import tensors_in
 from comgra_decl.hooks.patches import Patch
-from comgra_decl.hooks.words.numbers import Number, is_plain, read_number, read_plain
+from comgra_decl.hooks.words.numbers import Number, dispatch_modes, read_number
+from comgra_decl.stats.quiet import function_modes
+
+_PARAMETERS = (
+    "tensors",
+    "grad_tensors",
+    "retain_graph",
+    "create_graph",
+    "grad_variables",
+    "inputs",
+)
+"""Of `torch.autograd.backward` as we know it."""
 
 _graph_task: Callable[[], int] = torch._C._current_graph_task_id
+_is_compiling = torch.compiler.is_dynamo_compiling
 
 
 class LossWatch:
@@ -89,23 +102,52 @@ class LossWatch:
     # -- the wrappers --------------------------------------------------------------------------
 
     def _wrap_backward(self, original: Callable[..., Any]) -> Callable[..., Any]:
-        is_compiling, inside = torch.compiler.is_dynamo_compiling, self._inside
-        each = self._each
+        if self._each is None or tuple(inspect.signature(original).parameters) != _PARAMETERS:
+            return functools.wraps(original)(self._any_backward(original))
+        return functools.wraps(original)(self._quick_backward(original, self._each))
 
-        @functools.wraps(original)
+    def _any_backward(self, original: Callable[..., Any]) -> Callable[..., Any]:
         def backward(*args: Any, **kwargs: Any) -> Any:
-            if is_compiling() or _graph_task() != -1 or (inside and get_ident() in inside):
+            if _is_compiling() or _graph_task() != -1 or get_ident() in self._inside:
                 return original(*args, **kwargs)
-            if args and not self._closely and is_plain(args[0]):  # what nearly all steps do
-                each(read_plain(args[0]))  # type: ignore[misc]
-                return original(*args, **kwargs)
-            return self._backward(original, args, kwargs)
+            return self._backward(original, *args, **kwargs)
 
         return backward
 
-    def _backward(
-        self, original: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]
-    ) -> Any:
+    def _quick_backward(
+        self, original: Callable[..., Any], each: Callable[[Number | None], None]
+    ) -> Callable[..., Any]:
+        """Returns the wrapper that is there in every step; each call it does not make is felt."""
+        inside = self._inside
+
+        def backward(
+            tensors: Any,
+            grad_tensors: Any = None,
+            retain_graph: Any = None,
+            create_graph: Any = False,
+            grad_variables: Any = None,
+            inputs: Any = None,
+        ) -> Any:
+            given = tensors, grad_tensors, retain_graph, create_graph, grad_variables, inputs
+            if _is_compiling() or _graph_task() != -1 or (inside and get_ident() in inside):
+                return original(*given)
+            if (
+                self._closely
+                or type(tensors) is not torch.Tensor
+                or function_modes()
+                or not tensors.is_cpu
+                or dispatch_modes()
+            ):
+                return self._backward(original, *given)
+            try:
+                each(tensors.item())  # what nearly all steps do
+            except (RuntimeError, TypeError):  # several elements, or in a transform
+                each(None)
+            return original(*given)
+
+        return backward
+
+    def _backward(self, original: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
         thread, recording = get_ident(), self._recording
         self._inside.add(thread)
         try:

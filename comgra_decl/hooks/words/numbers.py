@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from ctypes import c_double, c_float
 from typing import Any
 
 import numpy as np
@@ -14,41 +13,35 @@ from torch import Tensor
 from comgra_decl.stats.quiet import (
     HIDDEN_KEYS,
     buffer,
+    function_modes,
     quiet,
     without_functions,
     without_keys,
 )
 
 _C: Any = torch._C
-_function_modes: Callable[[], int] = _C._len_torch_function_stack
-_dispatch_modes: Callable[[], int] = _C._len_torch_dispatch_stack
+dispatch_modes: Callable[[], int] = _C._len_torch_dispatch_stack
 _ASYNCHRONOUS = ("cuda", "xpu")
-_STORED: dict[torch.dtype, Any] = {torch.float32: c_float, torch.float64: c_double}
+
+Number = float | Tensor
+"""A number, or a tensor that holds it on a device."""
 
 
-def read_number(tensor: Tensor) -> float | Tensor | None:
+def read_number(tensor: Tensor) -> Number | None:
     """Returns the number in a tensor of one element.
 
     A tensor on a device is not waited for: the result is then a copy that nobody changes. None
     where there is no number to be read: more elements, complex, a fake or functorch's tensor, a
     device whose work is being captured into a graph.
     """
-    if is_plain(tensor) and tensor.is_cpu and not _dispatch_modes():
+    plain = type(tensor) is Tensor and not function_modes()
+    if plain and tensor.is_cpu and not dispatch_modes():
         return _item(tensor)
     return _read_quietly(tensor)
 
 
-def is_plain(tensor: Any) -> bool:
-    """Whether this is a tensor of PyTorch's own class, and what is done with it seen by no mode."""
-    return type(tensor) is Tensor and not _function_modes()
-
-
 def _item(tensor: Tensor) -> float | None:
     try:
-        stored = _STORED.get(tensor.dtype)
-        if stored is not None and tensor.numel() == 1 and not tensor.is_neg():
-            # `item()` takes torch's long way, which a step of 0.3 ms feels
-            return float(stored.from_address(tensor.data_ptr()).value)
         return float(tensor.item())
     except (RuntimeError, TypeError, ValueError):  # several elements, complex, in a transform
         return None

@@ -1,7 +1,8 @@
 """The numbers of every step, recorded or not: its losses, and what the program says.
 
 A loss is read in about a microsecond (`losses.py` finds it). A number on a device is copied there
-and fetched later, together with others, so nobody waits for it.
+and fetched later, together with others, so nobody waits for it. What a quiet step leaves is two
+entries in a list, looked at together with those of other steps.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from comgra_decl.hooks.words.numbers import LateNumbers, read_number
+from comgra_decl.hooks.words.numbers import LateNumbers, Number, read_number
 from comgra_decl.hooks.words.places import StepPlace
 from comgra_decl.records import Note, Said
 
@@ -25,12 +26,19 @@ _HAND_OVER = 1.0  # seconds between two times that numbers are handed over
 _MOST = 20_000  # numbers of a step that are taken together
 _MOST_CLOSED = 5_000  # steps, or numbers said after one, that wait until then
 
-_Number = tuple[str, float | torch.Tensor]
-_Step = tuple[int, str, list[_Number]]
+END = object()
+"""The event that ends a step."""
+
+_Named = tuple[str, Number]
+_Step = tuple[int, str, list[_Named]]
 
 
 class Scalars:
     """Collects the numbers and notes of the step in progress and hands them over now and then.
+
+    `events` takes what happens in a step: its losses in the order of their `backward`, each a
+    number (anything else if it has none), and `END` for the end of a step of type `train`. Whoever
+    appends `END` calls `hand_over` when `due` (`time.monotonic`) has passed.
 
     Args:
         sink: receives what was said, on the training thread; must be quick. None: nobody does.
@@ -42,24 +50,27 @@ class Scalars:
     ) -> None:
         self._sink = sink
         self._on_fault = on_fault
+        self.events: list[Any] = []
+        self.due = -math.inf
+        self.talks = False  # the program has said something
+        # the step in progress, as far as events were looked at
         self._step = 0
         self._type = "train"  # of the step that ended last
         self._losses = 0  # in the step in progress
-        self._begun = False  # a backward was seen in the step in progress
-        self._talks = False  # the program has said something
         self._place = StepPlace()
         self._one_at_a_time = threading.Lock()
-        self._open: list[_Number] = []  # of the step in progress
+        self._looking = threading.Lock()
+        self._open: list[_Named] = []  # of the step in progress
         self._closed: list[_Step] = []
         self._notes: list[tuple[float, str]] = []  # of the step in progress: when and what
         self._closed_notes: list[Note] = []
-        self._handed_over = -math.inf
 
     def stop(self) -> None:
         """What was said until now is handed over."""
         with suppress(Exception):  # a fault of ours may be why this ends
+            self._look()
             self._end(self._step, "train")
-            self._hand_over()
+            self.hand_over()
 
     # -- what is said --------------------------------------------------------------------------
 
@@ -75,7 +86,7 @@ class Scalars:
             if len(self._open) >= _MOST:
                 self._end(self._step, "train")
         if len(self._closed) >= _MOST_CLOSED:
-            self._hand_over()
+            self.hand_over()
 
     def note(self, text: str) -> None:
         """Takes a text about a step."""
@@ -87,35 +98,40 @@ class Scalars:
 
     def _is_about_the_last_step(self) -> bool:
         """Whether what is said now is about the step that has ended; see `places`."""
-        self._talks = True
-        return self._step > 0 and not self._begun and self._place.passed()
+        self.talks = True
+        self._look()
+        return self._step > 0 and not self._losses and self._place.passed()
 
     def end_step(self, step: int, labels: Collection[str]) -> None:
         """The step with this number and these labels has ended."""
-        self._type = next(iter(labels)) if labels else "train"
-        if self._open or self._notes:
-            self._end(step, self._type)
-        if self._talks or step == 0:
+        self._look()
+        self._step = step
+        self._close(next(iter(labels)) if labels else "train")
+        if self.talks or step == 0:
             self._place.note()
-        self._step = step + 1
-        self._losses = 0
-        self._begun = False
-        waiting = len(self._closed)
-        if time.monotonic() - self._handed_over > _HAND_OVER or waiting >= _MOST_CLOSED:
-            self._hand_over()
+        if time.monotonic() >= self.due or len(self._closed) >= _MOST_CLOSED:
+            self.hand_over()
 
-    def loss(self, tensor: torch.Tensor) -> None:
-        """Takes a loss, which `backward` is about to be called on; does not raise."""
-        place = self._losses
-        self._losses = place + 1
-        self._begun = True
-        try:
-            number = read_number(tensor)
-        except Exception as error:
-            self._on_fault(error)
-            return
-        if number is not None:
-            self._open.append(("loss" if place == 0 else f"loss[{place}]", number))
+    # -- events --------------------------------------------------------------------------------
+
+    def _look(self) -> None:
+        """Takes in what has happened since it was looked at last."""
+        with self._looking:
+            for event in _taken(self.events):
+                if event is END:
+                    self._close("train")
+                    continue
+                name = f"loss[{self._losses}]" if self._losses else "loss"
+                self._losses += 1
+                if isinstance(event, (float, torch.Tensor)):
+                    self._open.append((name, event))
+
+    def _close(self, type_: str) -> None:
+        if self._open or self._notes:
+            self._end(self._step, type_)
+        self._type = type_
+        self._step += 1
+        self._losses = 0
 
     # -- handing over --------------------------------------------------------------------------
 
@@ -126,11 +142,13 @@ class Scalars:
             notes = _taken(self._notes)
             self._closed_notes += [Note(step, type_, when, text) for when, text in notes]
 
-    def _hand_over(self) -> None:
+    def hand_over(self) -> None:
+        """Gives the sink what is complete."""
         if not self._one_at_a_time.acquire(blocking=False):
             return  # another thread is at it
         try:
-            self._handed_over = time.monotonic()
+            self.due = time.monotonic() + _HAND_OVER
+            self._look()
             closed, notes = _taken(self._closed), _taken(self._closed_notes)
             if self._sink is not None and (notes or any(numbers for _, _, numbers in closed)):
                 self._sink(_said(closed, notes))
