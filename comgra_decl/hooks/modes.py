@@ -13,16 +13,28 @@ from weakref import WeakSet
 import torch
 from torch.overrides import TorchFunctionMode
 
+_placed: WeakSet[TorchFunctionMode] = WeakSet()
+"""What is on the stack, or will be when the call that it handles has returned."""
+_removed: WeakSet[TorchFunctionMode] = WeakSet()
+_returning: WeakSet[TorchFunctionMode] = WeakSet()
+"""What was removed while it handled a call: torch puts it back when that call returns."""
+
 
 def insert_at_bottom(mode: TorchFunctionMode) -> None:
     """Makes `mode` the outermost active torch function mode."""
+    at_work = (mode in _placed or mode in _returning) and not is_active(mode)
     _removed.discard(mode)
-    above = [other for other in _pop_all() if other is not mode]
-    _push_all([mode, *above])
+    _returning.discard(mode)
+    _placed.add(mode)
+    if not at_work:  # else it comes back by itself
+        _push_all([mode, *(other for other in _pop_all() if other is not mode)])
 
 
 def remove(mode: TorchFunctionMode) -> None:
     """Removes `mode` wherever it is on the stack; does nothing if it is not there."""
+    if mode in _placed and not is_active(mode):
+        _returning.add(mode)
+    _placed.discard(mode)
     _removed.add(mode)
     _push_all([other for other in _pop_all() if other is not mode])
 
@@ -34,10 +46,20 @@ def sweep() -> None:
     removed within that call (an optimizer that steps within `loss.backward()`), it comes back.
     """
     if _C._len_torch_function_stack() and _removed:
-        _push_all([mode for mode in _pop_all() if mode not in _removed])
+        found = _pop_all()
+        _push_all([mode for mode in found if mode not in _removed])
+        for mode in found:
+            _returning.discard(mode)
 
 
-_removed: WeakSet[TorchFunctionMode] = WeakSet()
+def at_work() -> bool:
+    """Whether a mode of ours is handling a call: what is removed now comes back."""
+    return not all(is_active(mode) for mode in (*_placed, *_returning))
+
+
+def is_placed(mode: TorchFunctionMode) -> bool:
+    """Whether `mode` is on the stack, or will be when the call that it handles has returned."""
+    return mode in _placed
 
 
 def is_active(mode: TorchFunctionMode) -> bool:

@@ -102,7 +102,7 @@ class FunctionTracer:
         # Which samples are chosen by category is known later: then all must be there.
         self._samples = spec.samples.count if spec.samples.by is None else sys.maxsize
         self._most = spec.values.max_elements
-        self._watching = Watching(self)
+        self._watching = Watching(self, on_fault=on_fault)
         found = [find(rule.function) for rule in call_rules(spec)]
         names = _one_name_each([*found, find(attention.FUNCTION)])
         self._attention = names[attention.FUNCTION]
@@ -218,25 +218,6 @@ class FunctionTracer:
         """A watched function is about to be called; returns what is to be recorded of it."""
         if is_no_step():
             return None
-        try:
-            with torch._C.DisableTorchFunction():
-                return self._begin(name, args, kwargs)
-        except Exception as error:
-            self._on_fault(error)
-            return None
-
-    def ended(self, token: _Call, result: Any) -> None:
-        """A watched function has returned."""
-        try:
-            with torch._C.DisableTorchFunction():
-                if token.plan is not None:
-                    self._read(token.plan, token, "output", [("", result)])
-                if token.attention is not None:
-                    self._recompute(token.attention, token)
-        except Exception as error:
-            self._on_fault(error)
-
-    def _begin(self, name: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> _Call | None:
         inside = self._stack[-1].inside if self._stack else self._sites.outside
         capture = self._tracer.capture if self._stack else self._training
         plan = inside.calls.get(name)
@@ -253,6 +234,13 @@ class FunctionTracer:
             if plan.capture.input or plan.capture.input_grad:
                 self._read(plan, call, "input", list(_arguments(args, kwargs)))
         return call
+
+    def ended(self, token: _Call, result: Any) -> None:
+        """A watched function has returned."""
+        if token.plan is not None:
+            self._read(token.plan, token, "output", [("", result)])
+        if token.attention is not None:
+            self._recompute(token.attention, token)
 
     def _read(self, plan: CallPlan, call: _Call, side: str, values: list[tuple[str, Any]]) -> None:
         how = plan.capture

@@ -12,6 +12,7 @@ import threading
 from collections.abc import Callable, Iterable
 from typing import Any, Protocol
 
+import torch
 from torch.overrides import TorchFunctionMode
 
 from comgra_decl.hooks import modes
@@ -20,7 +21,7 @@ from comgra_decl.hooks.patches import Patch
 
 
 class Listener(Protocol):
-    """Hears of calls; never raises."""
+    """Hears of calls."""
 
     def begins(self, name: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """A function is about to be called; returns what `ended` is to be given, or None."""
@@ -36,10 +37,12 @@ class Watching:
 
     Args:
         listener: whom to tell; functions go by the name under which they were found.
+        on_fault: called with what the listener raises; the program never sees it.
     """
 
-    def __init__(self, listener: Listener) -> None:
+    def __init__(self, listener: Listener, *, on_fault: Callable[[BaseException], None]) -> None:
         self._listener = listener
+        self._on_fault = on_fault
         self._places: list[Patch] = []
         self._running: list[str] = []
         self._thread = 0
@@ -85,10 +88,10 @@ class Watching:
 
     def pause(self) -> bool:
         """Takes the mode away, but leaves the wrappers; returns whether it was there."""
-        active = modes.is_active(self._mode)
-        if active:
+        placed = modes.is_placed(self._mode)
+        if placed:
             modes.remove(self._mode)
-        return active
+        return placed
 
     def resume(self, below: TorchFunctionMode | None) -> None:
         """Puts the mode in its place: below the program's own modes, above ours that follows.
@@ -96,7 +99,7 @@ class Watching:
         Of two modes the upper one hears of a result last: what is recorded then is known to the
         graph that the lower one follows.
         """
-        if not self._mode.names or modes.is_active(self._mode):
+        if not self._mode.names or modes.is_placed(self._mode):
             return
         modes.insert_at_bottom(self._mode)
         if below is not None and modes.is_active(below):
@@ -112,7 +115,7 @@ class Watching:
     ) -> Any:
         """Calls the function and tells of it, unless that is being done already."""
         known = not self.on or name in self._running or threading.get_ident() != self._thread
-        token = None if known else self._listener.begins(name, args, kwargs)
+        token = None if known else self._quietly(self._listener.begins, name, args, kwargs)
         if token is None:
             return function(*args, **kwargs)
         self._running.append(name)
@@ -120,8 +123,16 @@ class Watching:
             result = function(*args, **kwargs)
         finally:
             self._running.remove(name)
-        self._listener.ended(token, result)
+        self._quietly(self._listener.ended, token, result)
         return result
+
+    def _quietly(self, tell: Callable[..., Any], *what: Any) -> Any:
+        try:
+            with torch._C.DisableTorchFunction():
+                return tell(*what)
+        except Exception as error:
+            self._on_fault(error)
+            return None
 
 
 class _Mode(TorchFunctionMode):
@@ -141,7 +152,7 @@ class _Mode(TorchFunctionMode):
     ) -> Any:
         try:
             name = self.names.get(func)
-        except TypeError:  # somebody's function that cannot be hashed
+        except Exception:  # somebody's function that cannot be hashed or compared
             name = None
         if name is None:
             return func(*args, **(kwargs or {}))

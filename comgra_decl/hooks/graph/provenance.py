@@ -67,12 +67,12 @@ class Provenance(TorchFunctionMode):
     ) -> Any:
         kwargs = kwargs or {}
         result = func(*args, **kwargs)
-        name, call = meaning(func)
-        if call is not Call.IGNORED:
-            try:
+        try:
+            name, call = meaning(func)
+            if call is not Call.IGNORED:
                 self._follower.follow(name, call, args, kwargs, result)
-            except Exception as error:
-                self._on_fault(error)
+        except Exception as error:
+            self._on_fault(error)
         return result
 
     def begin(self) -> None:

@@ -52,7 +52,6 @@ class Targets(TorchFunctionMode):
         self._count = 0
         self._values = False
         self._inserted = False
-        self._fault: Exception | None = None
 
     # -- when it looks -------------------------------------------------------------------------
 
@@ -62,9 +61,6 @@ class Targets(TorchFunctionMode):
             self._inserted = False
             self._capture = None
             modes.remove(self)
-        fault, self._fault = self._fault, None
-        if fault is not None:
-            self._on_fault(fault)
 
     def interrupt(self) -> None:
         """A model is called that may be none of the training's: a teacher, a target network."""
@@ -128,8 +124,8 @@ class Targets(TorchFunctionMode):
                 with torch._C.DisableTorchFunction():
                     self._see(self._capture, func, args, kwargs, result)
             except Exception as error:
-                # Told later: a mode cannot be removed for good while it handles a call.
-                self._capture, self._fault = None, error
+                self._capture = None
+                self._on_fault(error)
         return result
 
     def _see(
