@@ -122,26 +122,61 @@ class TensorPlan:
 class TopPlan:
     """Everything planned for one top: selection, plans of modules, parameters and buffers."""
 
-    def __init__(self, spec: Spec, top: Top, module: nn.Module) -> None:
+    def __init__(self, spec: Spec, top: Top) -> None:
+        self._spec = spec
+        self._tree: list[tuple[str, int]] = []
         self.top = top
-        self.parameter_ids = {id(parameter) for parameter in module.parameters()}
+        self.version = -1  # of what is known about who owns which module
+        self.parameter_ids: set[int] = set()
+        self.selection: Selection = select(spec, ())
+        self.modules: list[ModulePlan] = []  # plans hold modules weakly: none is kept
+        self.parameters: list[TensorPlan] = []
+        self.buffers: list[TensorPlan] = []
+
+    def renew(self, module: nn.Module) -> bool:
+        """Plans the model as it is built now; returns whether there is anything new.
+
+        A module that takes the place of another one goes on with its series.
+        """
         named = list(named_modules(module))
-        top.marks = _names_from_marks(named)
-        self.selection: Selection = select(spec, (facts_of(path, m) for path, m in named))
+        tree = [(path, id(m)) for path, m in named]
+        if tree == self._tree:
+            return False
+        self._tree = tree
+        self.parameter_ids = {id(parameter) for parameter in module.parameters()}
+        self.top.marks = _names_from_marks(named)
+        self.selection = select(self._spec, (facts_of(path, m) for path, m in named))
+        before = {plan.path: plan for plan in self.modules}
         planned = [
-            (m, ModulePlan(top, path, m, self.selection.captures[path]))
+            (m, self._plan(path, m, before.get(path)))
             for path, m in named
             if path in self.selection.captures
         ]
-        self.modules = [plan for _, plan in planned]  # plans hold modules weakly: none is kept
-        self.parameters = list(
-            _plan_tensors(
-                "parameter", ((m._parameters, p) for m, p in planned if _of_parameters(p))
-            )
-        )
-        self.buffers = list(
-            _plan_tensors("buffer", ((m._buffers, p) for m, p in planned if p.capture.buffer))
-        )
+        self.modules = [plan for _, plan in planned]
+        of_parameters = ((m._parameters, p) for m, p in planned if _of_parameters(p))
+        of_buffers = ((m._buffers, p) for m, p in planned if p.capture.buffer)
+        self.parameters = _going_on(self.parameters, _plan_tensors("parameter", of_parameters))
+        self.buffers = _going_on(self.buffers, _plan_tensors("buffer", of_buffers))
+        return True
+
+    def _plan(self, path: str, module: nn.Module, before: ModulePlan | None) -> ModulePlan:
+        if before is not None and before.module() is module:
+            return before
+        plan = ModulePlan(self.top, path, module, self.selection.captures[path])
+        if before is not None:
+            plan.slots = before.slots
+        return plan
+
+
+def _going_on(before: Iterable[TensorPlan], plans: Iterable[TensorPlan]) -> list[TensorPlan]:
+    """Gives plans the series of those with the same name before them."""
+    known = {(plan.slot.node(), plan.attribute): plan for plan in before}
+    renewed = list(plans)
+    for plan in renewed:
+        old = known.get((plan.slot.node(), plan.attribute))
+        if old is not None:
+            plan.slot, plan.states = old.slot, old.states
+    return renewed
 
 
 def mark_of(module: nn.Module) -> Mark | None:

@@ -251,7 +251,7 @@ class ModuleTracer:
         self._in_model = has_parameters(module)
         if self._in_model:
             self._ends.targets.interrupt()
-        if not _takes_part(plan.top, args, kwargs):
+        if not plan.top.joins(args, kwargs):
             self._capture = None
             return
         capture = self._capture = self._choose(module, plan.top)
@@ -283,12 +283,18 @@ class ModuleTracer:
             for part in module.modules():  # one that was called while the model was being built
                 self.tops.pop(id(part), None)
             top = Top(module, prefixed=self._is_prefixed)
-            plan = self.tops[id(module)] = TopPlan(self._spec, top, module)
-            for module_plan in plan.modules:
-                self._plans[id(module_plan.module())] = module_plan
-                self._hook_late(module_plan)
-            self.parameters.adopt(plan)
+            plan = self.tops[id(module)] = TopPlan(self._spec, top)
+        if plan.version != self._owners.version:
+            plan.version = self._owners.version
+            if plan.renew(module):
+                self._take_in(plan)
         return plan
+
+    def _take_in(self, plan: TopPlan) -> None:
+        for module_plan in plan.modules:
+            self._plans[id(module_plan.module())] = module_plan
+            self._hook_late(module_plan)
+        self.parameters.adopt(plan)
 
     @property
     def called_tops(self) -> list[TopPlan]:
@@ -388,13 +394,3 @@ class ModuleTracer:
 
 def _parameters(optimizer: torch.optim.Optimizer) -> Iterator[torch.Tensor]:
     return (p for group in optimizer.param_groups for p in group["params"])
-
-
-def _takes_part(top: Top, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
-    """A root without parameters belongs to the model if gradient can flow through it.
-
-    A loss module does; a transform that a data loader applies to every sample does not.
-    """
-    if not top.takes_part:
-        top.takes_part = any(t.requires_grad for _, t in tensors_in((args, kwargs)))
-    return top.takes_part

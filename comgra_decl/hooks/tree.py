@@ -5,10 +5,12 @@ from __future__ import annotations
 import gc
 import weakref
 from collections.abc import Callable, Iterator, MutableMapping
-from typing import TypeVar
+from typing import Any, TypeVar
 
 from torch import nn
 from torch.utils.weak import WeakIdKeyDictionary
+
+from comgra_decl.hooks.nested import tensors_in
 
 T = TypeVar("T")
 
@@ -31,9 +33,11 @@ class Owners:
         self._parents: MutableMapping[nn.Module, weakref.ref[nn.Module]] = WeakIdKeyDictionary()
         self._built: MutableMapping[nn.Module, None] = WeakIdKeyDictionary()
         self._scanned = False
+        self.version = 0  # counts modules that were given to others
 
     def note(self, parent: nn.Module, _name: str, child: nn.Module | None) -> None:
         """The registration hook: `parent.name = child` has just happened."""
+        self.version += 1
         self._built[parent] = None
         if child is not None:
             self._parents[child] = weakref.ref(parent)
@@ -86,6 +90,16 @@ class Top:
         self.trained = False  # has been seen in training mode
         self.marks: dict[str, str] = {}  # names that `@comgra.node` gives to modules, by path
         self._prefixed = prefixed
+
+    def joins(self, args: Any, kwargs: Any) -> bool:
+        """Whether it is part of the model, being called with these arguments.
+
+        One without parameters is if gradient can flow through it. A loss module's can; a transform
+        that a data loader applies to every sample has none.
+        """
+        if not self.takes_part:
+            self.takes_part = any(t.requires_grad for _, t in tensors_in((args, kwargs)))
+        return self.takes_part
 
     def node(self, path: str) -> str:
         """Returns the node name of a module path below this top."""
