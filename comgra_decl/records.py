@@ -44,12 +44,20 @@ class SlotKey(NamedTuple):
     pass_: str
 
 
+class Piece(NamedTuple):
+    """The part of a tensor that one rank holds: where it begins, and its shape."""
+
+    offset: tuple[int, ...]
+    shape: tuple[int, ...]
+
+
 @dataclass(frozen=True, slots=True)
 class SlotInfo:
     """One line of the slot table, written once when the slot first appears.
 
     `shape` is the full shape at first sight (batch dim included), `batch_dim` its batch
-    dimension or None. `names` are all the names of a shared tensor.
+    dimension or None. `names` are all the names of a shared tensor. `piece` is the part of it that
+    this process holds, if that is not all of it.
     """
 
     id: int
@@ -60,6 +68,7 @@ class SlotInfo:
     batch_dim: int | None
     module_class: str
     names: tuple[str, ...] = ()
+    piece: Piece | None = None
 
 
 @dataclass(frozen=True, eq=False)
@@ -164,7 +173,8 @@ class StepBatch:
     `aggregates` float32 [k, n, len(statistics), 3]: each statistic's mean, std, abs-max over the
     batch (AGGREGATES). `samples` float32 [k, n, c, len(statistics)]: the same statistics of the
     recorded samples, NaN where a slot has fewer. `counts` uint32 [k, n, bins] and `ranges`
-    float32 [k, n, 2] (lowest and highest edge), or None.
+    float32 [k, n, 2] (lowest and highest edge), or None. `rows` int64 [n]: the samples that were
+    aggregated, by which several ranks' aggregates can be joined; None if not known.
     """
 
     steps: list[StepInfo]
@@ -178,6 +188,7 @@ class StepBatch:
     new_slots: list[SlotInfo]
     new_structures: list[Structure]
     documents: dict[str, Any] = field(default_factory=dict)
+    rows: NDArray[np.int64] | None = None
 
     @property
     def nbytes(self) -> int:

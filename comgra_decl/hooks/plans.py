@@ -11,6 +11,7 @@ from torch import nn
 
 from comgra_decl.annotations import Mark
 from comgra_decl.hooks.reading.recorder import Wanted
+from comgra_decl.hooks.reading.shards import class_of
 from comgra_decl.hooks.reading.slots import Slot
 from comgra_decl.hooks.tree import Top, named_modules
 from comgra_decl.spec import Capture, ModuleFacts, Selection, Spec, select
@@ -43,7 +44,7 @@ class ModulePlan:
         self.path = path
         self.node: Callable[[], str] = lambda: top.node(path)
         self.module = weakref.ref(module)
-        self.module_class = type(module).__name__
+        self.module_class = class_of(module).__name__
         self.capture = capture
         self.outputs = Wanted(capture.output, capture.output_grad)
         self.inputs = Wanted(capture.input, capture.input_grad)
@@ -102,7 +103,8 @@ class TensorPlan:
         if module is None:
             return None
         held = module._buffers if self.slot.kind == "buffer" else module._parameters
-        return held.get(self.attribute)
+        # not `get`: what a scripted module holds is no dict
+        return held[self.attribute] if self.attribute in held else None
 
     def state(self, name: str, iteration: int) -> Slot:
         """Returns the slot of one tensor that the optimizer keeps for this parameter."""
@@ -225,5 +227,5 @@ def _plan_tensors(
 def facts_of(path: str, module: nn.Module) -> ModuleFacts:
     """Returns what selectors know of a module."""
     mark = mark_of(module)
-    classes = tuple(cls.__name__ for cls in type(module).__mro__)
+    classes = tuple(cls.__name__ for cls in class_of(module).__mro__)
     return ModuleFacts(path, classes, mark.name if mark is not None else "")

@@ -6,6 +6,7 @@ import logging
 from collections.abc import Collection
 from typing import TYPE_CHECKING, Any
 
+from comgra_decl.hooks.reading.shards import class_of
 from comgra_decl.hooks.tree import named_modules
 from comgra_decl.spec.globs import compile_text
 
@@ -188,6 +189,6 @@ def _describe(plan: TopPlan, path: str, module: Any, seen: dict[int, str]) -> di
     return {
         "path": path,
         "node": plan.top.node(path),
-        "class": type(module).__name__,
+        "class": class_of(module).__name__,
         "parameters": parameters,
     }

@@ -11,6 +11,7 @@ from torch import nn
 from torch.utils.weak import WeakIdKeyDictionary
 
 from comgra_decl.hooks.nested import tensors_in
+from comgra_decl.hooks.reading.shards import class_of
 
 T = TypeVar("T")
 
@@ -132,7 +133,7 @@ def unwrapped_class(module: nn.Module) -> str:
         inner = module._modules.get(name)
         if inner is not None and (name == "_orig_mod" or is_wrapper(module)):
             return unwrapped_class(inner)
-    return type(module).__name__
+    return class_of(module).__name__
 
 
 def is_wrapper(module: nn.Module) -> bool:

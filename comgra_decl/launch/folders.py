@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator
+from dataclasses import dataclass
 from datetime import datetime
 from itertools import count
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from comgra_decl.errors import StoreError
+from comgra_decl.launch.ranks import Rank, agreed_folder, rank_folder
 
 if TYPE_CHECKING:
     from comgra_decl.launch.context import RunContext
@@ -19,25 +21,92 @@ DEFAULT_GROUP = "default"
 """The group where neither the spec nor the program names one."""
 
 
+@dataclass(frozen=True)
+class Place:
+    """Where this process records.
+
+    Attributes:
+        run: the run's folder.
+        path: the folder of the process's own database: the run's, or one within it.
+        rank: what the process is in a distributed training; None if it trains alone.
+        recorded: the ranks that are recorded; empty if it trains alone.
+    """
+
+    run: Path
+    path: Path
+    rank: Rank | None = None
+    recorded: tuple[int, ...] = ()
+
+    @property
+    def leads(self) -> bool:
+        """Whether the database is that of the run's folder itself."""
+        return self.path == self.run
+
+    @property
+    def facts(self) -> dict[str, Any] | None:
+        """What a reader must know to join the ranks; None if there is one process."""
+        if self.rank is None:
+            return None
+        return {
+            "rank": self.rank.number,
+            "world_size": self.rank.world_size,
+            "recorded": list(self.recorded),
+        }
+
+
 def create_run_folder(run: RunSpec, context: RunContext) -> Path:
-    """Creates the folder of a new run and returns its absolute path.
+    """Creates the folder of a new run of one process; see `place_run`."""
+    return place_run(run, context, rank=None).path
+
+
+def place_run(
+    run: RunSpec, context: RunContext, *, rank: Rank | None, own: Path | None = None
+) -> Place:
+    """Creates the folder of a new run, or finds the one that the other ranks have made.
 
     A name that is taken gets a number: "baseline-2". Creating is what claims a name, so programs
-    that start at the same time never share a folder.
+    that start at the same time never share a folder, unless they are ranks of one training.
+
+    Args:
+        run: what the spec says of the place.
+        context: how the program was started.
+        rank: what this process is; None if it trains alone.
+        own: a folder that this process has made before it knew its rank.
 
     Raises:
         StoreError: it cannot be created.
     """
-    root = context.base.absolute() / Path(run.root).expanduser()
-    group = root / (run.group or folder_name(context.job))
+    group = run_group(run, context)
+
+    def new() -> Path:
+        return own or _claimed(group, run.name or f"{datetime.now():%Y-%m-%d_%H-%M-%S}")
+
     try:
         group.mkdir(parents=True, exist_ok=True)
-        return _claimed(group, run.name or f"{datetime.now():%Y-%m-%d_%H-%M-%S}")
+        if rank is None:
+            folder = new()
+            return Place(folder, folder)
+        folder = agreed_folder(group, rank, new, launch=run.name or "")
+        return place_of_rank(folder, run, rank)
     except OSError as error:
         raise StoreError(
             f"no run can be created in {group} ({error.strerror}); "
             "choose another place with run.root=FOLDER"
         ) from error
+
+
+def place_of_rank(folder: Path, run: RunSpec, rank: Rank | None) -> Place:
+    """Returns the place of a rank in a run's folder."""
+    if rank is None:
+        return Place(folder, folder)
+    recorded = run.recorded(rank.world_size) or [rank.number]
+    return Place(folder, rank_folder(folder, rank.number, recorded), rank, tuple(recorded))
+
+
+def run_group(run: RunSpec, context: RunContext) -> Path:
+    """Returns the folder that new runs are made in; it need not be there."""
+    root = context.base.absolute() / Path(run.root).expanduser()
+    return root / (run.group or folder_name(context.job))
 
 
 def _claimed(group: Path, name: str) -> Path:

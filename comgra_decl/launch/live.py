@@ -42,11 +42,15 @@ class SpecFile:
     Args:
         folder: the run's folder.
         spec: what is in effect.
+        leads: whether this process writes the file; other ranks of the run only follow it.
     """
 
-    def __init__(self, folder: Path, spec: Spec) -> None:
+    def __init__(self, folder: Path, spec: Spec, *, leads: bool = True) -> None:
         self._path = folder / SPEC_FILE
         self._spec = spec
+        self._stamp: tuple[int, int, int] | None = None
+        if not leads:
+            return
         content = yaml.safe_dump(spec.model_dump(mode="json"), sort_keys=False)
         self._path.write_text(_HEADER + content, encoding="utf-8")
         self._stamp = self._stamp_now()
@@ -89,6 +93,7 @@ class Attendant:
         spec: what is in effect.
         meter: kept up to date.
         writer: the thread whose processor time counts.
+        run: the folder of the whole run, where `folder` is only that of one of its ranks.
         change: told a new spec (None if an edit was wrong) and what to note in the run.
     """
 
@@ -100,9 +105,10 @@ class Attendant:
         meter: Meter,
         writer: threading.Thread | None,
         change: Callable[[Spec | None, str], None],
+        run: Path | None = None,
     ) -> None:
         self._folder = folder
-        self._file = SpecFile(folder, spec)
+        self._file = SpecFile(run or folder, spec, leads=run in (None, folder))
         self._meter = meter
         self._writer = writer
         self._change = change

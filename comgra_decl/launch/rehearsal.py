@@ -21,6 +21,7 @@ if TYPE_CHECKING:
 
     from comgra_decl.hooks import HookManager
     from comgra_decl.launch.context import RunContext
+    from comgra_decl.launch.ranks import Rank
     from comgra_decl.spec import Spec
 
 _log = logging.getLogger("comgra_decl")
@@ -78,6 +79,10 @@ class Rehearsal(Session):
                 self._present()
         finally:
             shutil.rmtree(self._folder, ignore_errors=True)
+
+    def _rank(self) -> Rank | None:
+        """Each process of a distributed training rehearses on its own."""
+        return None
 
     def _manager(self, **arguments: Any) -> HookManager:
         from comgra_decl.hooks import HookManager

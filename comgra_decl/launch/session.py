@@ -15,9 +15,12 @@ from comgra_decl.records import Note, Raw, RawStep, Said, StepBatch
 
 if TYPE_CHECKING:
     from comgra_decl.hooks import HookManager
+    from comgra_decl.hooks.when.budget import Meter
     from comgra_decl.keep import Keeper
     from comgra_decl.launch.context import RunContext
+    from comgra_decl.launch.folders import Place
     from comgra_decl.launch.live import Attendant
+    from comgra_decl.launch.ranks import Rank
     from comgra_decl.spec import Spec
     from comgra_decl.store import RunMeta, WriterThread
 
@@ -31,7 +34,7 @@ class Session:
     """A run while it is being recorded.
 
     Attributes:
-        path: the run's folder; None when the spec is switched off.
+        path: the run's folder; None when the spec is switched off, or this rank not recorded.
     """
 
     def __init__(self, spec: Spec, *, context: RunContext) -> None:
@@ -41,9 +44,14 @@ class Session:
         self._hooks: HookManager | None = None
         self._attendant: Attendant | None = None
         self._writer: WriterThread | None = None
+        self._meter: Meter
         self._keeper: Keeper | None = None
         self._say: Callable[[Said], None] = lambda _: None
         self._pid = os.getpid()
+        self._place: Place | None = None
+        self._uuid = ""
+        self._settled = False  # whether it is known which rank this process is
+        self._late_facts: dict[str, Any] | None = None  # of a rank, told with the next record
         self.path: Path | None = None
 
     def start(self) -> None:
@@ -54,33 +62,21 @@ class Session:
         """
         if not self._spec.enabled or self._hooks is not None:
             return
+        rank = self._rank()
+        if not self._records(rank):
+            return
         from comgra_decl.hooks.when.budget import Meter
-        from comgra_decl.launch.folders import create_run_folder
-        from comgra_decl.launch.live import Attendant
-        from comgra_decl.store import RunWriter, WriterThread
 
-        self.path = create_run_folder(self._spec.run, self._context)
-        path, meta = self.path, self._meta()
-        self._writer = WriterThread(
-            lambda: RunWriter.create(path, meta),
-            transform=self._transform,
-            commit_interval=self._spec.store.commit_interval,
-            queue_bytes=self._spec.store.queue_mb * 2**20,
-            on_error=self._store_failed,
-            flush=self._new_keeper(),
-        )
-        self._say = self._writer.say
-        meter = Meter()
+        self._place = self._new_place(rank)
+        self._open()
+        self._meter = Meter()
         self._hooks = self._manager(
-            sink=self._writer.put,
+            sink=self._put,
             on_fault=self._tracing_failed,
-            scalars=self._writer.put_said,
-            meter=meter,
+            scalars=self._put_said,
+            meter=self._meter,
         )
-        self._attendant = Attendant(
-            path, self._spec, meter=meter, writer=self._writer.thread, change=self._hooks.replace
-        )
-        self._attendant.start()
+        self._attend()
         self._hooks.attach()
         atexit.register(self.finish)
         _log.info("recording to %s", self.path)
@@ -90,14 +86,119 @@ class Session:
         if os.getpid() != self._pid:  # a forked child inherits neither the thread nor the run
             return
         hooks, self._hooks = self._hooks, None
-        writer, self._writer = self._writer, None
         if self._attendant is not None:
             self._attendant.stop()
         if hooks is not None:
             hooks.detach()
+        writer, self._writer = self._writer, None
         if writer is not None:
             writer.close(_CLOSE_TIMEOUT)
         atexit.unregister(self.finish)
+
+    # -- where it records ----------------------------------------------------------------------
+
+    def _rank(self) -> Rank | None:
+        """Returns what this process is in a distributed training, as far as is known now."""
+        from comgra_decl.launch.ranks import current_rank
+
+        return current_rank()
+
+    def _records(self, rank: Rank | None) -> bool:
+        """Whether the spec wants this process to be recorded."""
+        if rank is None or rank.number in self._spec.run.recorded(rank.world_size):
+            return True
+        _log.info("rank %d of %d is not recorded (run.ranks)", rank.number, rank.world_size)
+        return False
+
+    def _new_place(self, rank: Rank | None, own: Path | None = None) -> Place:
+        from comgra_decl.launch.folders import place_run
+
+        return place_run(self._spec.run, self._context, rank=rank, own=own)
+
+    def _open(self) -> None:
+        """Starts writing at the place that is ours."""
+        from comgra_decl.store import RunWriter, WriterThread
+
+        assert self._place is not None
+        path, meta = self._place.path, self._meta()
+        self.path, self._uuid = self._place.run, meta.uuid
+        self._writer = WriterThread(
+            lambda: RunWriter.create(path, meta),
+            transform=self._transform,
+            commit_interval=self._spec.store.commit_interval,
+            queue_bytes=self._spec.store.queue_mb * 2**20,
+            on_error=self._store_failed,
+            flush=self._new_keeper(),
+        )
+        self._say = self._writer.say
+
+    def _attend(self) -> None:
+        """Starts to look after the run's spec and its size."""
+        from comgra_decl.launch.live import Attendant
+
+        assert self._place is not None and self._writer is not None and self._hooks is not None
+        self._attendant = Attendant(
+            self._place.path,
+            self._spec,
+            meter=self._meter,
+            writer=self._writer.thread,
+            change=self._hooks.replace,
+            run=self._place.run,
+        )
+        self._attendant.start()
+
+    def _put(self, raw: RawStep) -> None:
+        """Takes a record, on the training thread."""
+        if not self._settled:
+            self._settle()
+        if self._late_facts is not None:
+            raw.documents["ranks"], self._late_facts = self._late_facts, None
+        if self._writer is not None:
+            self._writer.put(raw)
+
+    def _put_said(self, said: Said) -> None:
+        """Takes what was said of steps, on the training thread."""
+        if not self._settled:
+            self._settle()
+        if self._writer is not None:
+            self._writer.put_said(said)
+
+    def _settle(self) -> None:
+        """The first thing is to be stored: only now a program may have said what rank it is."""
+        self._settled = True
+        place = self._place
+        if place is None or place.rank is not None:
+            return
+        try:
+            rank = self._rank()
+            if rank is not None:
+                self._turn_out_as(rank, place)
+        except Exception as error:  # noqa: BLE001  (what was begun goes on as a run of its own)
+            _log.error("the ranks of this training are not joined in one run", exc_info=error)
+
+    def _turn_out_as(self, rank: Rank, place: Place) -> None:
+        """Takes a rank's place in the run of all ranks; nothing has been recorded yet."""
+        wanted = self._records(rank)
+        new = self._new_place(rank, place.path) if wanted else None
+        if new is not None and new.path == place.path:
+            self._place, self._late_facts = new, new.facts
+            return
+        from comgra_decl.store.appending import discard_unused
+
+        writer, self._writer = self._writer, None
+        if writer is not None:
+            writer.close(_CLOSE_TIMEOUT)
+        if self._attendant is not None:
+            self._attendant.stop()
+        discard_unused(place.path, self._uuid)
+        self._place = new
+        if new is not None:
+            self._open()
+            self._attend()
+            _log.info("this is rank %d; recording to %s", rank.number, self.path)
+        elif self._hooks is not None:
+            self.path = None
+            self._hooks.stop()
 
     def _manager(self, **arguments: Any) -> HookManager:
         """Returns what follows the program."""
@@ -111,6 +212,8 @@ class Session:
 
         spec = self._spec
         facts = gather_facts(self._context)
+        if self._place is not None and self._place.facts is not None:
+            facts |= {"ranks": self._place.facts}
         return RunMeta(
             statistics=spec.statistics,
             sample_count=spec.samples.count,

@@ -7,9 +7,9 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from comgra_decl.errors import ComgraError, FormatError, RunNotFoundError
-from comgra_decl.store import Reader
 
 from .opening import run_folders
+from .ranks import open_reader
 
 
 @dataclass(frozen=True)
@@ -42,7 +42,7 @@ def list_runs(root: str | os.PathLike[str]) -> list[RunSummary]:
 
 def _summary(path: Path) -> RunSummary | None:
     try:
-        reader = Reader(path)
+        reader = open_reader(path)
         head = reader.head
         return RunSummary(
             path=path,

@@ -10,6 +10,7 @@ from comgra_decl.errors import ComgraError, RunNotFoundError, did_you_mean
 from comgra_decl.store.database import database_exists
 from comgra_decl.store.layout import DATABASE
 
+from .ranks import RANKS, rank_paths
 from .run import Run
 
 _DEPTH = 3  # root/group/run, and one more for jobs of a sweep
@@ -29,7 +30,7 @@ def open_run(path: str | os.PathLike[str]) -> Run:
     folder = Path(path)
     if folder.name == DATABASE:
         folder = folder.absolute().parent
-    if database_exists(folder):
+    if is_run(folder):
         return Run(folder)
     newest: Run | None = None
     failure: ComgraError | None = None
@@ -48,7 +49,7 @@ def open_run(path: str | os.PathLike[str]) -> Run:
 
 def run_folders(root: Path, depth: int = _DEPTH) -> Iterator[Path]:
     """Yields the run folders at or below `root`, by name; unreadable folders are passed over."""
-    if database_exists(root):
+    if is_run(root):
         yield root
         return
     if depth == 0:
@@ -59,6 +60,13 @@ def run_folders(root: Path, depth: int = _DEPTH) -> Iterator[Path]:
         return
     for name in children:
         yield from run_folders(root / name, depth - 1)
+
+
+def is_run(folder: Path) -> bool:
+    """Whether the folder holds a run: its database, or that of a rank but the first."""
+    if database_exists(folder):
+        return True
+    return (folder / RANKS).is_dir() and bool(rank_paths(folder))
 
 
 def _is_folder(entry: os.DirEntry[str]) -> bool:

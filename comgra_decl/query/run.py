@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Iterator
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -12,12 +13,14 @@ import pandas as pd
 from numpy.typing import NDArray
 
 from comgra_decl.records import Structure
-from comgra_decl.store import Reader
-
 from . import derived, distributions, graphs, statistics
+from .chunks import Chunk, chunks
 from .display import table_html
+from .joined_view import JoinedView
+from .rank_facts import differences_table
+from .ranks import JoinedReader, open_reader
 from .snapshot import Snapshot
-from .tables import FINDING_COLUMNS, empty_table
+from .tables import findings_table
 
 if TYPE_CHECKING:
     from comgra_decl.spec import Spec
@@ -36,11 +39,12 @@ class Run:
     recorded; a tensor that held NaN or infinities has a `nonfinite` above 0.
     """
 
-    def __init__(self, path: str | os.PathLike[str]) -> None:
-        """Use `open_run`."""
-        self._reader = Reader(path)
-        self._current: Snapshot | None = None
+    def __init__(self, path: str | os.PathLike[str], *, rank: int | None = None) -> None:
+        """Use `open_run`, and `rank` of a run that several processes have written."""
         self.path = Path(path)
+        self._reader = open_reader(self.path, rank)
+        self._current: Snapshot | None = None
+        self._rank = rank
 
     # -- what it is
 
@@ -72,6 +76,40 @@ class Run:
     def started(self) -> float:
         """Start of the run in unix seconds."""
         return self._reader.meta.started
+
+    @property
+    def ranks(self) -> list[int]:
+        """The ranks of a distributed training that were recorded; [0] where there was one process.
+
+        A run of several shows them joined: a record is there once all ranks have it.
+        """
+        reader = self._reader
+        if isinstance(reader, JoinedReader):
+            return list(reader.readers)
+        return [(reader.meta.facts.get("ranks") or {"rank": self._rank or 0})["rank"]]
+
+    @property
+    def missing_ranks(self) -> list[int]:
+        """Ranks that were to be recorded and left nothing."""
+        return self._reader.missing if isinstance(self._reader, JoinedReader) else []
+
+    def rank(self, number: int) -> Run:
+        """Returns one rank of the run, with all that it has recorded.
+
+        Raises:
+            UnknownNameError: that rank was not recorded.
+        """
+        return Run(self.path, rank=number)
+
+    def rank_differences(self) -> pd.DataFrame:
+        """Returns tensors that ought to be the same on all ranks and are not: usually none.
+
+        Parameters of data parallel training, their gradients as the optimizer used them, its
+        states and updates. Up to 16 records are looked at; `first_step` is the first of them that
+        differed, `difference` the largest relative one of any statistic then.
+        """
+        view = self._snapshot.view
+        return differences_table(view.differences if isinstance(view, JoinedView) else [])
 
     @property
     def spec(self) -> Spec:
@@ -160,6 +198,11 @@ class Run:
         """Number of samples recorded individually."""
         return self._reader.meta.sample_count
 
+    @property
+    def bins(self) -> int | None:
+        """Number of bins of a histogram, None if the run has none."""
+        return self._reader.meta.bins
+
     def kpis(self) -> pd.DataFrame:
         """Returns the numbers of all steps: step, type, name, value; one line per value.
 
@@ -173,8 +216,19 @@ class Run:
         return self._snapshot.notes_table.copy()
 
     def findings(self) -> pd.DataFrame:
-        """Returns what the rules found, best first."""
-        return empty_table(FINDING_COLUMNS)
+        """Returns what the rules found while the run was recorded, best first; one line each.
+
+        rule, severity, node, role, iteration, pass (None where it is about the run as a whole),
+        first_step, last_step, message, advice, also (how many further tensors show it), because
+        (the rule that explains it, if any). `comgra_decl.rules.diagnose` looks again.
+        """
+        return findings_table(self._snapshot.view.document("findings"))
+
+    def chunks(self) -> Iterator[Chunk]:
+        """Yields all records in the order in which they were stored, some at a time: for whoever
+        looks at everything, as the rules do, in little memory.
+        """
+        return chunks(self._snapshot)
 
     # -- its graph
 
@@ -307,6 +361,12 @@ class Run:
         slot = snapshot.slot(node, role, iteration, pass_)
         return distributions.value(snapshot, slot, step, sample, type_)
 
+    def values_of(self, record: int) -> dict[int, NDArray[Any]]:
+        """Returns all values [samples, ...] that a record (see `records`) holds, by slot id."""
+        view = self._snapshot.view
+        found = {slot: view.value(record, slot) for slot in view.value_slots(record)}
+        return {slot: value for slot, value in found.items() if value is not None}
+
     def histogram(
         self,
         node: str,
@@ -353,7 +413,8 @@ class Run:
 
     def __repr__(self) -> str:
         head = self._reader.head
-        return f"<Run {str(self.path)!r}: {self.state}, {head['n']} records>"
+        one = "" if self._rank is None else f" rank {self._rank}"
+        return f"<Run {str(self.path)!r}{one}: {self.state}, {head['n']} records>"
 
     def _repr_html_(self) -> str:
         steps = self.steps

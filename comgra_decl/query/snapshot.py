@@ -38,6 +38,11 @@ class Snapshot:
         return self.view.records[:, RecordColumn.STEP].astype(np.int64)
 
     @cached_property
+    def counts(self) -> NDArray[np.bool_]:
+        """Whether each record still counts: a resumed training may have done its step again."""
+        return ~self.view.superseded
+
+    @cached_property
     def nodes(self) -> list[str]:
         """All nodes, in order of first appearance."""
         return list(dict.fromkeys(slot.key.node for slot in self.view.slots))
@@ -56,13 +61,15 @@ class Snapshot:
         if type_ is None:
             modes = self.view.names("mode")
             train = modes.index("train") if "train" in modes else -1
-            chosen = np.flatnonzero(table[:, RecordColumn.MODE] == train)
-            return chosen if len(chosen) else np.arange(len(table))
+            chosen = np.flatnonzero((table[:, RecordColumn.MODE] == train) & self.counts)
+            return chosen if len(chosen) else np.flatnonzero(self.counts)
         if type_ in self.types:
-            return np.flatnonzero(table[:, RecordColumn.TYPE] == self.types.index(type_))
+            chosen = table[:, RecordColumn.TYPE] == self.types.index(type_)
+            return np.flatnonzero(chosen & self.counts)
         if type_ in self.tags:
             tagged = np.array([type_ in tags for tags in tags_by_code(self.view)])
-            return np.flatnonzero(tagged[table[:, RecordColumn.TAGS].astype(np.int64)])
+            chosen = tagged[table[:, RecordColumn.TAGS].astype(np.int64)]
+            return np.flatnonzero(chosen & self.counts)
         known = [*self.types, *self.tags]
         raise UnknownNameError(
             f"no record has the type {type_!r}{did_you_mean(type_, known) or '.'} "
@@ -122,7 +129,7 @@ class Snapshot:
     @cached_property
     def records_table(self) -> pd.DataFrame:
         """All records, see `Run.records`."""
-        return records_table(self.view)
+        return records_table(self.view)[self.counts]
 
     @cached_property
     def notes_table(self) -> pd.DataFrame:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
@@ -23,8 +24,15 @@ FINDING_COLUMNS = (
     "iteration",
     "pass",
     "first_step",
+    "last_step",
     "message",
+    "advice",
+    "also",
+    "because",
 )
+
+
+_PLACE = ("node", "role", "iteration")
 
 
 def records_table(view: View) -> pd.DataFrame:
@@ -33,10 +41,10 @@ def records_table(view: View) -> pd.DataFrame:
     return pd.DataFrame(
         {
             "step": facts[:, RecordColumn.STEP].astype(np.int64),
-            "type": _decoded(facts[:, RecordColumn.TYPE], view.names("type")),
-            "mode": _decoded(facts[:, RecordColumn.MODE], view.names("mode")),
+            "type": decoded(facts[:, RecordColumn.TYPE], view.names("type")),
+            "mode": decoded(facts[:, RecordColumn.MODE], view.names("mode")),
             "time": facts[:, RecordColumn.TIME],
-            "structure": _decoded(facts[:, RecordColumn.STRUCTURE], view.names("structure")),
+            "structure": decoded(facts[:, RecordColumn.STRUCTURE], view.names("structure")),
             "batch_size": _counts(facts[:, RecordColumn.BATCH_SIZE]),
             "cost": facts[:, RecordColumn.COST],
             "kept": kept_reasons(view),
@@ -106,12 +114,12 @@ def notes_table(view: View) -> pd.DataFrame:
 
 
 def _scalars_table(view: View) -> pd.DataFrame:
-    scalars = view.scalars
+    scalars = view.scalars[~view.superseded_scalars]
     return pd.DataFrame(
         {
             "step": scalars["step"].astype(np.int64),
-            "type": _decoded(scalars["type"], view.names("scalar_type")),
-            "name": _decoded(scalars["name"], view.names("scalar")),
+            "type": decoded(scalars["type"], view.names("scalar_type")),
+            "name": decoded(scalars["name"], view.names("scalar")),
             "value": scalars["value"].astype(np.float64),
         }
     )
@@ -125,24 +133,32 @@ def _recorded_kpis_table(view: View) -> pd.DataFrame:
     there = values.view(np.uint64) != MISSING.view(np.uint64)
     for code in range(len(names)):
         there[:, code] &= view.records[:, RecordColumn.KPIS] > SYSTEM_COLUMNS + code
+    there[view.superseded] = False
     records, codes = np.nonzero(there)
     facts = view.records[records]
     return pd.DataFrame(
         {
             "step": facts[:, RecordColumn.STEP].astype(np.int64),
-            "type": _decoded(facts[:, RecordColumn.TYPE], view.names("type")),
-            "name": _decoded(codes.astype(np.float64), names),
+            "type": decoded(facts[:, RecordColumn.TYPE], view.names("type")),
+            "name": decoded(codes.astype(np.float64), names),
             "value": values[records, codes],
         }
     )
 
 
-def empty_table(columns: tuple[str, ...]) -> pd.DataFrame:
-    """Returns a table without lines."""
-    return pd.DataFrame({name: pd.Series(dtype=object) for name in columns})
+def findings_table(document: Mapping[str, Any] | None) -> pd.DataFrame:
+    """Returns one line per finding of a document that the rules have left."""
+    lines = [_finding_line(finding) for finding in (document or {}).get("findings", [])]
+    return pd.DataFrame(lines, columns=list(FINDING_COLUMNS), dtype=None if lines else object)
 
 
-def _decoded(codes: NDArray[Any], names: list[str]) -> NDArray[np.object_]:
+def _finding_line(finding: Mapping[str, Any]) -> dict[str, Any]:
+    place = finding.get("place") or {}
+    named = {"pass": place.get("pass_"), **{name: place.get(name) for name in _PLACE}}
+    return {name: finding.get(name) for name in FINDING_COLUMNS} | named
+
+
+def decoded(codes: NDArray[Any], names: list[str]) -> NDArray[np.object_]:
     lookup = np.array([*names, None], dtype=object)  # code -1: the last, None
     decoded: NDArray[np.object_] = lookup[codes.astype(np.int64)]
     return decoded

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 from pydantic import AfterValidator, BeforeValidator, Field
 
@@ -44,6 +44,9 @@ def _checked_root(root: str) -> str:
 FolderName = Annotated[str, AfterValidator(checked_folder_name), BeforeValidator(_number_as_text)]
 
 
+RankNumber = Annotated[Int, Field(ge=0)]
+
+
 class RunSpec(SpecModel):
     """The run's folder: `<root>/<group>/<name>`. It is never overwritten."""
 
@@ -55,6 +58,26 @@ class RunSpec(SpecModel):
 
     name: FolderName | None = None
     """The run's own folder; null is the time it started. A name that is taken gets a number."""
+
+    ranks: Literal["all"] | RankNumber | Annotated[list[RankNumber], Field(min_length=1)] = "all"
+    """Which processes of a distributed training are recorded, each in a database of its own:
+    `all`, one rank, or a list such as `[0, 3]`."""
+
+    resume: Bool | Annotated[str, Field(min_length=1)] = False
+    """An existing run to go on with, after a crash or from a checkpoint: its folder, or `true` for
+    the newest run of the group (and a new one if there is none)."""
+
+    resume_step: RankNumber | None = None
+    """With `resume`: the number of the first step, which is how many the checkpoint had seen; null
+    asks the optimizer, if it counts (Adam and its kin do), or goes on after the last step recorded.
+    Steps from there on that the run already holds give way to the new ones."""
+
+    def recorded(self, world_size: int) -> list[int]:
+        """Returns the ranks that are recorded of so many, ascending."""
+        if self.ranks == "all":
+            return list(range(world_size))
+        wanted = [self.ranks] if isinstance(self.ranks, int) else self.ranks
+        return sorted({rank for rank in wanted if rank < world_size})
 
 
 class HistogramSpec(SpecModel):

@@ -78,6 +78,7 @@ def _batch(
         new_slots=[slot for s in steps for slot in s.new_slots],
         new_structures=[s.structure for s in steps if s.structure is not None],
         documents={name: doc for s in steps for name, doc in s.documents.items()},
+        rows=layout.samples[layout.tensors],
     )
 
 

@@ -44,12 +44,14 @@ def stack(batches: Sequence[StepBatch], *, width: int, meta: RunMeta) -> Familie
     for at, where, batch in _placed(batches):
         k, n = batch.aggregates.shape[:2]
         families["agg"][at, where, :flat] = batch.aggregates.reshape(k, n, flat)
+        if meta.counts_rows and batch.rows is not None:
+            families["agg"][at, where, flat] = batch.rows
         if meta.sample_count:
             families["smp"][at, where] = batch.samples
         if meta.bins and batch.counts is not None:
             _check_counts(batch.counts, families["hist"].dtype)
             families["hist"][at, where] = batch.counts
-            families["agg"][at, where, flat:] = batch.ranges
+            families["agg"][at, where, -2:] = batch.ranges
     return families
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any, Protocol
 
-from comgra_decl.records import SlotInfo, SlotKey
+from comgra_decl.records import Piece, SlotInfo, SlotKey
 
 from .commit import Commit
 from .database import encode
@@ -124,6 +124,7 @@ def slot_row(slot: SlotInfo) -> dict[str, Any]:
         "batch_dim": slot.batch_dim,
         "module_class": slot.module_class,
         "names": list(slot.names),
+        **({} if slot.piece is None else {"piece": list(map(list, slot.piece))}),
     }
 
 
@@ -139,4 +140,5 @@ def read_slot(number: int, row: dict[str, Any]) -> SlotInfo:
         batch_dim=row["batch_dim"],
         module_class=row["module_class"],
         names=tuple(row["names"]),
+        piece=Piece(*map(tuple, row["piece"])) if "piece" in row else None,
     )

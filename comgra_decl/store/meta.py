@@ -24,7 +24,7 @@ class RunMeta:
 
     `statistics` names the statistics of every slot, `sample_count` the samples recorded per slot,
     `bins` the histogram bins (None: no histograms). `spec`, `config` and `facts` are JSON-able.
-    `started` is in unix seconds.
+    `started` is in unix seconds. `counts_rows`: the run says how many samples each aggregate is of.
     """
 
     statistics: tuple[str, ...]
@@ -36,6 +36,7 @@ class RunMeta:
     started: float
     uuid: str = field(default_factory=lambda: uuid.uuid4().hex)
     writer: dict[str, Any] = field(default_factory=dict)
+    counts_rows: bool = True
 
     @property
     def counts_dtype(self) -> str:
@@ -45,8 +46,12 @@ class RunMeta:
 
     @property
     def columns(self) -> list[str]:
-        """Names of the columns of the `agg` arrays: statistic by statistic, then the bin range."""
+        """Names of the columns of the `agg` arrays: statistic by statistic, then the others.
+
+        "rows" is the number of samples aggregated, then comes the range of the histogram.
+        """
         names = [f"{statistic}.{how}" for statistic in self.statistics for how in AGGREGATES]
+        names += ["rows"] if self.counts_rows else []
         return names + (["histogram.low", "histogram.high"] if self.bins else [])
 
     def to_json(self) -> dict[str, Any]:
@@ -85,6 +90,7 @@ class RunMeta:
                 started=float(document["started"]),
                 uuid=str(document["uuid"]),
                 writer=dict(document["writer"]),
+                counts_rows="rows" in document.get("columns", ()),
             )
         except (KeyError, TypeError, ValueError) as error:
             raise DamagedRunError(f"{where}: 'meta/run.json' is wrong at {error}.") from error
@@ -92,8 +98,14 @@ class RunMeta:
 
 
 def check_version(document: Mapping[str, Any], *, where: str) -> None:
-    """Refuses a document whose `min_reader` is newer than this reader."""
-    needed = document.get("min_reader", 0)
+    """Refuses a document of an older format, or one that needs a newer reader."""
+    needed, written = document.get("min_reader", 0), document.get("version")
+    if isinstance(written, int) and written < MIN_READER:
+        raise FormatError(
+            f"{where}: written in format version {written!r}; this version of comgra-decl reads "
+            f"versions from {MIN_READER} on. Open it with the version that wrote it "
+            "('writer' in its 'meta/run.json')."
+        )
     if not isinstance(needed, int) or needed > VERSION:
         raise FormatError(
             f"{where}: written in format version {document.get('version')!r}, which needs a "

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
-from functools import lru_cache
+from functools import cached_property, lru_cache
 from typing import Any
 
 import numpy as np
@@ -17,8 +17,6 @@ from comgra_decl.records import Note, SlotInfo, SlotKey, Structure
 from .database import Database
 from .layout import (
     LOGS,
-    RECORDS_ARRAY,
-    RECORDS_CHUNK,
     SYSTEM_COLUMNS,
     ArrayForm,
     RecordColumn,
@@ -28,6 +26,8 @@ from .layout import (
 )
 from .meta import RunMeta
 from .scalars import ScalarReader
+from .sessions import Session, read_sessions, superseded
+from .surviving import LOST, FactsReader
 
 Index = tuple[int | slice, ...]
 
@@ -43,6 +43,7 @@ class Tables:
     notes: list[Note] = field(default_factory=list)
     records: NDArray[np.float64] = field(default_factory=lambda: np.empty((0, SYSTEM_COLUMNS)))
     counts: dict[str, int] = field(default_factory=lambda: dict.fromkeys(LOGS, 0))
+    losses: list[str] = field(default_factory=list)
 
     def snapshot(self) -> Tables:
         """Returns a copy that later rows do not reach."""
@@ -53,6 +54,7 @@ class Tables:
             forms=dict(self.forms),
             lanes={name: dict(lanes) for name, lanes in self.lanes.items()},
             notes=list(self.notes),
+            losses=list(self.losses),
         )
 
 
@@ -76,6 +78,7 @@ class View:
         self._bound = bound
         self._scalar_count = int(head.get("scalars", 0))  # an older run has none
         self._scalars = scalars
+        self._head_sessions = head.get("sessions", [])
         self._documents: Mapping[str, int] = head["documents"]
         self._handles: dict[str, ts.TensorStore] = {}
         self._facts = lru_cache(maxsize=64)(self._read_facts)
@@ -110,6 +113,36 @@ class View:
         """All notes, in order."""
         return self._tables.notes
 
+    @property
+    def losses(self) -> list[str]:
+        """What is left out because it is damaged; empty where the run is whole, as far as read."""
+        return self._tables.losses
+
+    @cached_property
+    def sessions(self) -> list[Session]:
+        """The programs that wrote the run, one after another: more than one if it was resumed."""
+        return read_sessions(self._head_sessions, self.notes)
+
+    @cached_property
+    def superseded(self) -> NDArray[np.bool_]:
+        """Which records [n] do not count.
+
+        A later session did their steps again, or damage has taken their facts.
+        """
+        steps = self.records[:, RecordColumn.STEP]
+        modes = self.names("mode")
+        train = modes.index("train") if "train" in modes else -1
+        trained: NDArray[np.bool_] = self.records[:, RecordColumn.MODE] == train
+        again = superseded(steps, trained, [(s.record, s.step) for s in self.sessions])
+        return again | (steps == LOST)
+
+    @cached_property
+    def superseded_scalars(self) -> NDArray[np.bool_]:
+        """Which scalars gave way to a later session."""
+        steps: NDArray[np.float64] = self.scalars["step"].astype(np.float64)
+        trained = np.ones(len(steps), bool)
+        return superseded(steps, trained, [(s.scalar, s.step) for s in self.sessions])
+
     def names(self, table: str) -> list[str]:
         """Returns the names of a table ("type", "tags", "scalar", ...), by code."""
         return self._tables.names.get(table, [])
@@ -118,17 +151,9 @@ class View:
         """Reads the facts of the records that the tables do not hold yet; returns all."""
         known = self._tables.records
         columns = slice(0, SYSTEM_COLUMNS)
-        parts, at = [known], len(known)
-        for name, chunk in (
-            (RECORDS_ARRAY, RECORDS_CHUNK),
-            ("kpi/blk", self._block),
-            ("kpi/row", 1),
-        ):
-            edge = self.n // chunk * chunk
-            if at < edge:
-                parts.append(self._read(name, slice(at, edge), columns))
-                at = edge
-        self._tables.records = np.concatenate(parts)
+        reader = FactsReader(lambda name, where: self._read(name, where, columns), self._block)
+        self._tables.records = np.concatenate([known, *reader.facts(len(known), self.n)])
+        self._tables.losses += reader.losses
         return self._tables.records
 
     # -- statistics
@@ -138,6 +163,7 @@ class View:
 
         Slots from `width` on did not exist when the record was written.
         """
+        self._refuse_lost(record)
         form = "blk" if self.records[record, RecordColumn.FORM] else "row"
         width = int(self.records[record, RecordColumn.WIDTH])
         rest = inner or (slice(0, width),)
@@ -219,12 +245,18 @@ class View:
         stored = self._fact("values", record) or {}
         for name, slots in stored.items():
             if slot in slots:
-                lane = self._tables.lanes[name][slot]
+                lane = self._lane(name, slot)
                 samples: tuple[int, ...] = () if sample is None else (sample,)
                 if sample is not None and sample >= self._tables.forms[name].shape[2]:
                     return None
                 return self._read(name, record, lane, *samples)
         return None
+
+    def _lane(self, name: str, slot: int) -> int:
+        lane = self._tables.lanes.get(name, {}).get(slot)
+        if lane is None:
+            raise DamagedRunError(f"{self._db.path}: the table of lanes lacks slot {slot}.")
+        return lane
 
     def value_slots(self, record: int) -> list[int]:
         """Returns the slots of which a record holds raw values."""
@@ -262,6 +294,7 @@ class View:
 
     def _fact(self, name: str, record: int) -> Any:
         """Looks up a run-length encoded fact; the last one holds until other facts are stored."""
+        self._refuse_lost(record)
         first = int(self.records[record, RecordColumn.FACTS])
         found = None
         for offset, value in self._facts(first)[name]:
@@ -269,6 +302,10 @@ class View:
                 break
             found = value
         return found
+
+    def _refuse_lost(self, record: int) -> None:
+        if self.records[record, RecordColumn.STEP] == LOST:
+            raise DamagedRunError(f"{self._db.path}: the facts of record {record} are lost.")
 
     def _read_facts(self, first: int) -> Mapping[str, Any]:
         facts = self._db.read_json(step_key(first))

@@ -6,11 +6,17 @@ from typing import TYPE_CHECKING
 
 import torch
 
+from comgra_decl.hooks.reading.shards import piece_of
 from comgra_decl.records import SlotInfo, SlotKey
 from comgra_decl.stats import dtype_name
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
+
+    from comgra_decl.records import Piece
+
+_WHOLE = (torch.Tensor, torch.nn.Parameter)
+"""Types that are all there is of a tensor."""
 
 
 class Slot:
@@ -31,6 +37,7 @@ class Slot:
         "node",
         "pass_",
         "passes",
+        "piece",
         "role",
         "shape",
     )
@@ -57,6 +64,7 @@ class Slot:
         self.shape: tuple[int, ...] = ()
         self.dtype = ""
         self.batch_dim: int | None = None
+        self.piece: Piece | None = None
         self.passes: dict[str, Slot] = {}
 
     @property
@@ -69,6 +77,7 @@ class Slot:
         self.shape = tuple(tensor.shape)
         self.dtype = dtype_name(tensor)
         self.batch_dim = batch_dim
+        self.piece = None if type(tensor) in _WHOLE else piece_of(tensor)
 
     def in_pass(self, pass_: str) -> Slot:
         """Returns the slot of the same tensor in another pass: `grad`, `update`."""
@@ -121,6 +130,7 @@ class SlotTable:
             batch_dim=slot.batch_dim,
             module_class=slot.module_class,
             names=slot.names(),
+            piece=slot.piece,
         )
 
     def _unique(self, key: SlotKey) -> SlotKey:

@@ -1,0 +1,49 @@
+"""Tensors of which each process holds a part: what part, without asking the others."""
+
+from __future__ import annotations
+
+import sys
+from typing import Any
+
+import torch
+
+from comgra_decl.records import Piece
+
+_CLASS_PREFIX = "FSDP"
+
+
+def piece_of(tensor: torch.Tensor) -> Piece | None:
+    """Returns the part of a distributed tensor that lies here; None for any other tensor.
+
+    A tensor of which every process has a whole copy, or a summand (`Partial`), has no parts.
+    """
+    placements: Any = getattr(tensor, "placements", None)
+    if placements is None or not hasattr(tensor, "to_local"):
+        return None
+    if not any(placement.is_shard() for placement in placements):
+        return None
+    if any(placement.is_partial() for placement in placements):
+        return None
+    from torch.distributed.tensor._utils import compute_local_shape_and_global_offset
+
+    found: Any = compute_local_shape_and_global_offset(
+        tensor.shape,
+        tensor.device_mesh,  # type: ignore[attr-defined]
+        placements,
+    )
+    shape, offset = found
+    return Piece(tuple(map(int, offset)), tuple(map(int, shape)))
+
+
+def class_of(module: torch.nn.Module) -> type[torch.nn.Module]:
+    """Returns a module's class as the program wrote it: `fully_shard` makes a subclass of it."""
+    kind = type(module)
+    fsdp: Any = sys.modules.get("torch.distributed.fsdp")
+    sharded = getattr(fsdp, "FSDPModule", None)
+    if (
+        sharded is not None
+        and sharded in kind.__bases__
+        and kind.__name__.startswith(_CLASS_PREFIX)
+    ):
+        return next(base for base in kind.__bases__ if base is not sharded)
+    return kind

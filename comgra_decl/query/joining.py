@@ -1,0 +1,252 @@
+"""What the statistics of several ranks are together: formulas, over plain arrays.
+
+A tensor of each rank is one of three things, and its slot says which (`how_joined`):
+
+- **samples**: each rank has its own samples of the global batch. With n_r samples on rank r, whose
+  statistic s has the mean m_r, deviation d_r and absolute maximum a_r over them:
+
+      n = sum(n_r);  mean = sum(n_r m_r) / n;  std = sqrt(sum(n_r (d_r^2 + (m_r - mean)^2)) / n)
+      abs_max = max(a_r)
+
+  (T. F. Chan, G. H. Golub and R. J. LeVeque, "Updating formulae and a pairwise algorithm for
+  computing sample variances", COMPSTAT 1982). A tensor without batch dim counts as one sample of
+  each rank.
+- **copies**: each rank has the same, as parameters under data parallelism. The first rank counts.
+- **pieces**: each rank has a part of one tensor, of e_r elements, as sharded parameters. Means,
+  fractions weigh by e_r, std as above with the elements for samples, l2 = sqrt(sum(l2_r^2)), counts
+  add up, min and max are those of all. A statistic that parts do not determine (quantiles, singular
+  values) is missing. Ranks with the same part count once.
+
+Everything is computed in float64 from the float32 numbers that are stored, and is float32 again.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from enum import IntEnum
+
+import numpy as np
+from numpy.typing import NDArray
+
+from comgra_decl.records import SlotInfo
+
+Floats = NDArray[np.float64]
+Read = Callable[[str], Floats]
+"""Reads a column of all ranks, float64 [ranks, ..., slots]; NaN where a rank has no such record."""
+
+
+class Joint(IntEnum):
+    """What the tensors of one slot on several ranks are to each other."""
+
+    SAMPLES = 0
+    COPIES = 1
+    PIECES = 2
+
+
+def how_joined(slot: SlotInfo) -> Joint:
+    """Returns what a slot's tensors on different ranks are to each other.
+
+    A gradient before it was reduced (`grad:raw`, shares of backwards) is a rank's own, as are
+    buffers of modules; what an optimizer keeps (`weight.exp_avg`) is a copy, like its parameter.
+    """
+    if slot.piece is not None:
+        return Joint.PIECES
+    if slot.kind == "parameter" and not slot.key.pass_.startswith("grad:"):
+        return Joint.COPIES
+    if slot.kind == "buffer" and "." in slot.key.role:
+        return Joint.COPIES
+    return Joint.SAMPLES
+
+
+class Ranks:
+    """How the slots of some ranks are joined.
+
+    Args:
+        slots: the slot of each rank that has it (None: has not), [ranks][slots].
+    """
+
+    def __init__(self, slots: list[list[SlotInfo | None]]) -> None:
+        known = [next(s for s in column if s is not None) for column in zip(*slots, strict=True)]
+        self.joints = np.array([how_joined(slot) for slot in known], np.int64)
+        self.elements = _elements(slots)
+
+    def column(self, name: str, read: Read) -> NDArray[np.float32]:
+        """Returns a column "statistic.how", "rows" or "histogram.low" of all ranks together.
+
+        Args:
+            name: the column.
+            read: reads a column of the single ranks; KeyError where none has it.
+
+        Returns:
+            float32 [..., slots].
+        """
+        there = ~np.isnan(read("nonfinite.mean"))
+        out = np.full(there.shape[1:], np.nan)
+        for joint, formula in _FORMULAS.items():
+            chosen = self.joints == joint
+            if chosen.any():
+
+                def part(column: str, chosen: NDArray[np.bool_] = chosen) -> Floats:
+                    return read(column)[..., chosen]
+
+                with np.errstate(all="ignore"):
+                    out[..., chosen] = formula(
+                        name, part, there[..., chosen], self.elements[:, chosen]
+                    )
+        return out.astype(np.float32)
+
+
+def _elements(slots: list[list[SlotInfo | None]]) -> Floats:
+    """Returns how many elements of a tensor count on each rank [ranks, slots]; copies count once."""
+    counts = np.ones((len(slots), len(slots[0])))
+    for at, column in enumerate(zip(*slots, strict=True)):
+        seen = set()
+        for rank, slot in enumerate(column):
+            if slot is None or slot.piece is None:
+                continue
+            new = slot.piece not in seen
+            seen.add(slot.piece)
+            counts[rank, at] = float(np.prod(slot.piece.shape)) if new else 0.0
+    return counts
+
+
+# -- samples -------------------------------------------------------------------------------------
+
+
+def _of_samples(name: str, read: Read, there: NDArray[np.bool_], _elements: Floats) -> Floats:
+    rows = np.where(there, read("rows"), 0.0)
+    rows = np.where(np.isnan(rows), 1.0, rows)
+    if name == "rows":
+        return np.where(there.any(0), rows.sum(0), np.nan)
+    if name.startswith("histogram."):
+        return _range(name, read(name))
+    statistic, _, how = name.rpartition(".")
+    counted = rows > 0
+    if how == "abs_max":
+        joined = np.where(counted, read(name), -np.inf).max(0)
+    else:
+        means = np.where(counted, read(f"{statistic}.mean"), 0.0)
+        joined = (rows * means).sum(0) / rows.sum(0)
+        if how == "std":
+            deviations = np.where(counted, read(name), 0.0)
+            joined = _deviation(rows, means, deviations, joined)
+    nothing = 0.0 if statistic == "nonfinite" else np.nan  # as of an empty batch
+    joined = np.where(counted.any(0), joined, nothing)
+    return np.where(there.any(0), joined, np.nan)
+
+
+def _deviation(weights: Floats, means: Floats, deviations: Floats, mean: Floats) -> Floats:
+    between = np.where(weights > 0, np.square(means - mean), 0.0)
+    within = np.square(deviations)
+    return np.asarray(np.sqrt((weights * (within + between)).sum(0) / weights.sum(0)))
+
+
+def _range(name: str, values: Floats) -> Floats:
+    joined = np.fmin.reduce(values) if name.endswith("low") else np.fmax.reduce(values)
+    return np.asarray(joined)
+
+
+# -- copies --------------------------------------------------------------------------------------
+
+
+def _of_copies(name: str, read: Read, there: NDArray[np.bool_], _elements: Floats) -> Floats:
+    first = there.argmax(0)[None]
+    return np.asarray(np.take_along_axis(read(name), first, 0)[0])
+
+
+# -- pieces --------------------------------------------------------------------------------------
+
+
+def _of_pieces(name: str, read: Read, there: NDArray[np.bool_], elements: Floats) -> Floats:
+    if name.startswith("histogram."):
+        return _range(name, read(name))
+    shape = (len(elements), *(1,) * (there.ndim - 2), elements.shape[1])
+    weights = np.where(there, elements.reshape(shape), 0.0)
+    if name == "rows":
+        return np.where(there.any(0), 1.0, np.nan)
+    statistic, _, how = name.rpartition(".")
+    whole = _whole(statistic, lambda s: np.where(weights > 0, read(f"{s}.mean"), 0.0), weights)
+    nothing = 0.0 if statistic in ("l2", "nonfinite") else np.nan  # as of an empty tensor
+    whole = np.where(weights.any(0), whole, nothing)
+    if how == "std":  # of one sample
+        whole = np.where(np.isnan(whole), np.nan, 0.0)
+    return np.where(there.any(0), np.abs(whole) if how == "abs_max" else whole, np.nan)
+
+
+def _whole(statistic: str, read: Read, weights: Floats) -> Floats:
+    """Returns a statistic of a tensor whose parts have `weights` elements; NaN if unknowable."""
+    try:
+        if statistic in _WEIGHED:
+            return np.asarray((weights * read(statistic)).sum(0) / weights.sum(0))
+        if statistic in _EXTREMES:
+            neutral = _EXTREMES[statistic]
+            values = np.where(weights > 0, read(statistic), neutral)
+            return np.asarray(values.min(0) if neutral > 0 else values.max(0))
+        if statistic == "nonfinite":
+            return np.asarray(read(statistic).sum(0))
+        if statistic == "l2":
+            return np.asarray(np.sqrt(np.square(read(statistic)).sum(0)))
+        if statistic == "rms":
+            return np.sqrt(_whole_of(weights * np.square(read(statistic)), weights))
+        if statistic in ("std", "snr"):
+            means, deviations = read("mean"), read("std")
+            mean = _whole_of(weights * means, weights)
+            std = _deviation(weights, means, deviations, mean)
+            return std if statistic == "std" else np.abs(mean) / std
+    except KeyError:  # what it takes was not recorded
+        pass
+    return np.full(weights.shape[1:], np.nan)
+
+
+def _whole_of(weighed: Floats, weights: Floats) -> Floats:
+    return np.asarray(weighed.sum(0) / weights.sum(0))
+
+
+_WEIGHED = ("mean", "abs_mean", "zero_fraction", "negative_fraction")
+_EXTREMES = {"min": np.inf, "max": -np.inf, "abs_max": -np.inf}
+
+_FORMULAS: dict[Joint, Callable[[str, Read, NDArray[np.bool_], Floats], Floats]] = {
+    Joint.SAMPLES: _of_samples,
+    Joint.COPIES: _of_copies,
+    Joint.PIECES: _of_pieces,
+}
+
+
+# -- histograms ----------------------------------------------------------------------------------
+
+
+def join_histograms(counts: NDArray[np.generic], low: Floats, high: Floats) -> NDArray[np.int64]:
+    """Adds histograms with equally many, but different bins.
+
+    Each count is spread evenly over its bin and falls into the bins of the joint range; what
+    falls below any edge is then rounded. So the sum is exact, and what lies below an edge is wrong
+    by no more than what lay in the bins that the edge cuts.
+
+    Args:
+        counts: [ranks, ..., bins].
+        low: lowest edges [ranks, ...]; NaN where there is nothing.
+        high: highest edges.
+
+    Returns:
+        int64 [..., bins], between the lowest and the highest of all edges.
+    """
+    bins = counts.shape[-1]
+    below = np.zeros((*counts.shape[:-1], bins + 1))
+    np.cumsum(counts, axis=-1, out=below[..., 1:])
+    bottom, top = np.fmin.reduce(low), np.fmax.reduce(high)
+    with np.errstate(all="ignore"):
+        edges = bottom[..., None] + (top - bottom)[..., None] * (np.arange(bins + 1) / bins)
+        place = (edges - low[..., None]) / (high - low)[..., None] * bins
+        # all in one point: below every edge beyond it, and in the first bin if there is no other
+        point = np.where(edges > low[..., None], float(bins), 0.0)
+        place = np.where((high > low)[..., None], place, point)
+        place = np.clip(np.nan_to_num(place, nan=0.0), 0.0, bins)
+    inside = np.minimum(place.astype(np.int64), bins - 1)
+    start = np.take_along_axis(below, inside, -1)
+    rise = np.take_along_axis(below, inside + 1, -1) - start
+    joined = (start + rise * (place - inside)).sum(0)
+    joined[..., -1] = below[..., -1].sum(0)
+    flat = ~(top > bottom)
+    joined[..., 1:][flat] = joined[..., -1:][flat]
+    counted: NDArray[np.int64] = np.diff(np.rint(joined).astype(np.int64), axis=-1)
+    return counted

@@ -1,0 +1,276 @@
+"""What else the ranks of a run have in common: records, numbers, notes, samples, histograms."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+import pandas as pd
+from numpy.typing import NDArray
+
+from comgra_decl.records import Note, SlotInfo, SlotKey
+from comgra_decl.store.dense import MISSING
+from comgra_decl.store.layout import SYSTEM_COLUMNS, RecordColumn
+from comgra_decl.store.scalars import ROW
+from comgra_decl.store.view import View
+
+from .joining import Joint, join_histograms
+
+_TOLERANCE = 1e-5
+"""Relative difference above which sums over equal tensors do not differ by rounding alone."""
+
+
+class Difference(NamedTuple):
+    """A tensor that ought to be the same on all ranks: where it was first seen not to be.
+
+    `size` is the largest relative difference of any of its statistics.
+    """
+
+    key: SlotKey
+    step: int
+    size: float
+
+
+def common_records(views: Sequence[View]) -> list[NDArray[np.int64]]:
+    """Returns, for each rank, its records that all ranks have: of one step and mode, in order.
+
+    The k-th record of a step on one rank is the k-th of that step on the others.
+    """
+    if not views:
+        return []
+    keys = ["step", "mode", "occurrence"]
+    joined = _keys(views[0]).rename(columns={"record": "0"})
+    for rank, view in enumerate(views[1:], start=1):
+        joined = joined.merge(_keys(view).rename(columns={"record": str(rank)}), on=keys)
+    joined = joined.sort_values("0", kind="stable")
+    return [joined[str(rank)].to_numpy(np.int64) for rank in range(len(views))]
+
+
+def _keys(view: View) -> pd.DataFrame:
+    """Returns step, mode, which one of those it is, and number of the records that count."""
+    records = np.flatnonzero(~view.superseded)
+    facts = view.records[records]
+    modes = np.array([*view.names("mode"), ""], object)
+    table = pd.DataFrame(
+        {
+            "step": facts[:, RecordColumn.STEP].astype(np.int64),
+            "mode": modes[facts[:, RecordColumn.MODE].astype(np.int64)],
+            "record": records,
+        }
+    )
+    table["occurrence"] = table.groupby(["step", "mode"]).cumcount()
+    return table
+
+
+# -- numbers -------------------------------------------------------------------------------------
+
+
+def join_scalars(views: Sequence[View]) -> tuple[NDArray[np.void], dict[str, list[str]]]:
+    """Returns the ranks' means of the numbers of steps, and the names of their codes."""
+    tables = [_scalars(view) for view in views]
+    joined = pd.concat([table.assign(rank=rank) for rank, table in enumerate(tables)])
+    names: dict[str, list[str]] = {"scalar": [], "scalar_type": []}
+    if joined.empty:
+        return np.empty(0, ROW), names
+    keys = ["name", "type", "step", "occurrence"]
+    speakers = joined.groupby(["name", "type"])["rank"].transform("nunique").to_numpy()
+    group = joined.groupby(keys, sort=False).ngroup().to_numpy()  # in order of appearance
+    said = np.bincount(group)
+    first = np.unique(group, return_index=True)[1]
+    means = np.bincount(group, weights=joined["value"].to_numpy()) / said
+    whole = np.flatnonzero(said == speakers[first])
+    kept = joined.iloc[first[whole]]
+    rows = np.empty(len(kept), ROW)
+    rows["step"], rows["value"] = kept["step"].to_numpy(), means[whole]
+    for field, table in (("name", "scalar"), ("type", "scalar_type")):
+        codes, uniques = pd.factorize(kept[field])
+        rows[field], names[table] = codes, list(uniques)
+    return rows[np.argsort(rows["step"], kind="stable")], names
+
+
+def _scalars(view: View) -> pd.DataFrame:
+    rows = view.scalars[~view.superseded_scalars]
+    table = pd.DataFrame(
+        {
+            "step": rows["step"].astype(np.int64),
+            "value": rows["value"].astype(np.float64),
+            "name": np.array([*view.names("scalar"), None], object)[rows["name"].astype(np.int64)],
+            "type": np.array([*view.names("scalar_type"), None], object)[
+                rows["type"].astype(np.int64)
+            ],
+        }
+    )
+    table["occurrence"] = table.groupby(["name", "type", "step"]).cumcount()
+    return table
+
+
+def join_kpi(members: Sequence[tuple[View, NDArray[np.int64]]], code: int) -> NDArray[np.float64]:
+    """Returns the ranks' mean of a number that is kept with the records; `MISSING` where none is.
+
+    Args:
+        members: each rank's view and its common records.
+        code: of the number's name on the first rank.
+    """
+    name = members[0][0].names("kpi")[code]
+    columns = []
+    for view, records in members:
+        if name in view.names("kpi"):
+            at = SYSTEM_COLUMNS + view.names("kpi").index(name)
+            values = view.series("kpi", at)[records]
+            unknown = view.records[records, RecordColumn.KPIS] <= at
+            columns.append(np.where(unknown, MISSING, values))
+    table = np.stack(columns)
+    there = table.view(np.uint64) != MISSING.view(np.uint64)
+    with np.errstate(all="ignore"):
+        means = np.where(there, table, 0.0).sum(0) / there.sum(0)
+    return np.where(there.any(0), means, MISSING)
+
+
+def join_notes(notes: Sequence[list[Note]], ranks: Sequence[int]) -> list[Note]:
+    """Returns the first rank's notes, and what only others have written, with their rank."""
+    joined = list(notes[0])
+    known = {(note.step, note.text) for note in joined}
+    for rank, written in zip(ranks[1:], notes[1:], strict=True):
+        for note in written:
+            if (note.step, note.text) not in known:
+                joined.append(note._replace(text=f"rank {rank}: {note.text}"))
+    return sorted(joined, key=lambda note: note.time)
+
+
+def join_reports(
+    reports: Sequence[dict[str, Any] | None],
+    ranks: Sequence[int],
+    differences: Sequence[Difference],
+) -> dict[str, Any]:
+    """Returns the first rank's report with the warnings of all, and about the ranks themselves."""
+    joined = dict(reports[0] or {})
+    warnings = list(joined.get("warnings", []))
+    for rank, report in zip(ranks[1:], reports[1:], strict=True):
+        new = [w for w in (report or {}).get("warnings", []) if w not in warnings]
+        warnings += [f"rank {rank}: {warning}" for warning in new]
+    if differences:
+        warnings.append(_told(differences))
+    return joined | {"warnings": warnings}
+
+
+def _told(differences: Sequence[Difference]) -> str:
+    first = min(differences, key=lambda difference: difference.step)
+    names = [f"{d.key.node} {d.key.role} ({d.key.pass_})" for d in differences]
+    shown = ", ".join(names[:5]) + (", ..." if len(names) > 5 else "")
+    return (
+        f"{len(differences)} tensors that ought to be the same on all ranks are not, seen first "
+        f"at step {first.step}: {shown}; what is shown of them is the first rank's"
+    )
+
+
+def unequal(rows: NDArray[np.float32], columns: Sequence[str]) -> Iterator[tuple[int, float]]:
+    """Yields (place, relative difference) of the tensors whose statistics differ between ranks.
+
+    Args:
+        rows: [ranks, tensors, columns]; NaN where a rank has no such record.
+        columns: their names.
+    """
+    at = [i for i, name in enumerate(columns) if name.endswith(".mean")]
+    there = ~np.isnan(rows[..., columns.index("nonfinite.mean")])
+    values = rows[..., at].astype(np.float64)
+    scale = np.nanmax(np.where(np.isfinite(values), np.abs(values), 0.0), (0, 2))
+    for place in np.flatnonzero(there.sum(0) > 1).tolist():
+        mine = values[there[:, place], place]
+        with np.errstate(all="ignore"):
+            spread = np.abs(mine - mine[0]) / max(float(scale[place]), np.finfo(np.float32).tiny)
+        same = (mine == mine[0]) | (np.isnan(mine) & np.isnan(mine[0]))
+        size = float(np.where(same, 0.0, np.nan_to_num(spread, nan=np.inf)).max())
+        if size > _TOLERANCE:
+            yield place, size
+
+
+def differences_table(differences: Sequence[Difference]) -> pd.DataFrame:
+    """Returns one line per tensor, see `Run.rank_differences`."""
+    keys = [difference.key for difference in differences]
+    return pd.DataFrame(
+        {
+            "node": np.array([key.node for key in keys], object),
+            "role": np.array([key.role for key in keys], object),
+            "iteration": np.array([key.iteration for key in keys], np.int64),
+            "pass": np.array([key.pass_ for key in keys], object),
+            "first_step": np.array([d.step for d in differences], np.int64),
+            "difference": np.array([d.size for d in differences], np.float64),
+        }
+    )
+
+
+# -- samples, histograms, values -----------------------------------------------------------------
+
+
+def join_samples(
+    tables: Sequence[NDArray[np.float32]],
+    joints: NDArray[np.int64],
+    whole: NDArray[np.float32] | None,
+) -> NDArray[np.float32]:
+    """Lays the samples of the ranks one after another: [..., slots, ranks * samples, statistics].
+
+    A tensor that all ranks have, or have parts of, is its own sample 0.
+
+    Args:
+        tables: of each rank, [..., slots, samples, statistics].
+        joints: how the slots are joined.
+        whole: statistics [..., slots, statistics] of tensors that ranks have parts of.
+    """
+    joined = np.concatenate(tables, axis=-2)
+    alike = joints != Joint.SAMPLES
+    if alike.any():
+        joined[..., alike, 1:, :] = np.nan
+        first = np.stack([table[..., 0, :] for table in tables])  # [ranks, ..., slots, statistics]
+        there = (~np.isnan(first)).any(-1, keepdims=True).argmax(0)[None]
+        copies = np.take_along_axis(first, there, 0)[0]
+        joined[..., alike, 0, :] = copies[..., alike, :]
+    pieces = joints == Joint.PIECES
+    if whole is not None:
+        joined[..., pieces, 0, :] = whole[..., pieces, :]
+    return joined
+
+
+def join_counts(
+    tables: Sequence[NDArray[Any]], statistics: NDArray[np.float64], joints: NDArray[np.int64]
+) -> NDArray[np.int64]:
+    """Adds histograms [..., slots, bins]; of copies, takes the first rank's that has one.
+
+    Args:
+        tables: counts of each rank.
+        statistics: [ranks, ..., slots, columns], whose last two columns are the ranges.
+        joints: how the slots are joined.
+    """
+    counts = np.stack(tables).astype(np.int64)
+    low, high = statistics[..., -2], statistics[..., -1]
+    there = (counts.sum(-1) > 0).argmax(0)
+    single = np.take_along_axis(counts, there[None, ..., None], 0)[0]
+    copies = (joints == Joint.COPIES)[:, None]
+    return np.where(copies, single, join_histograms(counts, low, high))
+
+
+def assemble(
+    shape: tuple[int, ...],
+    slots: Sequence[SlotInfo | None],
+    parts: Sequence[NDArray[Any] | None],
+) -> NDArray[Any] | None:
+    """Puts a tensor together of which each rank holds a part; None if any is missing.
+
+    Args:
+        shape: of the whole tensor.
+        slots: each rank's slot, which says what part it is.
+        parts: [1, *shape of the part] of each rank.
+
+    Returns:
+        [1, *shape].
+    """
+    kinds = [part.dtype for part in parts if part is not None]
+    whole = np.zeros((1, *shape), kinds[0])
+    filled = np.zeros(shape, bool)
+    for slot, part in zip(slots, parts, strict=True):
+        if slot is None or slot.piece is None or part is None:
+            continue
+        spans = zip(slot.piece.offset, slot.piece.shape, strict=True)
+        where = tuple(slice(start, start + extent) for start, extent in spans)
+        whole[0][where], filled[where] = part[0], True
+    return whole if filled.all() else None

@@ -1,0 +1,169 @@
+"""One run of several ranks: their databases, read as if they were one.
+
+`JoinedReader` and `JoinedView` take the places of `Reader` and `View`. A record is there once all
+ranks have it.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from comgra_decl.errors import RunNotFoundError, UnknownNameError
+from comgra_decl.records import SlotKey
+from comgra_decl.store import Reader, RunMeta
+from comgra_decl.store.database import database_exists
+
+from .joined_view import JoinedView
+
+RANKS = "ranks"
+PATIENCE = 60.0
+"""Seconds after a run's start for which ranks that are not there yet are waited for."""
+
+
+def rank_paths(run: Path) -> dict[int, Path]:
+    """Returns the folders of a run's databases by rank; a run of one process has {0: run}."""
+    found = {}
+    folder = run / RANKS
+    if folder.is_dir() and not folder.is_symlink():
+        for path in folder.iterdir():
+            if path.name.isdigit() and not path.is_symlink() and database_exists(path):
+                found[int(path.name)] = path
+    if database_exists(run):
+        leader = Reader(run)
+        facts = ranks_of(leader)
+        found[int(facts["rank"]) if facts else 0] = run
+    return dict(sorted(found.items()))
+
+
+def ranks_of(reader: Reader) -> dict[str, Any] | None:
+    """Returns what a database says of its rank: rank, world_size, recorded; None if alone."""
+    facts = reader.meta.facts.get("ranks") or reader.view.document("ranks")
+    return facts if isinstance(facts, dict) else None
+
+
+def open_reader(path: Path, rank: int | None = None) -> Reader | JoinedReader:
+    """Opens a run, or one rank of it.
+
+    Args:
+        path: the run's folder.
+        rank: the rank wanted; None: all of them together.
+
+    Raises:
+        UnknownNameError: the run has no such rank.
+        RunNotFoundError: there is no run.
+    """
+    if rank is None and database_exists(path) and not (path / RANKS).is_dir():
+        reader = Reader(path)
+        facts = reader.meta.facts.get("ranks")
+        return reader if facts is None or len(facts["recorded"]) == 1 else JoinedReader(path)
+    if rank is None:
+        return JoinedReader(path)
+    paths = rank_paths(path)
+    if rank not in paths:
+        raise UnknownNameError(
+            f"no rank {rank} was recorded; this run has {', '.join(map(str, paths)) or 'none'}."
+        )
+    return Reader(paths[rank])
+
+
+class JoinedReader:
+    """Reads all ranks of a run, as `Reader` reads one."""
+
+    def __init__(self, path: Path) -> None:
+        """Opens the ranks that are there; others join as they appear.
+
+        Raises:
+            RunNotFoundError: there is none.
+        """
+        self.path = Path(path)
+        self.readers: dict[int, Reader] = {}
+        self._order: dict[SlotKey, int] = {}  # numbers of slots never change while this is open
+        self._view: JoinedView | None = None
+        self._look()
+        if not self.readers:
+            raise RunNotFoundError(f"there is no run in {str(path)!r}.")
+
+    def _look(self) -> bool:
+        before = list(self.readers)
+        for rank, path in rank_paths(self.path).items():
+            if rank not in self.readers:
+                try:
+                    self.readers[rank] = Reader(path)
+                except RunNotFoundError:  # being made this moment
+                    continue
+        self.readers = dict(sorted(self.readers.items()))
+        return before != list(self.readers)
+
+    @property
+    def leader(self) -> Reader:
+        """The first rank, whose graph, modules and notes are the run's."""
+        return next(iter(self.readers.values()))
+
+    @property
+    def missing(self) -> list[int]:
+        """Ranks that are to be recorded and of which there is nothing."""
+        facts = [ranks_of(reader) for reader in self.readers.values()]
+        recorded = next((f["recorded"] for f in facts if f is not None), ())
+        return [int(rank) for rank in recorded if rank not in self.readers]
+
+    @property
+    def meta(self) -> RunMeta:
+        """The first rank's, with the samples of all."""
+        meta = self.leader.meta
+        return replace(meta, sample_count=meta.sample_count * len(self.readers))
+
+    @property
+    def head(self) -> Mapping[str, Any]:
+        """The first rank's, with the records that all have."""
+        steps = self.view.train_steps
+        errors = [
+            f"rank {rank}: {reader.head['error']}"
+            for rank, reader in self.readers.items()
+            if reader.head.get("error")
+        ]
+        return {
+            **self.leader.head,
+            "n": self.view.n,
+            "step": int(steps[-1]) if len(steps) else None,
+            "error": "; ".join(errors) or None,
+        }
+
+    @property
+    def state(self) -> str:
+        """Returns "live" while any rank is, "finished" if all are, as `Reader.state`."""
+        states = {reader.state for reader in self.readers.values()}
+        if states & {"live", "waiting"}:
+            return "live" if self.view.n else "waiting"
+        return "finished" if states == {"finished"} else "stopped"
+
+    @property
+    def view(self) -> JoinedView:
+        """The records as of the last poll."""
+        if self._view is None:
+            self._view = JoinedView(
+                {rank: reader.view for rank, reader in self.readers.items()},
+                meta=self.meta,
+                order=self._order,
+                complete=not self._waits(),
+            )
+        return self._view
+
+    def poll(self) -> bool:
+        """Looks for something new on any rank; returns whether there is."""
+        news = [reader.poll() for reader in self.readers.values()]
+        changed = self._look() or any(news)
+        waited = self._view is not None and not self._view.complete
+        if changed or (waited and not self._waits()):
+            self._view = None
+            return True
+        return False
+
+    def _waits(self) -> bool:
+        """Whether a rank that is not there yet may still come."""
+        young = time.time() - self.leader.meta.started < PATIENCE
+        alive = any(reader.state in ("live", "waiting") for reader in self.readers.values())
+        return bool(young and alive and self.missing)

@@ -1,0 +1,72 @@
+"""A run that was resumed: which of its records still count.
+
+The programs that write a run one after another are its sessions. Each but the first one is a line
+of `head.sessions`, which says how much of the run was there when it began, and who writes it. Which
+step it went on with is known only when it has trained one; the note of type `RESUME` says it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from comgra_decl.records import Note
+
+RESUME = "resume"
+"""Type of the note that a session begins with; its step is the first one of the session."""
+
+
+@dataclass(frozen=True)
+class Session:
+    """One program that wrote the run.
+
+    Attributes:
+        record: number of its first record.
+        scalar: number of its first scalar.
+        step: its first step; None while that is not known.
+        started: in unix seconds; None for the first one, whose start is the run's.
+    """
+
+    record: int
+    scalar: int
+    step: int | None
+    started: float | None
+
+
+def read_sessions(lines: Sequence[Mapping[str, Any]], notes: Sequence[Note]) -> list[Session]:
+    """Returns the sessions of a run, given `head.sessions` and the notes."""
+    sessions = [Session(0, 0, None, None)]
+    for number, line in enumerate(lines):
+        first = int(line["note"])
+        last = int(lines[number + 1]["note"]) if number + 1 < len(lines) else len(notes)
+        marks = [note.step for note in notes[first:last] if note.type == RESUME]
+        step = marks[0] if marks else None
+        sessions.append(Session(int(line["record"]), int(line["scalar"]), step, line["time"]))
+    return sessions
+
+
+def superseded(
+    steps: NDArray[np.float64],
+    trained: NDArray[np.bool_],
+    begins: Sequence[tuple[int, int | None]],
+) -> NDArray[np.bool_]:
+    """Returns which of some lines gave way to later ones: the newest session wins.
+
+    Args:
+        steps: of each line, in the order in which they were written.
+        trained: whether it is of a training step; an evaluation before the first step that a
+            session repeats still counts, unless it was made again.
+        begins: of each session, its first line and its first step.
+    """
+    gone = np.zeros(len(steps), bool)
+    for first, step in begins:
+        if step is None:
+            continue
+        before = np.arange(len(steps)) < first
+        again = (~trained & ~before & (steps == step)).any()
+        gone |= before & ((steps > step) | ((steps == step) & (trained | again)))
+    return gone

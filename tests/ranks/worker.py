@@ -1,0 +1,179 @@
+"""One rank of a distributed training on the processor, in several ways: `worker.py OUT WAY ...`.
+
+What each way trained comes back as numbers that do not depend on tracing, in `OUT/<way>.<rank>.pt`.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.nn.parallel import DistributedDataParallel
+
+import comgra_decl as comgra
+
+GLOBAL, FEATURES, STEPS = 8, 6, 4
+NODES = {
+    "all": {"select": "**", "capture": ["output", "output_grad"], "values": True},
+    "weights": {
+        "select": "**",
+        "capture": ["parameter", "parameter_grad", "update", "optimizer_state"],
+        "values": True,
+    },
+}
+SPEC = {"nodes": NODES, "schedule": {"first": 1000}, "samples": {"count": 4}}
+
+
+class Net(nn.Module):
+    """Two blocks, one of which may stay unused."""
+
+    def __init__(self, skip: bool = False) -> None:
+        super().__init__()
+        self.blocks = nn.ModuleList(
+            nn.Sequential(nn.Linear(FEATURES, 5), nn.Tanh(), nn.Linear(5, FEATURES))
+            for _ in range(2)
+        )
+        self.spare = nn.Linear(FEATURES, FEATURES)
+        self.skip = skip
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        for block in self.blocks:
+            x = x + block(x)
+        return x if self.skip else self.spare(x)
+
+
+def batch(step: int) -> torch.Tensor:
+    """The global batch of a step [8, 6]."""
+    return torch.randn(GLOBAL, FEATURES, generator=torch.Generator().manual_seed(step))
+
+
+def share(step: int) -> torch.Tensor:
+    """This rank's part of it."""
+    return batch(step).chunk(dist.get_world_size())[dist.get_rank()]
+
+
+def train(
+    model: nn.Module,
+    data: Callable[[int], torch.Tensor] = share,
+    *,
+    accumulate: Callable[[], contextlib.AbstractContextManager[None]] | None = None,
+    steps: int = STEPS,
+) -> dict[str, torch.Tensor]:
+    """Some steps of AdamW; returns losses and parameters."""
+    optimizer = torch.optim.AdamW(model.parameters(), lr=0.05)
+    losses = []
+    for step in range(steps):
+        optimizer.zero_grad()
+        if accumulate is not None:
+            with accumulate():
+                model(data(step + 100)).square().mean().backward()
+        loss = model(data(step)).square().mean()
+        loss.backward()
+        optimizer.step()
+        losses.append(loss.detach())
+    whole = {name: _local(p).clone() for name, p in model.named_parameters()}
+    return {"losses": torch.stack(losses), **whole}
+
+
+def _local(parameter: torch.Tensor) -> torch.Tensor:
+    to_local = getattr(parameter.detach(), "to_local", parameter.detach)
+    return to_local()
+
+
+def net(**arguments: bool) -> Net:
+    """A model with the same parameters on every rank."""
+    torch.manual_seed(0)
+    return Net(**arguments)
+
+
+def ddp() -> dict[str, torch.Tensor]:
+    """Plain data parallelism."""
+    return train(DistributedDataParallel(net()))
+
+
+def no_sync() -> dict[str, torch.Tensor]:
+    """Two backwards per step, of which only the second communicates."""
+    model = DistributedDataParallel(net())
+    return train(model, accumulate=model.no_sync)
+
+
+def unused() -> dict[str, torch.Tensor]:
+    """A parameter takes no part."""
+    return train(DistributedDataParallel(net(skip=True), find_unused_parameters=True))
+
+
+def drifting() -> dict[str, torch.Tensor]:
+    """The bug of training without data parallelism in several processes."""
+    return train(net())
+
+
+def fsdp(reshard: bool = True) -> dict[str, torch.Tensor]:
+    """Sharded parameters, one group for each block."""
+    from torch.distributed.fsdp import fully_shard
+
+    model = net()
+    for block in model.blocks:
+        fully_shard(block, reshard_after_forward=reshard)
+    fully_shard(model, reshard_after_forward=reshard)
+    return train(model)
+
+
+def compiled() -> dict[str, torch.Tensor]:
+    """Recorded steps run eagerly on all ranks."""
+    return train(DistributedDataParallel(net()))
+
+
+def dying() -> dict[str, torch.Tensor]:
+    """Rank 1 ends at once, in the middle of its third step."""
+    model = net()
+    model.register_forward_hook(Dying())
+    return train(model)
+
+
+class Dying:
+    """Ends rank 1's process without a word."""
+
+    calls = 0
+
+    def __call__(self, *_: object) -> None:
+        self.calls += 1
+        if self.calls == 3 and dist.get_rank() == 1:
+            import time
+
+            time.sleep(1.5)  # what was recorded is on the disk by then
+            os._exit(7)
+
+
+WAYS: dict[str, Callable[[], dict[str, torch.Tensor]]] = {
+    "ddp": ddp,
+    "no_sync": no_sync,
+    "unused": unused,
+    "drifting": drifting,
+    "fsdp": fsdp,
+    "fsdp_whole": lambda: fsdp(reshard=False),
+    "dying": dying,
+}
+
+
+def main(out: Path, ways: list[str]) -> None:
+    """Trains each way with and without tracing."""
+    torch.set_num_threads(1)
+    dist.init_process_group("gloo")
+    for way in ways:
+        plain = WAYS[way]() if way != "dying" else {}
+        with comgra.trace(SPEC, root=out, group=way, name="run") as session:
+            traced = WAYS[way]()
+        result = {"plain": plain, "traced": traced, "path": str(session.path)}
+        torch.save(result, out / f"{way}.{dist.get_rank()}.pt")
+    dist.barrier()
+    dist.destroy_process_group()
+
+
+if __name__ == "__main__":
+    main(Path(sys.argv[1]), sys.argv[2:])
