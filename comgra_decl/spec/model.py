@@ -10,6 +10,7 @@ from pydantic import AfterValidator, BeforeValidator, model_validator
 from comgra_decl.spec.base import Bool, SpecModel
 from comgra_decl.spec.keep import KeepSpec
 from comgra_decl.spec.nodes import NodeSpec, Selectors
+from comgra_decl.spec.rules import FindingSpec, Rules
 from comgra_decl.spec.run import (
     HistogramSpec,
     KpisSpec,
@@ -64,6 +65,14 @@ class Spec(SpecModel):
 
     keep: KeepSpec | None = None
     """Steps that are kept because of what happened in them; null for none."""
+
+    rules: Rules = "default"
+    """Rules that watch the run: `default` for all with their defaults, `off` for none, or a mapping
+    that changes single ones, {dead_units: {share: 0.3}, loss_spike: off}, and adds your own,
+    {mine: {when: "std < 1e-3", node: "blocks.*"}}; see `docs/rules.md`."""
+
+    on_finding: FindingSpec = FindingSpec()
+    """What happens when a rule has found something."""
 
     annotations: Bool = True
     """Whether what the program names with `comgra.node(...)` is recorded without being selected:

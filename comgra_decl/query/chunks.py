@@ -1,0 +1,112 @@
+"""A run from its first record to its last, some records at a time."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from comgra_decl.records import AGGREGATES, SlotInfo, Structure
+from comgra_decl.store.layout import RecordColumn
+from comgra_decl.store.view import View
+
+from .snapshot import Snapshot
+from .tables import decoded
+
+_BYTES = 32 << 20  # most memory for the statistics of one chunk
+
+
+@dataclass(frozen=True, eq=False)
+class Chunk:
+    """Some records of a run, by number, in the order in which they were stored.
+
+    Records that a resumed training has replaced are left out.
+
+    `aggregates` float32 [k, slots, statistics, 3] as in `records.AGGREGATES`, NaN where a slot is
+    not in a record; `steps` int64 [k]; `train` bool [k]; `structures`: hash of each one's graph.
+    """
+
+    snapshot: Snapshot
+    records: NDArray[np.int64]
+    aggregates: NDArray[np.float32]
+    steps: NDArray[np.int64]
+    types: list[str]
+    train: NDArray[np.bool_]
+    structures: list[str | None]
+
+    @property
+    def slots(self) -> list[SlotInfo]:
+        """All slots of the run, also those that come later."""
+        return self.snapshot.view.slots
+
+    def structure(self, digest: str) -> Structure:
+        """Returns the graph of a hash in `structures`."""
+        return self.snapshot.view.structure(digest)
+
+    def histograms(self, slot: int) -> tuple[NDArray[Any], NDArray[Any]] | None:
+        """Returns counts [k, bins] and ranges [k, 2] of a slot, None without histograms."""
+        if not self.snapshot.view.meta.bins:
+            return None
+        counts, ranges = self._histograms
+        return counts[:, slot], ranges[:, slot]
+
+    def samples(self, slot: int) -> NDArray[np.float32] | None:
+        """Returns the statistics of the recorded samples [k, samples, statistics], if any."""
+        if not self.snapshot.view.meta.sample_count:
+            return None
+        return self._samples[:, slot]
+
+    def values(self, row: int, slot: int) -> NDArray[Any] | None:
+        """Returns the values [samples, ...] that a record holds of a slot, if it does."""
+        return self.snapshot.view.value(int(self.records[row]), slot)
+
+    @cached_property
+    def _histograms(self) -> tuple[NDArray[Any], NDArray[Any]]:
+        view = self.snapshot.view
+        return _rows(view, "hist", self.records), _rows(view, "agg", self.records)[..., -2:]
+
+    @cached_property
+    def _samples(self) -> NDArray[Any]:
+        return _rows(self.snapshot.view, "smp", self.records)
+
+
+def chunks(snapshot: Snapshot) -> Iterator[Chunk]:
+    """Yields all records in order, as many at a time as take little memory."""
+    view = snapshot.view
+    names = len(view.meta.statistics)
+    width = max(1, len(view.slots)) * len(view.meta.columns) * 4
+    size = int(np.clip(_BYTES // width, 1, 1024))
+    modes = decoded(view.records[:, RecordColumn.MODE], view.names("mode"))
+    types = decoded(view.records[:, RecordColumn.TYPE], view.names("type"))
+    graphs = decoded(view.records[:, RecordColumn.STRUCTURE], view.names("structure"))
+    counting = np.flatnonzero(snapshot.counts)
+    for start in range(0, len(counting), size):
+        records = counting[start : start + size]
+        table = _rows(view, "agg", records)[..., : names * len(AGGREGATES)]
+        yield Chunk(
+            snapshot,
+            records,
+            table.reshape(*table.shape[:2], names, len(AGGREGATES)),
+            snapshot.steps[records],
+            [str(name) for name in types[records]],
+            modes[records] == "train",
+            [None if name is None else str(name) for name in graphs[records]],
+        )
+
+
+def _rows(view: View, family: str, records: NDArray[np.int64]) -> NDArray[Any]:
+    """Returns all slots of these records, [k, slots, ...]."""
+    if type(view) is View:
+        first, last = int(records[0]), int(records[-1]) + 1
+        return view.rows(family, first, last)[records - first]
+    rows = [view.row(family, record) for record in records.tolist()]  # several ranks, joined
+    slots = len(view.slots)
+    fill = np.nan if rows[0].dtype.kind == "f" else 0
+    result = np.full((len(rows), slots, *rows[0].shape[1:]), fill, rows[0].dtype)
+    for line, row in zip(result, rows, strict=True):
+        line[: len(row)] = row[:slots]
+    return result

@@ -1,0 +1,32 @@
+"""Says what is wrong with a training, where it began, and what to do about it.
+
+```python
+from comgra_decl.rules import diagnose
+
+for finding in diagnose(comgra.open_run("runs")).findings:
+    print(finding.severity, finding.place, finding.first_step, finding.message)
+```
+"""
+
+from comgra_decl.rules.base import Parameters, Patient, Rule, Scene, SlotRule
+from comgra_decl.rules.diagnosis import Diagnosis, diagnose
+from comgra_decl.rules.engine import Engine, Unchecked
+from comgra_decl.rules.finding import Finding, Link, Place
+from comgra_decl.rules.window import Numbers, Window
+
+__all__ = [
+    "Diagnosis",
+    "Engine",
+    "Finding",
+    "Link",
+    "Numbers",
+    "Parameters",
+    "Patient",
+    "Place",
+    "Rule",
+    "Scene",
+    "SlotRule",
+    "Unchecked",
+    "Window",
+    "diagnose",
+]

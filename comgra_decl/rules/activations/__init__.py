@@ -1,0 +1,1 @@
+"""Rules about activation functions and the size of activations."""

@@ -1,0 +1,78 @@
+"""Units that are never active."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any
+
+import numpy as np
+from numpy.typing import NDArray
+from pydantic import Field
+
+from comgra_decl.rules.base import Patient, Scene, SlotRule
+from comgra_decl.rules.memory import Bools, Slots
+from comgra_decl.rules.table import Mask, SlotTable
+from comgra_decl.rules.window import Window
+from comgra_decl.spec.base import Number
+
+RECTIFIERS = ("ReLU", "ReLU6", "Threshold", "Hardtanh", "Hardswish", "SquaredReLU")
+
+
+class DeadParameters(Patient):
+    """What can be said of `dead_units`."""
+
+    share: Annotated[Number, Field(gt=0, le=1)] = 0.5
+    """So many of a layer's units are dead."""
+
+    zeros: Annotated[Number, Field(gt=0, le=1)] = 0.98
+    """So much of a rectifier's output is zero."""
+
+
+class DeadUnits(SlotRule):
+    """Units that are never active, so that they never learn again."""
+
+    name = "dead_units"
+    certainty = 0.75
+    definition = (
+        "For `patience` records, more than `share` of the gradient of a bias is exactly zero "
+        "though not all gradients are (such a bias belongs to a unit that no sample "
+        "of the batch has activated), or more than `zeros` of a rectifier's output is zero."
+    )
+    source = (
+        "SageMaker Debugger (more than half of a layer's units dead), the debugging chapter "
+        "(99 % zeros)."
+    )
+    advice = (
+        "Lower the learning rate, initialise by He with biases at 0, normalise before the "
+        "activation, or use LeakyReLU or GELU; look at inputs that are far from zero mean."
+    )
+    explained_by = ("nonfinite", "large_update", "untrained_parameter")
+    Parameters = DeadParameters
+    statistics = ("zero_fraction",)
+    evidence = "share of zeros"
+    needs = "outputs or gradients of biases, {select: '**', capture: [output, parameter_grad]}"
+
+    def wants(self, table: SlotTable) -> Mask:
+        """Returns rectifiers' outputs and the gradients of biases."""
+        rectified = table.outputs & table.where(lambda i: i.module_class in RECTIFIERS)
+        biases = table.parameter_gradients & table.where(
+            lambda i: i.key.role == "bias" and len(i.shape) == 1 and i.shape[0] > 3
+        )
+        return rectified | (biases & table.where(lambda i: i.dtype != "float16"))
+
+    def measure(self, window: Window, at: Slots) -> tuple[Bools, NDArray[Any]]:
+        """Looks at the share of zeros."""
+        zeros = window.read("zero_fraction", at).astype(np.float64)
+        bias = window.table.parameter_gradients[at]
+        limit = np.where(bias, self.parameters.share, self.parameters.zeros)
+        hit = zeros > limit
+        if bias.any():
+            nothing = (zeros[:, bias] == 1).all(1)  # nothing is trained at all: not this rule's
+            hit[np.ix_(nothing, bias)] = False
+        return hit, zeros
+
+    def sentence(self, scene: Scene, slot: int) -> str:
+        """Says how many are dead."""
+        info, share = scene.table.infos[slot], self.streak.worst[slot]
+        if info.kind == "parameter":
+            return f"{share:.0%} of the units of {info.key.node} are dead: nothing activates them."
+        return f"{share:.1%} of what {scene.table.place(slot)} returns is zero."

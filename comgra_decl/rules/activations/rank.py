@@ -1,0 +1,75 @@
+"""Representations that lose their dimensions."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any
+
+import numpy as np
+from numpy.typing import NDArray
+from pydantic import Field
+
+from comgra_decl.rules.base import Patient, Scene, SlotRule
+from comgra_decl.rules.memory import Bools, Early, Slots
+from comgra_decl.rules.table import Mask, SlotTable
+from comgra_decl.rules.window import Window
+from comgra_decl.spec.base import Number
+
+RANKS = ("effective_rank", "stable_rank")
+
+
+class RankParameters(Patient):
+    """What can be said of `rank_collapse`."""
+
+    fall: Annotated[Number, Field(gt=0, lt=1)] = 0.2
+    """Below this share of its first rank, a matrix has collapsed."""
+
+
+class RankCollapse(SlotRule):
+    """Weights or representations that lose their dimensions."""
+
+    name = "rank_collapse"
+    certainty = 0.55
+    definition = (
+        "The effective rank (or else the stable rank) of a matrix falls below `fall` of what it "
+        "was at first (median of five records), for `patience` records."
+    )
+    source = "Roy and Vetterli (2007) for the effective rank; msprobe watches the stable rank."
+    advice = (
+        "Look for a learning rate that is too large, too much weight decay, a missing "
+        "normalisation, or an objective that has a collapsed solution."
+    )
+    explained_by = ("nonfinite", "exploding_gradient", "input_independence")
+    Parameters = RankParameters
+    lowest, evidence = True, "share of its first rank"
+    needs = "weights, with `stats: [..., effective_rank]`"
+
+    def __init__(self, parameters: Any = None) -> None:
+        super().__init__(parameters)
+        self._early = Early(5)
+
+    def wants(self, table: SlotTable) -> Mask:
+        """Returns weights and outputs; where they have no rank, it is NaN."""
+        return table.parameters | table.outputs
+
+    def measure(self, window: Window, at: Slots) -> tuple[Bools, NDArray[Any]]:
+        """Compares with the first rank."""
+        name = next((name for name in RANKS if window.has(name)), None)
+        if name is None:
+            nothing = np.full((len(window), len(at)), np.nan)
+            return np.zeros(nothing.shape, np.bool_), nothing
+        rank = window.read(name, at).astype(np.float64)
+        share = rank / self._early.look(at, rank)
+        return share < self.parameters.fall, share
+
+    def missing(self, scene: Scene) -> str | None:
+        """Returns why it could not look."""
+        if not any(name in scene.statistics for name in RANKS):
+            return "no rank is recorded; add `effective_rank` or `stable_rank` to `stats`"
+        return super().missing(scene)
+
+    def sentence(self, scene: Scene, slot: int) -> str:
+        """Says how far it has fallen."""
+        return (
+            f"{scene.table.place(slot)} has lost dimensions: its rank is "
+            f"{self.streak.worst[slot]:.1%} of what it was at first."
+        )

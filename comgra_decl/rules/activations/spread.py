@@ -1,0 +1,164 @@
+"""Activations whose size goes wrong with depth, or over training."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any
+
+import numpy as np
+from numpy.typing import NDArray
+from pydantic import Field
+
+from comgra_decl.rules.base import Patient, Scene, SlotRule
+from comgra_decl.rules.memory import Bools, Early, Slots
+from comgra_decl.rules.paths import answers, beyond_targets
+from comgra_decl.rules.table import Mask, SlotTable
+from comgra_decl.rules.window import Window
+from comgra_decl.spec.base import Int, Number
+
+
+class InitialisationParameters(Patient):
+    """What can be said of `poor_initialisation`."""
+
+    patience: Annotated[Int, Field(ge=1)] = 3
+    """For so many records in a row it must be so."""
+
+    within: Annotated[Int, Field(ge=1)] = 10
+    """So many first records are looked at."""
+
+    ratio: Annotated[Number, Field(gt=1)] = 30.0
+    """A layer whose spread is so many times that of all layers, or so small a part, is odd."""
+
+
+class PoorInitialisation(SlotRule):
+    """Layers whose outputs begin far too large or far too small."""
+
+    name = "poor_initialisation"
+    certainty = 0.65
+    definition = (
+        "In the first `within` records, the standard deviation of a layer with weights is above "
+        "`ratio` times the median of the network's layers, or that median is above `ratio` or "
+        "below 1 / `ratio`^2, or the deviations fall by `ratio`^2 from the largest to the smallest "
+        "and do so with depth; for `patience` records."
+    )
+    source = (
+        "SageMaker Debugger (largest to smallest variance of layers above 10), TheDeepChecker "
+        "(deviation outside 0.5 .. 2); wider, since heads often begin small."
+    )
+    advice = (
+        "Initialise by He (ReLU) or Glorot (tanh), scale residual branches by 1 / sqrt(depth), and "
+        "normalise inputs."
+    )
+    explained_by = ("nonfinite", "input_scale")
+    Parameters = InitialisationParameters
+    statistics = ("std",)
+    evidence = "times too large"
+    needs = "outputs of layers with weights, {select: '**', capture: [output]}"
+
+    def wants(self, table: SlotTable) -> Mask:
+        """Returns outputs of modules that have weights with at least two dimensions."""
+        nodes = {i.key.node for i in table.infos if i.kind == "parameter" and len(i.shape) > 1}
+        return table.outputs & table.where(
+            lambda i: i.key.node in nodes and i.key.role == "output" and not _embeds(i.module_class)
+        )
+
+    def measure(self, window: Window, at: Slots) -> tuple[Bools, NDArray[Any]]:
+        """Compares the layers of a step."""
+        limit = self.parameters.ratio
+        spread = window.read("std", at).astype(np.float64)
+        elements = window.table.elements[at] > 1
+        spread = np.where((spread > 0) & elements, spread, np.nan)
+        middle = np.full((len(window), 1), np.nan)
+        some = (~np.isnan(spread)).any(1)
+        middle[some] = np.nanmedian(spread[some], axis=1, keepdims=True)
+        large = np.fmax(spread / middle, spread / limit) / limit
+        small = np.where(middle < limit**-2, 1 / (middle * limit**2), 0.0)
+        excess = np.fmax(np.fmax(large, small), _falling(spread, window.table.order[at]) / limit**2)
+        early = window.first + np.arange(len(window)) < self.parameters.within
+        return (excess > 1) & early[:, None], excess * limit
+
+    def sentence(self, scene: Scene, slot: int) -> str:
+        """Says that it is odd from the start."""
+        return (
+            f"{scene.table.place(slot)} begins {self.streak.worst[slot]:.3g} times too large or "
+            "too small for its network."
+        )
+
+
+def _falling(spread: NDArray[np.float64], order: NDArray[np.int64]) -> NDArray[np.float64]:
+    """Returns how far the deviation of each layer is below the largest, if all fall with depth."""
+    if spread.shape[1] < 4:
+        return np.zeros(spread.shape)
+    sorted_ = np.log(spread[:, np.argsort(order, kind="stable")])
+    falls = (np.diff(sorted_, axis=1) < 0).mean(1, keepdims=True) > 0.8
+    largest = np.fmax.reduce(spread, axis=1, keepdims=True)
+    return np.where(falls, largest / spread, 0.0)
+
+
+class DriftParameters(Patient):
+    """What can be said of `activation_drift`."""
+
+    patience: Annotated[Int, Field(ge=1)] = 3
+    """For so many records in a row it must be so."""
+
+    growth: Annotated[Number, Field(gt=1)] = 100.0
+    """So many times its first size is too much."""
+
+    fall: Annotated[Number, Field(gt=1)] = 1000.0
+    """So small a part of its first size is too little."""
+
+
+class ActivationDrift(SlotRule):
+    """Activations that grow without end or fade away over training."""
+
+    name = "activation_drift"
+    certainty = 0.5
+    definition = (
+        "The standard deviation of a tensor (over its elements, or over the batch if larger) is "
+        "`growth` times what it was at first (median of five records), or 1 / `fall` of it, for "
+        "`patience` records. What is computed from targets is left out: losses fall."
+    )
+    source = "comgra's plan (unbounded growth of variance); TheDeepChecker's growth rates."
+    advice = (
+        "Normalise (LayerNorm, RMSNorm), add weight decay, or lower the learning rate; a tensor "
+        "that fades may be cut off by regularisation or by a gate that closed."
+    )
+    explained_by = ("nonfinite", "growing_weight", "large_update", "loss_diverges", "dead_units")
+    Parameters = DriftParameters
+    statistics = ("std",)
+    evidence = "times its first size"
+    needs = "outputs, {select: '**', capture: [output]}"
+
+    def __init__(self, parameters: Any = None) -> None:
+        super().__init__(parameters)
+        self._early = Early(5)
+
+    def wants(self, table: SlotTable) -> Mask:
+        """Returns outputs."""
+        return table.outputs
+
+    def measure(self, window: Window, at: Slots) -> tuple[Bools, NDArray[Any]]:
+        """Compares with what it was at first."""
+        spread = window.read("std", at).astype(np.float64)
+        if window.has("mean"):
+            spread = np.fmax(spread, window.read("mean", at, "std"))
+        spread = np.where(np.isfinite(spread) & (spread > 0), spread, np.nan)
+        growth = spread / self._early.look(at, spread)
+        parameters = self.parameters
+        hit = (growth > parameters.growth) | (growth < 1 / parameters.fall)
+        return hit, np.maximum(growth, 1 / growth)
+
+    def chosen(self, scene: Scene, fired: Slots) -> Slots:
+        """Leaves out losses, and answers, which may become as large as they like."""
+        free = beyond_targets(scene) | answers(scene)
+        return fired[~np.isin(fired, list(free))]
+
+    def sentence(self, scene: Scene, slot: int) -> str:
+        """Says how far it is off."""
+        return (
+            f"The spread of {scene.table.place(slot)} has left what it was at first by a factor of "
+            f"{self.streak.worst[slot]:.3g} (step {self.streak.worst_step[slot]})."
+        )
+
+
+def _embeds(module_class: str) -> bool:
+    return "Embedding" in module_class or "Norm" in module_class

@@ -1,0 +1,113 @@
+"""All rules by name, and those that a spec asks for."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from functools import cache
+from importlib import import_module
+from pkgutil import walk_packages
+from typing import TYPE_CHECKING, Any
+
+from pydantic import ValidationError
+
+from comgra_decl.errors import SpecError, did_you_mean
+from comgra_decl.rules.base import Rule
+from comgra_decl.rules.expression import ExpressionError
+from comgra_decl.spec.problems import explain
+
+if TYPE_CHECKING:
+    from comgra_decl.spec.rules import Rules
+
+FAMILIES = (
+    "precision",
+    "gradients",
+    "parameters",
+    "values",
+    "activations",
+    "attention",
+    "loss",
+    "data",
+    "structure",
+)
+"""Folders in which the rules lie, one file each; what is found is shown in this order."""
+
+
+@cache
+def known() -> Mapping[str, type[Rule]]:
+    """Returns the classes of all rules that come with comgra_decl, by name."""
+    found: dict[str, type[Rule]] = {}
+    for family in FAMILIES:
+        folder = import_module(f"{__package__}.{family}")
+        for entry in walk_packages(folder.__path__, f"{folder.__name__}."):
+            for thing in vars(import_module(entry.name)).values():
+                if _is_rule(thing) and thing.__module__ == entry.name:
+                    found[thing.name] = thing
+    return found
+
+
+def _is_rule(thing: object) -> bool:
+    return isinstance(thing, type) and issubclass(thing, Rule) and hasattr(thing, "name")
+
+
+def build(rules: Rules) -> list[Rule]:
+    """Returns the rules that a spec asks for, none of which has seen anything yet.
+
+    Args:
+        rules: "default" for all; "off" for none; a mapping changes single ones of all: to "off" or
+            to other parameters, and adds rules of the user's.
+
+    Raises:
+        SpecError: no such rule, no such parameter, or an expression that cannot be read.
+    """
+    if rules == "off":
+        return []
+    entries: Mapping[str, Any] = {} if isinstance(rules, str) else rules
+    problems: list[str] = []
+    built: list[Rule] = []
+    for name, kind in known().items():
+        entry = entries.get(name, {})
+        if entry != "off":
+            _append(built, problems, kind, name, entry)
+    for name, entry in entries.items():
+        if name not in known():
+            _append_own(built, problems, name, entry)
+    if problems:
+        raise SpecError(problems)
+    return built
+
+
+def check(rules: Rules) -> None:
+    """Raises SpecError if a spec asks for rules that do not exist or cannot be."""
+    build(rules)
+
+
+def _append(
+    built: list[Rule], problems: list[str], kind: type[Rule], name: str, entry: Mapping[str, Any]
+) -> None:
+    try:
+        built.append(kind(kind.Parameters.model_validate(dict(entry))))
+    except ValidationError as error:
+        lines = explain(error, kind.Parameters, dict(entry))
+        problems += [line.replace("comgra", f"comgra.rules.{name}", 1) for line in lines]
+    except ExpressionError as error:
+        problems.append(f"comgra.rules.{name}.when: {error}")
+
+
+def _append_own(built: list[Rule], problems: list[str], name: str, entry: Any) -> None:
+    """Adds a rule that the user has declared: an expression, or a class of theirs."""
+    from comgra_decl.rules.own import expression_rule, imported_rule
+
+    if isinstance(entry, Mapping) and "when" in entry:
+        _append(built, problems, expression_rule(name, entry), name, entry)
+    elif isinstance(entry, Mapping) and "_target_" in entry:
+        kind = imported_rule(name, str(entry["_target_"]))
+        if isinstance(kind, str):
+            problems.append(f"comgra.rules.{name}: {kind}")
+        else:
+            rest = {key: value for key, value in entry.items() if key != "_target_"}
+            _append(built, problems, kind, name, rest)
+    else:
+        problems.append(
+            f"comgra.rules.{name}: there is no such rule{did_you_mean(name, known())}; one of your "
+            "own has {when: '<expression>'} or {_target_: package.module.Class}"
+        )

@@ -1,0 +1,99 @@
+"""Follows a finding through the dependency graph to where it probably began."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+
+from comgra_decl.records import SlotKey, Structure
+from comgra_decl.rules.base import Scene
+from comgra_decl.rules.finding import Finding, Link, Place
+from comgra_decl.rules.table import is_gradient
+from comgra_decl.rules.unusual import Unusual
+
+MOST_LINKS = 12
+"""A longer chain is shown without its middle."""
+
+
+class Causes:
+    """Walks from a finding to the earliest tensor that is unusual.
+
+    Values come from what is upstream of them, gradients from what is downstream. A walk goes on
+    while the next tensor is unusual itself (a rule says so, or its size does) and was so no later
+    than the finding; it ends at the furthest such tensor.
+
+    Args:
+        scene: the run.
+        marks: for slots that rules found something about, the first step and the rule.
+        unusual: the sizes of all tensors.
+    """
+
+    def __init__(
+        self, scene: Scene, marks: Mapping[int, tuple[int, str]], unusual: Unusual
+    ) -> None:
+        self._scene, self._marks, self._unusual = scene, marks, unusual
+        graph = scene.structure
+        self._upstream, self._downstream = ({}, {}) if graph is None else _neighbours(graph)
+
+    def with_chain(self, finding: Finding) -> Finding:
+        """Returns the finding with its chain, the probable cause first, where there is one."""
+        place = finding.place
+        if place is None or finding.chain:
+            return finding
+        path = self._walk(SlotKey(*_key(place)), finding.last_step)
+        if len(path) < 2:
+            return finding
+        links = [self._link(key) for key in reversed(path)]
+        if len(links) > MOST_LINKS:
+            links = [*links[: MOST_LINKS // 2], *links[-MOST_LINKS // 2 :]]
+        return replace(finding, chain=tuple(links))
+
+    def _walk(self, start: SlotKey, until: int) -> list[SlotKey]:
+        """Returns the way to the furthest unusual tensor, breadth first; `start` comes first."""
+        next_to = self._downstream if is_gradient(start.pass_) else self._upstream
+        before: dict[SlotKey, SlotKey | None] = {start: None}
+        waiting, last = [start], start
+        for key in waiting:
+            last = key
+            for other in next_to.get(key._replace(pass_="forward"), ()):
+                there = other._replace(pass_=start.pass_)
+                if there not in before and self._began(there, until):
+                    before[there] = key
+                    waiting.append(there)
+        path: list[SlotKey] = []
+        step: SlotKey | None = last
+        while step is not None:
+            path.insert(0, step)
+            step = before[step]
+        return path
+
+    def _began(self, key: SlotKey, until: int) -> bool:
+        slot = self._scene.table.by_key.get(key)
+        if slot is None:
+            return False
+        mark = self._marks.get(slot) or self._unusual.of(slot)
+        return mark is not None and mark[0] <= until
+
+    def _link(self, key: SlotKey) -> Link:
+        slot = self._scene.table.by_key.get(key, -1)
+        rule = self._marks.get(slot)
+        size = self._unusual.of(slot)
+        step, what = rule or size or (-1, "here")
+        return Link(Place(key.node, key.role, key.iteration, key.pass_), step, what)
+
+
+def _key(place: Place) -> tuple[str, str, int, str]:
+    return place.node, place.role, place.iteration, place.pass_
+
+
+def _neighbours(
+    graph: Structure,
+) -> tuple[dict[SlotKey, list[SlotKey]], dict[SlotKey, list[SlotKey]]]:
+    upstream: dict[SlotKey, list[SlotKey]] = {}
+    downstream: dict[SlotKey, list[SlotKey]] = {}
+    for source, sink, _ in graph.edges:
+        a, b = graph.keys[source], graph.keys[sink]
+        if a != b:
+            upstream.setdefault(b, []).append(a)
+            downstream.setdefault(a, []).append(b)
+    return upstream, downstream

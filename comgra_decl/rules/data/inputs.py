@@ -1,0 +1,75 @@
+"""Inputs that nobody has normalised."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any
+
+import numpy as np
+from numpy.typing import NDArray
+from pydantic import Field
+
+from comgra_decl.rules.base import Patient, Scene, SlotRule
+from comgra_decl.rules.memory import Bools, Slots
+from comgra_decl.rules.table import Mask, SlotTable
+from comgra_decl.rules.window import Window
+from comgra_decl.spec.base import Int, Number
+
+
+class InputParameters(Patient):
+    """What can be said of `input_scale`."""
+
+    patience: Annotated[Int, Field(ge=1)] = 3
+    """For so many records in a row it must be so."""
+
+    largest: Annotated[Number, Field(gt=1)] = 30.0
+    """A mean magnitude above this is too large."""
+
+    smallest: Annotated[Number, Field(gt=0, lt=1)] = 1e-3
+    """A mean magnitude below this is too small."""
+
+    offset: Annotated[Number, Field(gt=1)] = 10.0
+    """A mean of so many standard deviations is too far from zero."""
+
+
+class InputScale(SlotRule):
+    """Inputs that nobody has normalised."""
+
+    name = "input_scale"
+    certainty = 0.6
+    definition = (
+        "A floating-point input has a mean magnitude above `largest` or below `smallest`, or a "
+        "mean of more than `offset` standard deviations, for `patience` records."
+    )
+    source = (
+        "SageMaker Debugger (|mean| > 0.2 of images); wider, since pixels in 0 .. 1 train well. "
+        "0 .. 255 does not pass."
+    )
+    advice = "Subtract the mean and divide by the standard deviation of the training data."
+    explained_by = ("nonfinite",)
+    Parameters = InputParameters
+    statistics = ("abs_mean", "mean", "std")
+    evidence = "mean magnitude"
+    needs = "inputs of the model, which are recorded where `nodes` selects its root"
+
+    def wants(self, table: SlotTable) -> Mask:
+        """Returns inputs of the model."""
+        return table.floating & table.where(
+            lambda i: i.kind == "input" and i.key.pass_ == "forward" and i.batch_dim is not None
+        )
+
+    def measure(self, window: Window, at: Slots) -> tuple[Bools, NDArray[Any]]:
+        """Looks at size and offset."""
+        size = window.read("abs_mean", at).astype(np.float64)
+        mean = np.abs(window.read("mean", at).astype(np.float64))
+        # of all elements: within samples, and between their means
+        spread = np.hypot(window.read("std", at), window.read("mean", at, "std"))
+        parameters = self.parameters
+        hit = (size > parameters.largest) | ((size < parameters.smallest) & (size > 0))
+        return hit | ((mean > parameters.offset * spread) & (spread > 0)), size
+
+    def sentence(self, scene: Scene, slot: int) -> str:
+        """Says how large they are."""
+        return (
+            f"{scene.table.place(slot)} is not normalised: its mean magnitude is "
+            f"{self.streak.worst[slot]:.3g}."
+        )

@@ -1,0 +1,219 @@
+"""Batches whose targets say that the data come in the wrong way."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any
+
+import numpy as np
+from numpy.typing import NDArray
+from pydantic import Field
+
+from comgra_decl.rules.base import Patient, Rule, Scene, SlotRule
+from comgra_decl.rules.finding import Finding
+from comgra_decl.rules.memory import Bools, Slots
+from comgra_decl.rules.table import Mask, SlotTable
+from comgra_decl.rules.window import Window
+from comgra_decl.spec.base import Int, Number
+
+_FEWEST = 8
+_NEEDS = "targets, which are recorded where the loss is seen to meet one"
+
+
+class SingleClass(SlotRule):
+    """Batches in which all targets are the same."""
+
+    name = "single_class"
+    severity = "error"
+    certainty = 0.8
+    definition = (
+        "All targets of a batch of at least 8 samples have the same value, for `patience` records "
+        "in a row."
+    )
+    source = "The debugging chapter's frozen ResNet: labels 0, 0, 0, 0, 0."
+    advice = "Shuffle the data, and look at how labels are made."
+    statistics = ("mean",)
+    lowest, evidence = True, "deviation between samples"
+    needs = _NEEDS
+
+    def wants(self, table: SlotTable) -> Mask:
+        """Returns targets with one number per sample."""
+        return _targets(table, one=True)
+
+    def measure(self, window: Window, at: Slots) -> tuple[Bools, NDArray[Any]]:
+        """Looks for no deviation between samples."""
+        deviation = window.read("mean", at, "std")
+        return deviation == 0, np.asarray(deviation)
+
+    def sentence(self, scene: Scene, slot: int) -> str:
+        """Says that they are the same."""
+        return f"All samples of a batch have the same target ({scene.table.place(slot)})."
+
+
+class OrderParameters(Patient):
+    """What can be said of `unshuffled`."""
+
+    patience: Annotated[Int, Field(ge=1)] = 1
+    """Not used: all records count."""
+
+    ratio: Annotated[Number, Field(gt=1)] = 6.0
+    """The variance of the batches' means is so many times what chance makes of it."""
+
+    least: Annotated[Int, Field(ge=5)] = 10
+    """So many records are needed."""
+
+
+class Unshuffled(Rule):
+    """Batches that differ from each other more than chance allows."""
+
+    name = "unshuffled"
+    certainty = 0.65
+    definition = (
+        "Over `least` records or more, the variance of the batches' mean targets is more than "
+        "`ratio` times the mean variance within a batch divided by the batch size, which is what "
+        "shuffled data make of it (the F statistic of an analysis of variance)."
+    )
+    source = "Own definition; the debugging chapter lists missing shuffling."
+    advice = "DataLoader(..., shuffle=True), or shuffle before the data are cut into batches."
+    explained_by = ("single_class",)
+    Parameters = OrderParameters
+
+    def __init__(self, parameters: Any = None) -> None:
+        super().__init__(parameters)
+        self._sums: dict[int, NDArray[np.float64]] = {}  # n, mean, mean^2, variance / size, first
+
+    def look(self, window: Window) -> None:
+        """Adds up means and variances of the batches."""
+        if not window.has("mean"):
+            return
+        for slot in np.flatnonzero(_targets(window.table)).tolist():
+            info = window.table.infos[slot]
+            at = np.array([slot])
+            mean = window.read("mean", at)[:, 0].astype(np.float64)
+            within = window.read("mean", at, "std")[:, 0].astype(np.float64) ** 2
+            size = info.shape[info.batch_dim or 0]
+            there = np.isfinite(mean) & np.isfinite(within)
+            if size < _FEWEST or not there.any():
+                continue
+            sums = self._sums.setdefault(slot, np.zeros(4))
+            for m, v in zip(mean[there], within[there], strict=True):
+                sums += (1, m, m * m, v / (size - 1))
+
+    def findings(self, scene: Scene) -> list[Finding]:
+        """Returns a finding for the first target that is out of order."""
+        for slot, (n, total, squares, chance) in self._sums.items():
+            if n < self.parameters.least or chance <= 0:
+                continue
+            between = (squares - total**2 / n) / (n - 1)
+            ratio = between / (chance / n)
+            if ratio > self.parameters.ratio:
+                place = scene.table.place(slot)
+                return [
+                    self.finding(
+                        scene,
+                        place=place,
+                        first_step=0,
+                        message=f"Batches are not shuffled: the means of {place} vary {ratio:.3g} "
+                        "times as much as chance would have it.",
+                        evidence={"ratio": float(ratio), "batches": int(n)},
+                    )
+                ]
+        return []
+
+    def missing(self, scene: Scene) -> str | None:
+        """Returns why it could not look."""
+        if not self._sums:
+            return f"no target of at least {_FEWEST} samples was recorded"
+        most = max(sums[0] for sums in self._sums.values())
+        least = self.parameters.least
+        return None if most >= least else f"it takes {least} records; there are {int(most)}"
+
+
+class ImbalanceParameters(Patient):
+    """What can be said of `class_imbalance`."""
+
+    ratio: Annotated[Number, Field(gt=1)] = 10.0
+    """The most frequent class is so many times as frequent as the rarest."""
+
+    least: Annotated[Int, Field(ge=10)] = 500
+    """So many targets are needed."""
+
+
+class ClassImbalance(Rule):
+    """Classes of very different frequency."""
+
+    name = "class_imbalance"
+    severity = "hint"
+    certainty = 0.5
+    definition = (
+        "Over all recorded targets (integers, one per sample, at least `least`), the most frequent "
+        "class is more than `ratio` times as frequent as the rarest one that occurs."
+    )
+    source = "SageMaker Debugger (10, after 500 labels)."
+    advice = "Weight the loss by class, or sample rare classes more often; do not trust accuracy."
+    explained_by = ("single_class",)
+    Parameters = ImbalanceParameters
+
+    def __init__(self, parameters: Any = None) -> None:
+        super().__init__(parameters)
+        self._counts: dict[int, dict[int, int]] = {}
+
+    def look(self, window: Window) -> None:
+        """Counts classes by the histograms of targets."""
+        table = window.table
+        wanted = _targets(table, one=True) & table.where(lambda i: "int" in i.dtype)
+        for slot in np.flatnonzero(wanted).tolist():
+            found = window.details.histograms(slot)
+            if found is not None:
+                self._count(self._counts.setdefault(slot, {}), *found)
+
+    def _count(self, known: dict[int, int], counts: NDArray[Any], ranges: NDArray[Any]) -> None:
+        for row, (low, high) in zip(counts, ranges, strict=True):
+            if not np.isfinite(low) or not row.any() or high - low > len(row):
+                continue  # more classes than bins
+            width = (high - low) / len(row)
+            bins = np.flatnonzero(row)
+            classes = np.rint(low + (bins + 0.5) * width).astype(int)
+            for number, count in zip(classes.tolist(), row[bins].tolist(), strict=True):
+                known[number] = known.get(number, 0) + int(count)
+
+    def findings(self, scene: Scene) -> list[Finding]:
+        """Returns a finding for the first target that is out of balance."""
+        for slot, known in self._counts.items():
+            if sum(known.values()) < self.parameters.least or len(known) < 2:
+                continue
+            most, rarest = max(known, key=lambda c: known[c]), min(known, key=lambda c: known[c])
+            ratio = known[most] / known[rarest]
+            if ratio > self.parameters.ratio:
+                return [
+                    self.finding(
+                        scene,
+                        place=scene.table.place(slot),
+                        first_step=0,
+                        message=f"Class {most} is {ratio:.3g} times as frequent as class {rarest} "
+                        f"({known[most]} and {known[rarest]} of {sum(known.values())} targets).",
+                        evidence={"ratio": ratio, "targets": sum(known.values())},
+                    )
+                ]
+        return []
+
+    def missing(self, scene: Scene) -> str | None:
+        """Returns why it could not look."""
+        if not scene.has_histograms:
+            return "no histograms are recorded; set `histogram: {bins: 64}`"
+        if not self._counts:
+            return "no target of whole numbers, one per sample, was recorded"
+        most = max(sum(known.values()) for known in self._counts.values())
+        least = self.parameters.least
+        return None if most >= least else f"it takes {least} targets; there are {most}"
+
+
+def _targets(table: SlotTable, *, one: bool = False) -> Mask:
+    return table.where(
+        lambda i: (
+            i.kind == "target"
+            and i.key.pass_ == "forward"
+            and i.batch_dim is not None
+            and i.shape[i.batch_dim] >= _FEWEST
+            and (not one or len(i.shape) == 1)
+        )
+    )

@@ -1,0 +1,96 @@
+"""Looks at a stored run as the rules looked at it while it was recorded."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import numpy as np
+import pandas as pd
+
+from comgra_decl.rules.catalogue import build
+from comgra_decl.rules.engine import Engine, Unchecked
+from comgra_decl.rules.finding import Finding
+from comgra_decl.rules.window import Numbers, Window
+from comgra_decl.spec.stats import DERIVED
+
+if TYPE_CHECKING:
+    from comgra_decl.query import Run
+    from comgra_decl.query.chunks import Chunk
+    from comgra_decl.spec.rules import Rules
+
+
+@dataclass(frozen=True)
+class Diagnosis:
+    """What was found in a run.
+
+    Attributes:
+        findings: best first.
+        unchecked: rules that could not look, and why.
+        checked: names of all others.
+        records: how many records of the training were looked at.
+    """
+
+    findings: list[Finding]
+    unchecked: list[Unchecked]
+    checked: list[str]
+    records: int
+
+
+def diagnose(run: Run, rules: Rules | None = None) -> Diagnosis:
+    """Returns what the rules find in a stored run.
+
+    Args:
+        run: as of its last `refresh`.
+        rules: which rules, as in the spec; None for those of the run's own spec, or the default
+            where that has none.
+
+    Raises:
+        SpecError: `rules` names what does not exist.
+    """
+    engine = examined(run, rules)
+    unchecked = engine.unchecked()
+    could_not = {entry.rule for entry in unchecked}
+    checked = [name for name in engine.names if name not in could_not]
+    return Diagnosis(engine.findings(), unchecked, checked, engine.scene.records)
+
+
+def examined(run: Run, rules: Rules | None = None) -> Engine:
+    """Returns an engine that has seen all of a stored run."""
+    statistics = tuple(name for name in run.statistics if name not in DERIVED)
+    if rules is None:
+        rules = run.spec.rules if run.spec.rules != "off" else "default"
+    engine = Engine(build(rules), statistics)
+    engine.add_document("modules", run.modules)
+    engine.add_document("report", run.report)
+    known: set[str] = set()
+    for chunk in run.chunks():
+        engine.add_slots(chunk.slots[len(engine.scene.table) :])
+        for digest in {digest for digest in chunk.structures if digest} - known:
+            known.add(digest)
+            engine.add_structure(chunk.structure(digest))
+        engine.look(_window(chunk, engine))
+    for numbers in _numbers(run.kpis()):
+        engine.hear(numbers)
+    return engine
+
+
+def _window(chunk: Chunk, engine: Engine) -> Window:
+    return Window(
+        table=engine.scene.table,
+        statistics=engine.scene.statistics,
+        first=int(chunk.records[0]),
+        steps=chunk.steps,
+        types=chunk.types,
+        train=chunk.train,
+        aggregates=chunk.aggregates,
+        details=chunk,
+        structures=chunk.structures,
+    )
+
+
+def _numbers(table: pd.DataFrame) -> Iterator[Numbers]:
+    for (name, type_), part in table.groupby(["name", "type"], sort=False):
+        steps = part["step"].to_numpy(np.int64)
+        yield Numbers(str(name), str(type_), steps, part["value"].to_numpy(np.float64))

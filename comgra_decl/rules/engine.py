@@ -1,0 +1,175 @@
+"""Shows a run to all rules and gathers what they find."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from itertools import pairwise
+from typing import Any
+
+import numpy as np
+
+from comgra_decl.records import SlotInfo, Structure
+from comgra_decl.rules.base import Rule, Scene
+from comgra_decl.rules.cause import Causes
+from comgra_decl.rules.finding import Finding, best_first
+from comgra_decl.rules.unusual import Unusual
+from comgra_decl.rules.window import Numbers, Window
+
+_log = logging.getLogger("comgra_decl")
+_MOST_STRUCTURES = 64
+
+
+@dataclass(frozen=True, slots=True)
+class Unchecked:
+    """A rule that could not look, and why."""
+
+    rule: str
+    reason: str
+
+
+class Engine:
+    """Rules, and what they see of one run, in the order in which it was recorded.
+
+    Records and numbers may be interleaved in any way and cut into windows in any way: what is found
+    does not depend on that. A rule that raises is switched off and reported; all others go on.
+
+    Args:
+        rules: each with a state of its own, as `catalogue.build` makes them.
+        statistics: names of the recorded statistics.
+    """
+
+    def __init__(self, rules: Sequence[Rule], statistics: tuple[str, ...]) -> None:
+        self.scene = Scene(statistics=statistics)
+        self._rules = list(rules)
+        self._failed: dict[str, str] = {}
+        self._unusual = Unusual()
+        self._structures: dict[str, Structure] = {}
+        for rule in self._rules:
+            rule.scene = self.scene
+
+    @property
+    def names(self) -> list[str]:
+        """Names of the rules."""
+        return [rule.name for rule in self._rules]
+
+    # -- what there is to see
+
+    def add_slots(self, new: Sequence[SlotInfo]) -> None:
+        """Learns of new slots."""
+        if new:
+            self.scene.table = self.scene.table.extended(new)
+
+    def add_structure(self, structure: Structure) -> None:
+        """Learns of a dependency graph, before the first record that has it."""
+        self._structures[structure.hash] = structure
+
+    def add_document(self, name: str, content: Any) -> None:
+        """Learns of the newest document of a name."""
+        self.scene.documents[name] = content
+
+    def look(self, window: Window) -> None:
+        """Takes the next records; those of a graph that is new begin a window of their own."""
+        edges = [0, *self._news(window), len(window)]
+        for start, stop in pairwise(edges):
+            if start < stop:
+                rows = np.arange(start, stop)
+                self._use_structures(window.structures[start:stop])
+                self._look(window.only(rows, window.first + start))
+
+    def _news(self, window: Window) -> list[int]:
+        known = set(self.scene.structures)
+        news = []
+        for row, digest in enumerate(window.structures):
+            if digest is not None and digest not in known:
+                known.add(digest)
+                news.append(row)
+        return news
+
+    def _use_structures(self, digests: Sequence[str | None]) -> None:
+        seen = self.scene.structures
+        for digest in digests:
+            if digest in self._structures:
+                self.scene.structure = self._structures[digest]
+                if digest in seen or len(seen) < _MOST_STRUCTURES:
+                    seen[digest] = self._structures[digest]
+
+    def _look(self, window: Window) -> None:
+        train = np.flatnonzero(window.train)
+        evaluation = np.flatnonzero(~window.train)
+        self.scene.last_step = max(self.scene.last_step, int(window.steps.max()))
+        self.scene.has_histograms = self.scene.has_histograms or _has_histograms(window)
+        if len(train):
+            part = window.only(train, self.scene.records)
+            self.scene.records += len(train)
+            self._each("look", part)
+            self._unusual.look(part)
+        if len(evaluation):
+            part = window.only(evaluation, self.scene.evaluations)
+            self.scene.evaluations += len(evaluation)
+            self._each("look_at_evaluation", part)
+
+    def hear(self, numbers: Numbers) -> None:
+        """Takes the next numbers of one name and type of execution."""
+        if len(numbers.steps):
+            self.scene.last_step = max(self.scene.last_step, int(numbers.steps.max()))
+            self._each("hear", numbers)
+
+    def _each(self, method: str, seen: Window | Numbers) -> None:
+        for rule in self._rules:
+            if rule.name in self._failed:
+                continue
+            try:
+                getattr(rule, method)(seen)
+            except Exception as error:  # noqa: BLE001  (one rule must not end the others)
+                self._give_up(rule, error)
+
+    def _give_up(self, rule: Rule, error: Exception) -> None:
+        self._failed[rule.name] = f"it failed: {type(error).__name__}: {error}"
+        _log.warning("comgra.rules.%s failed and is not asked again", rule.name, exc_info=error)
+
+    # -- what is found
+
+    def findings(self) -> list[Finding]:
+        """Returns all findings until now, best first."""
+        found: list[Finding] = []
+        marks: dict[int, tuple[int, str]] = {}
+        for rule in self._rules:
+            if rule.name in self._failed:
+                continue
+            try:
+                found += rule.findings(self.scene)
+                for slot, step in rule.marks().items():
+                    marks.setdefault(slot, (step, rule.name))
+            except Exception as error:  # noqa: BLE001
+                self._give_up(rule, error)
+        causes = Causes(self.scene, marks, self._unusual)
+        return best_first(_explained([causes.with_chain(f) for f in found], self._rules))
+
+    def unchecked(self) -> list[Unchecked]:
+        """Returns the rules that could not look, with the reason, by name."""
+        reasons = dict(self._failed)
+        for rule in self._rules:
+            if rule.name not in reasons:
+                reason = rule.missing(self.scene)
+                if reason is not None:
+                    reasons[rule.name] = reason
+        return [Unchecked(name, reasons[name]) for name in sorted(reasons)]
+
+
+def _has_histograms(window: Window) -> bool:
+    return len(window.table) > 0 and window.details.histograms(0) is not None
+
+
+def _explained(findings: list[Finding], rules: Sequence[Rule]) -> list[Finding]:
+    """Says of findings which earlier one explains them."""
+    explained_by = {rule.name: rule.explained_by for rule in rules}
+    result = []
+    for finding in findings:
+        for other in findings:
+            if other.rule in explained_by[finding.rule] and other.first_step <= finding.last_step:
+                finding = replace(finding, because=other.rule)
+                break
+        result.append(finding)
+    return result

@@ -1,0 +1,215 @@
+"""Rules as expressions over statistics: `std < 0.01 * early(std) and step > 100`.
+
+Such an expression is parsed, never run as Python: only what is listed here has a meaning. It is
+worked out for all records and slots of a window at once.
+
+| in an expression | is |
+|---|---|
+| `mean`, `std`, `l2`, ... | a recorded statistic, its mean over the batch |
+| `mean.std`, `mean.abs_max` | the same, otherwise aggregated over the batch |
+| `value` | in rules about a KPI: the number |
+| `step`, `elements` | the step; elements per sample of the tensor |
+| `early(x)` | the median of the first ten values of x; unknown until then |
+| `previous(x)` | x when the tensor was last recorded |
+| `largest(x)`, `smallest(x)` | the extreme of all x until now |
+| `abs`, `sqrt`, `log10`, `exp`, `isnan`, `min`, `max` | as in mathematics |
+| `+ - * / **`, `< <= > >= == !=`, `and or not`, numbers | as in Python |
+
+Where something is unknown, comparisons are false.
+"""
+
+from __future__ import annotations
+
+import ast
+import operator
+from collections.abc import Callable, Mapping
+from typing import Any, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from comgra_decl.errors import did_you_mean
+from comgra_decl.records import AGGREGATES
+from comgra_decl.rules.memory import Early, Largest, Previous, Slots
+
+Read = Callable[[str, str], NDArray[Any]]
+"""Gives a quantity, by name and way of aggregating, as [k, slots]."""
+
+Term = Callable[[Read, Slots], NDArray[Any]]
+
+_DEEPEST, _LONGEST = 40, 1000
+_EARLY = 10
+
+
+class ExpressionError(ValueError):
+    """An expression has no meaning; says where and what would."""
+
+
+class Expression(NamedTuple):
+    """An expression that can be worked out, and the names of the quantities it needs."""
+
+    term: Term
+    names: tuple[str, ...]
+
+
+_BINARY: Mapping[type[ast.operator], Callable[..., Any]] = {
+    ast.Add: operator.add,
+    ast.Sub: operator.sub,
+    ast.Mult: operator.mul,
+    ast.Div: np.divide,
+    ast.Pow: np.float_power,
+}
+_COMPARED: Mapping[type[ast.cmpop], Callable[..., Any]] = {
+    ast.Lt: operator.lt,
+    ast.LtE: operator.le,
+    ast.Gt: operator.gt,
+    ast.GtE: operator.ge,
+    ast.Eq: operator.eq,
+    ast.NotEq: operator.ne,
+}
+_FUNCTIONS: Mapping[str, Callable[..., Any]] = {
+    "abs": np.abs,
+    "sqrt": np.sqrt,
+    "log10": np.log10,
+    "exp": np.exp,
+    "isnan": np.isnan,
+}
+_PAIRS: Mapping[str, Callable[..., Any]] = {"min": np.minimum, "max": np.maximum}
+_MEMORIES: Mapping[str, Callable[[], Any]] = {
+    "early": lambda: Early(_EARLY),
+    "previous": Previous,
+    "largest": Largest,
+    "smallest": lambda: Largest(smallest=True),
+}
+
+
+def parse(text: str) -> Expression:
+    """Returns what an expression means, with a memory of its own.
+
+    Raises:
+        ExpressionError: it means nothing.
+    """
+    if len(text) > _LONGEST:
+        raise ExpressionError(f"an expression has at most {_LONGEST} characters")
+    try:
+        tree = ast.parse(text.strip(), mode="eval")
+    except (SyntaxError, ValueError, RecursionError, MemoryError) as error:
+        reason = getattr(error, "msg", None) or "it is too deep"
+        raise ExpressionError(f"{text!r} is no expression: {reason}") from None
+    reader = _Reader(text)
+    return Expression(reader.read(tree.body, 0), tuple(dict.fromkeys(reader.names)))
+
+
+class _Reader:
+    """Makes a term of each part of an expression."""
+
+    def __init__(self, text: str) -> None:
+        self._text = text
+        self.names: list[str] = []
+
+    def read(self, node: ast.expr, depth: int) -> Term:
+        """Returns what a part means."""
+        if depth > _DEEPEST:
+            raise ExpressionError(f"{self._text!r} is nested too deep")
+        below = depth + 1
+        if isinstance(node, ast.Constant) and type(node.value) in (int, float):
+            number = np.float64(node.value)
+            return lambda _read, _at: np.asarray(number)
+        if isinstance(node, (ast.Name, ast.Attribute)):
+            return self._quantity(node)
+        if isinstance(node, ast.BinOp) and type(node.op) in _BINARY:
+            a, b = self.read(node.left, below), self.read(node.right, below)
+            return _joined(_BINARY[type(node.op)], a, b)
+        if isinstance(node, ast.UnaryOp):
+            return self._signed(node, below)
+        if isinstance(node, ast.BoolOp):
+            how = np.logical_and if isinstance(node.op, ast.And) else np.logical_or
+            return self._chained([self.read(part, below) for part in node.values], how)
+        if isinstance(node, ast.Compare):
+            return self._compared(node, below)
+        if isinstance(node, ast.Call):
+            return self._call(node, below)
+        raise ExpressionError(
+            f"{ast.unparse(node)!r} has no meaning in a rule; there are statistics, numbers, "
+            f"comparisons, and/or/not and {', '.join(_known_functions())}"
+        )
+
+    def _quantity(self, node: ast.Name | ast.Attribute) -> Term:
+        over = "mean"
+        if isinstance(node, ast.Attribute):
+            if not isinstance(node.value, ast.Name) or node.attr not in AGGREGATES:
+                raise ExpressionError(
+                    f"{ast.unparse(node)!r} has no meaning; behind a statistic stands how it is "
+                    f"aggregated over the batch: {', '.join(AGGREGATES)}"
+                )
+            over, node = node.attr, node.value
+        name = node.id
+        self.names.append(name)
+        return lambda read, _at: read(name, over)
+
+    def _signed(self, node: ast.UnaryOp, depth: int) -> Term:
+        term = self.read(node.operand, depth)
+        if isinstance(node.op, ast.Not):
+            return lambda read, at: np.logical_not(_true(term(read, at)))
+        if isinstance(node.op, ast.USub):
+            return lambda read, at: -term(read, at)
+        raise ExpressionError(f"{ast.unparse(node)!r} has no meaning in a rule")
+
+    def _compared(self, node: ast.Compare, depth: int) -> Term:
+        terms = [self.read(part, depth) for part in (node.left, *node.comparators)]
+        parts = []
+        for a, b, how in zip(terms[:-1], terms[1:], node.ops, strict=True):
+            if type(how) not in _COMPARED:
+                raise ExpressionError(f"{ast.unparse(node)!r} compares in a way that is not known")
+            parts.append(_joined(_COMPARED[type(how)], a, b))
+        return self._chained(parts, np.logical_and)
+
+    def _chained(self, terms: list[Term], how: Callable[..., Any]) -> Term:
+        def chained(read: Read, at: Slots) -> NDArray[Any]:
+            result = _true(terms[0](read, at))
+            for term in terms[1:]:
+                result = how(result, _true(term(read, at)))
+            return result
+
+        return chained if len(terms) > 1 else terms[0]
+
+    def _call(self, node: ast.Call, depth: int) -> Term:
+        name = node.func.id if isinstance(node.func, ast.Name) else ast.unparse(node.func)
+        if name not in _known_functions():
+            near = did_you_mean(name, _known_functions())
+            raise ExpressionError(
+                f"{name!r} is no function of a rule; there is {', '.join(_known_functions())}{near}"
+            )
+        wanted = 2 if name in _PAIRS else 1
+        if len(node.args) != wanted or node.keywords:
+            raise ExpressionError(f"{name} takes {wanted} argument{'s' * (wanted - 1)}")
+        terms = [self.read(argument, depth) for argument in node.args]
+        if name in _PAIRS:
+            return _joined(_PAIRS[name], *terms)
+        if name in _FUNCTIONS:
+            function, term = _FUNCTIONS[name], terms[0]
+            return lambda read, at: function(term(read, at))
+        return _remembered(_MEMORIES[name](), terms[0])
+
+
+def _known_functions() -> list[str]:
+    return [*_FUNCTIONS, *_PAIRS, *_MEMORIES]
+
+
+def _joined(how: Callable[..., Any], a: Term, b: Term) -> Term:
+    return lambda read, at: np.asarray(how(a(read, at), b(read, at)))
+
+
+def _remembered(memory: Any, term: Term) -> Term:
+    def remembered(read: Read, at: Slots) -> NDArray[Any]:
+        values = np.asarray(term(read, at), np.float64)
+        return np.asarray(memory.look(at, np.broadcast_to(values, read("step", "mean").shape)))
+
+    return remembered
+
+
+def _true(values: NDArray[Any]) -> NDArray[np.bool_]:
+    """What is unknown is not true."""
+    if values.dtype == np.bool_:
+        return values
+    return ~np.isnan(values) & (values != 0)

@@ -1,0 +1,123 @@
+"""What a rule reports."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field, replace
+from typing import Any, Literal
+
+Severity = Literal["error", "warning", "hint"]
+"""error: the training cannot work like this; warning: it suffers; hint: look at it."""
+
+SEVERITIES: tuple[Severity, ...] = ("error", "warning", "hint")
+"""Worst first."""
+
+MOST_OTHERS = 20
+"""So many further tensors of a finding are named; `also` counts all of them."""
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """A slot as people name it: where a finding, or a link of its chain, is."""
+
+    node: str
+    role: str = "output"
+    iteration: int = 0
+    pass_: str = "forward"
+
+    def __str__(self) -> str:
+        text = self.node if self.role == "output" else f"{self.node} {self.role}"
+        if self.iteration:
+            text += f", iteration {self.iteration}"
+        return text if self.pass_ == "forward" else f"{text} ({self.pass_})"
+
+
+@dataclass(frozen=True, slots=True)
+class Link:
+    """One tensor of a chain of causes: where, since when, and what is unusual about it."""
+
+    place: Place
+    first_step: int
+    what: str
+
+
+@dataclass(frozen=True, kw_only=True)
+class Finding:
+    """One thing that is wrong, however many tensors show it.
+
+    Attributes:
+        rule: name of the rule.
+        severity: see `Severity`.
+        place: the first tensor that shows it; None where it is about the run as a whole.
+        first_step: the first step at which it was so.
+        last_step: the last one; that of the newest record if it goes on.
+        message: one sentence, with the numbers that it rests on.
+        advice: what to do about it.
+        certainty: from 0 to 1; orders findings of the same severity.
+        evidence: the numbers, by name.
+        also: how many further tensors show the same.
+        others: the first of these.
+        chain: from the probable cause to `place`.
+        because: the rule whose finding probably explains this one; such findings come last.
+        sample: number of the recorded sample that shows it first, where that is known.
+    """
+
+    rule: str
+    severity: Severity
+    first_step: int
+    last_step: int
+    message: str
+    advice: str
+    certainty: float = 0.5
+    place: Place | None = None
+    evidence: Mapping[str, float | int | str] = field(default_factory=dict)
+    also: int = 0
+    others: tuple[Place, ...] = ()
+    chain: tuple[Link, ...] = ()
+    because: str | None = None
+    sample: int | None = None
+
+    def to_json(self) -> dict[str, Any]:
+        """Returns it as JSON can hold it; numbers that are not finite as text."""
+        content = asdict(self)
+        content["evidence"] = {name: _plain(value) for name, value in self.evidence.items()}
+        return content
+
+    @classmethod
+    def from_json(cls, content: Mapping[str, Any]) -> Finding:
+        """Returns what `to_json` was made of; names it does not know are left out."""
+        known = {name: content[name] for name in cls.__dataclass_fields__ if name in content}
+        place, chain = known.get("place"), known.get("chain", ())
+        known["place"] = None if place is None else Place(**place)
+        known["others"] = tuple(Place(**other) for other in known.get("others", ()))
+        known["chain"] = tuple(Link(**{**link, "place": Place(**link["place"])}) for link in chain)
+        return cls(**known)
+
+    def explained_by(self, rule: str) -> Finding:
+        """Returns the same, known to be a consequence of what another rule found."""
+        return replace(self, because=rule)
+
+
+def best_first(findings: list[Finding]) -> list[Finding]:
+    """Orders findings: consequences last; then by severity, certainty and first step."""
+    return sorted(
+        findings,
+        key=lambda f: (
+            f.because is not None,
+            SEVERITIES.index(f.severity),
+            -f.certainty,
+            f.first_step,
+            f.rule,
+        ),
+    )
+
+
+def at_least(severity: Severity, limit: str | None) -> bool:
+    """Whether a severity is `limit` or worse; nothing is where the limit is None or "never"."""
+    return limit in SEVERITIES and SEVERITIES.index(severity) <= SEVERITIES.index(limit)
+
+
+def _plain(value: float | str) -> float | int | str:
+    if isinstance(value, str) or value - value == 0:
+        return value
+    return str(value)

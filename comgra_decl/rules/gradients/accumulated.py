@@ -1,0 +1,95 @@
+"""Gradients that are added up over steps because nobody clears them."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any
+
+import numpy as np
+from numpy.typing import NDArray
+from pydantic import Field
+
+from comgra_decl.rules.base import Patient, Scene, SlotRule
+from comgra_decl.rules.gradients.sizes import weight_gradients
+from comgra_decl.rules.memory import Bools, Early, Previous, Slots
+from comgra_decl.rules.table import Mask, SlotTable
+from comgra_decl.rules.window import Window
+from comgra_decl.spec.base import Number
+
+
+class AccumulatedParameters(Patient):
+    """What can be said of `accumulated_gradient`."""
+
+    growth: Annotated[Number, Field(gt=1)] = 3.0
+    """Gradients of weights grow by so much, against those of the outputs they make."""
+
+    change: Annotated[Number, Field(gt=0, lt=1)] = 0.4
+    """From one step to the next, a mean changes by less than this share of itself."""
+
+    share: Annotated[Number, Field(gt=0, le=1)] = 0.7
+    """In so many of the weights it must be so at once."""
+
+
+class AccumulatedGradient(SlotRule):
+    """Gradients that are added up over steps because nobody clears them."""
+
+    name = "accumulated_gradient"
+    severity = "error"
+    certainty = 0.75
+    definition = (
+        "Against the gradient of the layer's own output (l2), that of its weight has grown to "
+        "`growth` times what it was in the first three records, and its mean changes from one "
+        "step to the next by less than `change` of itself; in at least `share` of all weights, for "
+        "`patience` records in a row. A sum over all steps behaves like this, the gradient of one "
+        "batch does not: it is proportional to the output's gradient, and its mean is mostly noise."
+    )
+    source = "Own derivation; a missing `zero_grad()` is in TheDeepChecker's list of bugs."
+    advice = "Call `optimizer.zero_grad()` once per optimizer step, before the backward."
+    Parameters = AccumulatedParameters
+    statistics = ("l2", "mean")
+    evidence = "growth against the output's gradient"
+    needs = (
+        "gradients of outputs and of parameters, {select: '**', capture: [output_grad, "
+        "parameter_grad]}"
+    )
+
+    def __init__(self, parameters: Any = None) -> None:
+        super().__init__(parameters)
+        self._early, self._previous, self._step = Early(3), Previous(), Previous()
+
+    def wants(self, table: SlotTable) -> Mask:
+        """Returns the gradients of weights whose layers' outputs have gradients, too."""
+        wanted = weight_gradients(table)
+        partner = _output_gradients(table)
+        return wanted & table.where(lambda info: info.key.node in partner)
+
+    def measure(self, window: Window, at: Slots) -> tuple[Bools, NDArray[Any]]:
+        """Follows the ratio of both gradients."""
+        partner = _output_gradients(window.table)
+        others = np.array([partner[window.table.infos[i].key.node] for i in at.tolist()], np.int64)
+        ratio = window.read("l2", at) / window.read("l2", others)
+        ratio = np.where(np.isfinite(ratio) & (ratio > 0), ratio, np.nan).astype(np.float64)
+        growth = ratio / self._early.look(at, ratio)
+        mean = window.read("mean", at).astype(np.float64)
+        steps = np.broadcast_to(window.steps[:, None], mean.shape).astype(np.float64)
+        steps = np.where(np.isnan(mean), np.nan, steps)
+        next_to = steps - self._step.look(at, steps) == 1
+        smooth = np.abs(mean - self._previous.look(at, mean)) < self.parameters.change * abs(mean)
+        so = (growth > self.parameters.growth) & smooth & next_to
+        many = so.mean(1, keepdims=True) >= self.parameters.share
+        return so & many, growth
+
+    def sentence(self, scene: Scene, slot: int) -> str:
+        """Says how far they have grown."""
+        return (
+            "Gradients of earlier steps are not cleared: those of the weights are the sums of "
+            f"many steps, {self.streak.worst[slot]:.3g} times larger than at first, "
+            f"{scene.table.place(slot)} for one, while those of the outputs are not."
+        )
+
+
+def _output_gradients(table: SlotTable) -> dict[str, int]:
+    return {
+        info.key.node: info.id
+        for info in table.infos
+        if info.kind == "computed" and info.key.pass_ == "grad" and info.key.iteration == 0
+    }

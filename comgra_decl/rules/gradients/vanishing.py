@@ -1,0 +1,72 @@
+"""Gradients that die on their way to the first layers."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any
+
+import numpy as np
+from numpy.typing import NDArray
+from pydantic import Field
+
+from comgra_decl.rules.base import Patient, Scene, SlotRule
+from comgra_decl.rules.gradients.sizes import gradients, largest_of_node
+from comgra_decl.rules.memory import Bools, Slots
+from comgra_decl.rules.table import Mask, SlotTable
+from comgra_decl.rules.window import Window
+from comgra_decl.spec.base import Number
+
+
+class VanishingParameters(Patient):
+    """What can be said of `vanishing_gradient`."""
+
+    ratio: Annotated[Number, Field(gt=0, lt=1)] = 1e-3
+    """A gradient is too small below this share of the upper quartile of all gradients."""
+
+
+class VanishingGradient(SlotRule):
+    """Gradients that die on their way to the first layers."""
+
+    name = "vanishing_gradient"
+    certainty = 0.7
+    definition = (
+        "The l2 norm of the gradient of a module's output (of a weight, where outputs' gradients "
+        "are not recorded) is below `ratio` times the upper quartile of all such gradients of the "
+        "step, in every iteration of the module, for `patience` records, though not exactly zero. "
+        "At least four are compared."
+    )
+    source = (
+        "AutoTrainer (norm of the first layer below 1e-3 of that of the last one); relative to the "
+        "other layers, so that neither the loss's scale nor the width matters."
+    )
+    advice = (
+        "Use normalisation, residual connections or another activation function (ReLU, GELU) "
+        "between this layer and the loss, or initialise by He or Glorot."
+    )
+    explained_by = ("nonfinite", "saturated", "dead_units", "poor_initialisation")
+    Parameters = VanishingParameters
+    statistics = ("l2",)
+    lowest, backwards, evidence = True, True, "share of the upper quartile"
+    needs = "gradients, such as {select: '**', capture: [output_grad]}"
+
+    def wants(self, table: SlotTable) -> Mask:
+        """Returns the gradients of outputs, or else of weights."""
+        return gradients(table)
+
+    def measure(self, window: Window, at: Slots) -> tuple[Bools, NDArray[Any]]:
+        """Compares each gradient with the upper quartile of its step."""
+        size = window.read("l2", at).astype(np.float64)
+        known = np.where(np.isfinite(size) & (size > 0), size, np.nan)
+        enough = (~np.isnan(known)).sum(1) >= 4
+        share = np.full(size.shape, np.nan)
+        if enough.any():
+            quartile = np.nanpercentile(known[enough], 75, axis=1, keepdims=True)
+            share[enough] = largest_of_node(window.table, at, known[enough]) / quartile
+        return share < self.parameters.ratio, share
+
+    def sentence(self, scene: Scene, slot: int) -> str:
+        """Says how small it is."""
+        share = self.streak.worst[slot]
+        return (
+            f"The gradient dies on its way back: at {scene.table.place(slot)} it is {share:.1e} "
+            "times that of the upper quartile of layers."
+        )

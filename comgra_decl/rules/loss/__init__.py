@@ -1,0 +1,1 @@
+"""Rules about the loss and other numbers of each step."""

@@ -1,0 +1,125 @@
+"""A number over a whole training, in a fixed number of blocks; and rules about one number."""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+
+import numpy as np
+from numpy.typing import NDArray
+
+from comgra_decl.rules.base import Parameters, Rule, Scene
+from comgra_decl.rules.finding import Finding
+from comgra_decl.rules.window import Numbers
+
+BLOCKS = 128
+"""Blocks are joined in pairs when there would be more."""
+
+
+class Curve:
+    """Means, deviations and extremes of blocks of equally many values, however many come.
+
+    What it holds depends on the values alone, not on how many come at once.
+    """
+
+    def __init__(self) -> None:
+        self.size = 1
+        """Values in a block."""
+        self.count = 0
+        """Finite values until now."""
+        self.first = float("nan")
+        """The first value."""
+        self.steps: list[int] = []
+        """The step at which each whole block begins."""
+        self._sums: list[tuple[float, float, float, float]] = []  # sum, sum of squares, min, max
+        self._open: list[tuple[int, float]] = []
+
+    def add(self, steps: NDArray[np.int64], values: NDArray[np.float64]) -> None:
+        """Takes the next values; those that are not finite are left out."""
+        finite = np.isfinite(values)
+        if not self.count and finite.any():
+            self.first = float(values[finite][0])
+        self.count += int(finite.sum())
+        self._open += zip(steps[finite].tolist(), values[finite].tolist(), strict=True)
+        while len(self._open) >= self.size:
+            self._close()
+
+    def _close(self) -> None:
+        part, self._open = self._open[: self.size], self._open[self.size :]
+        values = np.array([value for _, value in part])
+        self.steps.append(part[0][0])
+        sums = values.sum(), (values**2).sum(), values.min(), values.max()
+        self._sums.append((float(sums[0]), float(sums[1]), float(sums[2]), float(sums[3])))
+        if len(self._sums) == 2 * BLOCKS:
+            self._sums = [_joined(a, b) for a, b in zip(*[iter(self._sums)] * 2, strict=True)]
+            self.steps = self.steps[::2]
+            self.size *= 2
+
+    @property
+    def table(self) -> NDArray[np.float64]:
+        """Sum, sum of squares, smallest and largest value of each whole block, [blocks, 4]."""
+        return np.array(self._sums).reshape(-1, 4)
+
+    @property
+    def means(self) -> NDArray[np.float64]:
+        """Mean of each whole block."""
+        return self.table[:, 0] / self.size
+
+    def mean(self, start: float, stop: float) -> tuple[float, float]:
+        """Returns mean and standard error from one share of the curve to another, by blocks."""
+        blocks = len(self._sums)
+        first, last = int(start * blocks), max(int(start * blocks) + 1, int(stop * blocks))
+        part = self.table[first:last]
+        if not len(part):
+            return float("nan"), float("nan")
+        number = len(part) * self.size
+        mean = part[:, 0].sum() / number
+        variance = max(0.0, part[:, 1].sum() / number - mean**2)
+        return float(mean), float(np.sqrt(variance / number))
+
+
+def _joined(
+    a: tuple[float, float, float, float], b: tuple[float, float, float, float]
+) -> tuple[float, float, float, float]:
+    return a[0] + b[0], a[1] + b[1], min(a[2], b[2]), max(a[3], b[3])
+
+
+class LossRule(Rule):
+    """A rule about the loss of the training, `loss` of its most frequent type of execution."""
+
+    def __init__(self, parameters: Parameters | None = None) -> None:
+        super().__init__(parameters)
+        self._heard: dict[str, int] = {}
+
+    def hear(self, numbers: Numbers) -> None:
+        """Takes the next losses."""
+        if numbers.name == "loss":
+            self._heard[numbers.type] = self._heard.get(numbers.type, 0) + len(numbers.steps)
+            self.take(numbers.type, numbers.steps, numbers.values)
+
+    @abstractmethod
+    def take(self, type_: str, steps: NDArray[np.int64], values: NDArray[np.float64]) -> None:
+        """Takes the next losses of a type of execution."""
+
+    @abstractmethod
+    def judge(self, scene: Scene, type_: str) -> Finding | None:
+        """Returns what is wrong with the loss of a type of execution."""
+
+    @property
+    def least(self) -> int:
+        """So many losses must have been heard."""
+        return 1
+
+    def findings(self, scene: Scene) -> list[Finding]:
+        """Returns a finding about the type of execution with most losses."""
+        if not self._heard:
+            return []
+        type_ = max(self._heard, key=lambda name: self._heard[name])
+        found = self.judge(scene, type_) if self._heard[type_] >= self.least else None
+        return [] if found is None else [found]
+
+    def missing(self, scene: Scene) -> str | None:
+        """Returns why it could not look."""
+        count = max(self._heard.values(), default=0)
+        if not count:
+            return "no loss was heard; set `kpis: {loss: true}`, or say comgra.kpi('loss', value)"
+        return None if count >= self.least else f"it takes {self.least} losses; there are {count}"

@@ -1,0 +1,125 @@
+"""A loss that rises for good, or falls below what a loss can be."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import numpy as np
+from numpy.typing import NDArray
+from pydantic import Field
+
+from comgra_decl.rules.base import Parameters, Scene
+from comgra_decl.rules.finding import Finding
+from comgra_decl.rules.loss.curve import Curve, LossRule
+from comgra_decl.rules.paths import met
+from comgra_decl.spec.base import Int, Number
+
+
+class DivergingParameters(Parameters):
+    """What can be said of `loss_diverges`."""
+
+    growth: Annotated[Number, Field(gt=1)] = 2.0
+    """So many times the smallest mean of a part of the curve."""
+
+    least: Annotated[Int, Field(ge=10)] = 20
+    """So many losses must have been heard."""
+
+
+class LossDiverges(LossRule):
+    """A loss that rises for good."""
+
+    name = "loss_diverges"
+    severity = "error"
+    certainty = 0.65
+    definition = (
+        "The mean of the last tenth of all losses is more than `growth` times the smallest mean of "
+        "any tenth before and above that of the first tenth by three standard errors; or a loss is "
+        "not finite."
+    )
+    source = "TheDeepChecker (twice the minimum); the first tenth keeps small losses out."
+    advice = (
+        "Lower the learning rate or warm it up, clip gradients; if the loss rises steadily from "
+        "the first step, look for a wrong sign."
+    )
+    explained_by = ("nonfinite", "exploding_gradient", "accumulated_gradient")
+    Parameters = DivergingParameters
+
+    def __init__(self, parameters: Parameters | None = None) -> None:
+        super().__init__(parameters)
+        self._curves: dict[str, Curve] = {}
+        self._nonfinite: dict[str, int] = {}
+
+    @property
+    def least(self) -> int:
+        """So many losses must have been heard."""
+        return int(self.parameters.least)
+
+    def take(self, type_: str, steps: NDArray[np.int64], values: NDArray[np.float64]) -> None:
+        """Adds to the curve."""
+        self._curves.setdefault(type_, Curve()).add(steps, values)
+        wild = steps[~np.isfinite(values)]
+        if len(wild):
+            self._nonfinite.setdefault(type_, int(wild[0]))
+
+    def judge(self, scene: Scene, type_: str) -> Finding | None:
+        """Compares the end with the best and the first part."""
+        curve = self._curves[type_]
+        if type_ in self._nonfinite:
+            step = self._nonfinite[type_]
+            text = f"The loss is not finite from step {step} on."
+            return self.finding(scene, first_step=step, message=text, certainty=0.9)
+        tenths = [curve.mean(i / 10, (i + 1) / 10) for i in range(10)]
+        means = np.array([mean for mean, _ in tenths])
+        if len(curve.steps) < 10 or not np.isfinite(means).all():
+            return None
+        best = int(means[:-1].argmin())
+        (last, last_error), (first, first_error) = tenths[-1], tenths[0]
+        above = last - first > 3 * float(np.hypot(last_error, first_error))
+        if not above or means[best] <= 0 or last <= self.parameters.growth * means[best]:
+            return None
+        at = curve.steps[min(len(curve.steps) - 1, (best + 1) * len(curve.steps) // 10)]
+        return self.finding(
+            scene,
+            first_step=at,
+            message=f"The loss diverges: {means[best]:.4g} at its best, {last:.4g} in the last "
+            f"tenth of {curve.count} steps.",
+            evidence={"best": float(means[best]), "last": last},
+        )
+
+
+class NegativeLoss(LossRule):
+    """A loss that is negative where it cannot be."""
+
+    name = "negative_loss"
+    severity = "error"
+    certainty = 0.85
+    definition = (
+        "The loss is below -0.001 although its targets are classes (integers), so that it should "
+        "be a negative log-likelihood, which is not negative; in at least a tenth of all losses."
+    )
+    source = "AutoTrainer (negative where impossible); a wrong sign is the usual reason."
+    advice = "Look for a minus sign, or for nll_loss of probabilities instead of their logarithm."
+
+    def __init__(self, parameters: Parameters | None = None) -> None:
+        super().__init__(parameters)
+        self._negative: dict[str, list[int]] = {}  # how many, the first step
+
+    def take(self, type_: str, steps: NDArray[np.int64], values: NDArray[np.float64]) -> None:
+        """Counts negative losses."""
+        below = steps[values < -1e-3]
+        if len(below):
+            known = self._negative.setdefault(type_, [0, int(below[0])])
+            known[0] += len(below)
+
+    def judge(self, scene: Scene, type_: str) -> Finding | None:
+        """Asks what the targets are."""
+        count, first = self._negative.get(type_, [0, 0])
+        classes = any("int" in target.dtype for _, target in met(scene))
+        if not classes or count < max(3, 0.1 * self._heard[type_]):
+            return None
+        return self.finding(
+            scene,
+            first_step=first,
+            message=f"The loss is negative from step {first} on, although its targets are classes.",
+            evidence={"negative": count},
+        )

@@ -1,0 +1,77 @@
+"""A first loss that is far from what guessing costs."""
+
+from __future__ import annotations
+
+from math import log
+from typing import Annotated
+
+import numpy as np
+from numpy.typing import NDArray
+from pydantic import Field
+
+from comgra_decl.rules.base import Parameters, Scene
+from comgra_decl.rules.finding import Finding
+from comgra_decl.rules.loss.curve import LossRule
+from comgra_decl.rules.paths import met
+from comgra_decl.spec.base import Number
+
+
+class InitialParameters(Parameters):
+    """What can be said of `initial_loss`."""
+
+    factor: Annotated[Number, Field(gt=1)] = 2.0
+    """So many times ln(classes) is too much."""
+
+
+class InitialLoss(LossRule):
+    """A first loss that is far above what guessing costs."""
+
+    name = "initial_loss"
+    certainty = 0.7
+    definition = (
+        "The first loss is above `factor` times ln(C), C being the number of classes: the last "
+        "dimension of the answer (or the second, where targets have further ones), where targets "
+        "are integers. A network that knows nothing should lose ln(C)."
+    )
+    source = "The debugging chapter (ln C; 50 is far off); TheDeepChecker (100 % deviation)."
+    advice = (
+        "Make the last layer's initial weights smaller, normalise what enters it, and look at the "
+        "scale of inputs; see whether the loss is summed where it should be averaged."
+    )
+    explained_by = ("nonfinite", "input_scale", "poor_initialisation")
+    Parameters = InitialParameters
+
+    def __init__(self, parameters: Parameters | None = None) -> None:
+        super().__init__(parameters)
+        self._first: dict[str, tuple[int, float]] = {}
+
+    def take(self, type_: str, steps: NDArray[np.int64], values: NDArray[np.float64]) -> None:
+        """Remembers the first one."""
+        if type_ not in self._first and len(steps):
+            self._first[type_] = int(steps[0]), float(values[0])
+
+    def judge(self, scene: Scene, type_: str) -> Finding | None:
+        """Compares it with guessing."""
+        step, loss = self._first[type_]
+        classes = _classes(scene)
+        if classes < 2 or step > 0 or not loss > self.parameters.factor * log(classes):
+            return None
+        return self.finding(
+            scene,
+            first_step=step,
+            last_step=step,
+            message=f"The first loss is {loss:.4g}; guessing among {classes} classes costs "
+            f"ln({classes}) = {log(classes):.3f}.",
+            evidence={"loss": loss, "guessing": log(classes), "classes": classes},
+        )
+
+
+def _classes(scene: Scene) -> int:
+    for answer, target in met(scene):
+        if "int" in target.dtype and "float" in answer.dtype:
+            if len(answer.shape) == len(target.shape) + 1:
+                at = 1 if len(target.shape) > 1 and answer.shape[2:] == target.shape[1:] else -1
+                return answer.shape[at]
+            if len(answer.shape) == 2 and len(target.shape) == 1:
+                return answer.shape[1]
+    return 0

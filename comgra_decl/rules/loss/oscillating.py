@@ -1,0 +1,87 @@
+"""A loss that jumps to and fro from step to step."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import numpy as np
+from numpy.typing import NDArray
+from pydantic import Field
+
+from comgra_decl.rules.base import Parameters, Scene
+from comgra_decl.rules.finding import Finding
+from comgra_decl.rules.loss.curve import LossRule
+from comgra_decl.spec.base import Int, Number
+
+
+class OscillatingParameters(Parameters):
+    """What can be said of `loss_oscillates`."""
+
+    correlation: Annotated[Number, Field(gt=-1, lt=0)] = -0.5
+    """The correlation of neighbouring losses is below this; that of independent ones is 0."""
+
+    size: Annotated[Number, Field(gt=0)] = 0.2
+    """The standard deviation is above this share of the mean."""
+
+    window: Annotated[Int, Field(ge=20, le=10_000)] = 50
+    """So many losses are looked at together."""
+
+
+class LossOscillates(LossRule):
+    """A loss that jumps to and fro from step to step."""
+
+    name = "loss_oscillates"
+    certainty = 0.55
+    definition = (
+        "In a part of `window` losses, without their linear trend, neighbouring losses have a "
+        "correlation below `correlation` and a standard deviation above `size` of their mean: each "
+        "step overshoots the minimum. Noise of the batches alone has a correlation of 0."
+    )
+    source = "TheDeepChecker counts switches of direction; noise has those as well."
+    advice = "Lower the learning rate, or the momentum."
+    explained_by = ("nonfinite", "large_update", "loss_diverges", "exploding_gradient")
+    Parameters = OscillatingParameters
+
+    def __init__(self, parameters: Parameters | None = None) -> None:
+        super().__init__(parameters)
+        self._open: dict[str, list[tuple[int, float]]] = {}
+        self._found: dict[str, tuple[int, int, float, float]] = {}
+
+    def take(self, type_: str, steps: NDArray[np.int64], values: NDArray[np.float64]) -> None:
+        """Looks at each whole part."""
+        waiting = self._open.setdefault(type_, [])
+        waiting += zip(steps.tolist(), values.tolist(), strict=True)
+        size = self.parameters.window
+        while len(waiting) >= size:
+            self._look(type_, waiting[:size])
+            del waiting[:size]
+
+    def _look(self, type_: str, part: list[tuple[int, float]]) -> None:
+        values = np.array([value for _, value in part])
+        if not np.isfinite(values).all():
+            return
+        time = np.arange(len(values))
+        rest = values - np.polyval(np.polyfit(time, values, 1), time)
+        spread = float(rest.std())
+        size = spread / max(abs(float(values.mean())), 1e-12)
+        if size < self.parameters.size:
+            return
+        correlation = float((rest[1:] * rest[:-1]).mean() / spread**2)
+        if correlation < self.parameters.correlation:
+            first, _, worst, largest = self._found.get(type_, (part[0][0], 0, 0.0, 0.0))
+            last = part[-1][0]
+            self._found[type_] = first, last, min(worst, correlation), max(largest, size)
+
+    def judge(self, scene: Scene, type_: str) -> Finding | None:
+        """Returns where it began."""
+        if type_ not in self._found:
+            return None
+        first, last, correlation, size = self._found[type_]
+        return self.finding(
+            scene,
+            first_step=first,
+            last_step=last,
+            message=f"The loss jumps to and fro: neighbouring losses have a correlation of "
+            f"{correlation:.2f}, and it varies by {size:.0%} of its mean.",
+            evidence={"correlation": correlation, "size": size},
+        )

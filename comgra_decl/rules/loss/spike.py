@@ -1,0 +1,110 @@
+"""Sudden rises of the loss."""
+
+from __future__ import annotations
+
+from collections import deque
+from typing import Annotated
+
+import numpy as np
+from numpy.typing import NDArray
+from pydantic import Field
+
+from comgra_decl.rules.base import Parameters, Scene
+from comgra_decl.rules.finding import Finding
+from comgra_decl.rules.loss.curve import LossRule
+from comgra_decl.spec.base import Int, Number
+
+
+class SpikeParameters(Parameters):
+    """What can be said of `loss_spike`."""
+
+    sigmas: Annotated[Number, Field(gt=0)] = 8.0
+    """So many standard deviations above the mean of the window."""
+
+    times: Annotated[Number, Field(gt=1)] = 3.0
+    """And so many times that mean."""
+
+    window: Annotated[Int, Field(ge=20, le=10_000)] = 64
+    """So many losses before it are compared with; half of them must be there."""
+
+
+class _Past:
+    """The latest losses, with their sum and sum of squares, and the size of the first ones."""
+
+    def __init__(self, window: int) -> None:
+        self.values: deque[float] = deque(maxlen=window)
+        self.first: list[float] = []
+        self.spikes = 0
+        self.first_spike = -1
+        self.last_spike = -1
+        self.worst = 0.0
+        self.worst_step = -1
+
+
+class LossSpike(LossRule):
+    """Sudden rises of the loss."""
+
+    name = "loss_spike"
+    certainty = 0.5
+    definition = (
+        "A loss exceeds the mean of the `window` losses before it by `sigmas` standard deviations, "
+        "is `times` as large, and exceeds it by a quarter of the median of the first ten losses "
+        "(near the end of a training, where losses are tiny, one odd batch is no spike)."
+    )
+    source = (
+        "OLMo-core's SkipStepOptimizer (6 deviations of 128 steps) and Lightning's SpikeDetection "
+        "(twice the running mean); stricter, to be worth a finding."
+    )
+    advice = (
+        "Look at the batch of that step, clip gradients, lower the learning rate or Adam's beta2; "
+        "`keep: {when: [loss_spike]}` records the steps before the next one in full."
+    )
+    explained_by = ("nonfinite", "exploding_gradient", "large_update", "loss_diverges")
+    Parameters = SpikeParameters
+
+    def __init__(self, parameters: Parameters | None = None) -> None:
+        super().__init__(parameters)
+        self._past: dict[str, _Past] = {}
+
+    def take(self, type_: str, steps: NDArray[np.int64], values: NDArray[np.float64]) -> None:
+        """Compares each loss with those before it."""
+        past = self._past.setdefault(type_, _Past(self.parameters.window))
+        for step, value in zip(steps.tolist(), values.tolist(), strict=True):
+            if np.isfinite(value):
+                self._compare(past, step, value)
+
+    def _compare(self, past: _Past, step: int, value: float) -> None:
+        known = past.values
+        if len(known) >= self.parameters.window // 2 and value > 1.5 * known[-1]:
+            latest = np.array(known)
+            mean, deviation = latest.mean(), latest.std(ddof=1)
+            rise = value - mean
+            enough = rise > self.parameters.sigmas * deviation and value > mean * self._times
+            if enough and rise > 0.25 * abs(float(np.median(past.first))):
+                past.spikes += 1
+                past.first_spike = step if past.first_spike < 0 else past.first_spike
+                past.last_spike = step
+                if value > past.worst:
+                    past.worst, past.worst_step = value, step
+        if len(past.first) < 10:
+            past.first.append(value)
+        known.append(value)
+
+    @property
+    def _times(self) -> float:
+        return float(self.parameters.times)
+
+    def judge(self, scene: Scene, type_: str) -> Finding | None:
+        """Returns the first spike, and how many there are."""
+        past = self._past.get(type_)
+        if past is None or not past.spikes:
+            return None
+        more = f", and {past.spikes - 1} more times" if past.spikes > 1 else ""
+        return self.finding(
+            scene,
+            first_step=past.first_spike,
+            last_step=past.last_spike,
+            message=f"The loss jumps at step {past.first_spike}{more}; the highest is "
+            f"{past.worst:.4g} at step {past.worst_step}.",
+            evidence={"spikes": past.spikes, "highest": past.worst},
+        )

@@ -1,0 +1,190 @@
+"""What rules remember of each slot: vectors by slot number, whatever windows the records came in.
+
+Each of these gives the same numbers for one window of k records as for k windows of one, and
+looks at all slots of a window at once.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+Matrix = NDArray[np.float64]
+Bools = NDArray[np.bool_]
+Slots = NDArray[np.int64]
+
+
+def grown(array: NDArray[Any], count: int, fill: Any) -> NDArray[Any]:
+    """Returns `array` with at least `count` entries in its last dimension."""
+    missing = count - array.shape[-1]
+    if missing <= 0:
+        return array
+    widths = [(0, 0)] * (array.ndim - 1) + [(0, missing)]
+    return np.pad(array, widths, constant_values=fill)
+
+
+class Streak:
+    """For how many records in a row something holds; records without the slot are passed over.
+
+    Attributes, by slot number: `first` is the step at which the first streak of `patience` records
+    began (-1: there was none), `last` the last step at which one went on, `worst` the most extreme
+    evidence while one did, `worst_step` where that was, `records` how many records were in one.
+    """
+
+    def __init__(self, patience: int, *, lowest: bool = False) -> None:
+        self._patience, self._lowest = patience, lowest
+        self._count = np.zeros(0, np.int64)
+        self._began = np.zeros(0, np.int64)
+        self.first = np.zeros(0, np.int64)
+        self.last = np.zeros(0, np.int64)
+        self.records = np.zeros(0, np.int64)
+        self.seen = np.zeros(0, np.int64)
+        self.worst = np.zeros(0)
+        self.worst_step = np.zeros(0, np.int64)
+
+    def look(
+        self, steps: NDArray[np.int64], at: Slots, *, hit: Bools, there: Bools, evidence: Matrix
+    ) -> bool:
+        """Takes whether it holds in [k, slots], and the evidence; returns whether a streak is on.
+
+        Args:
+            steps: of the records, [k].
+            at: the slots of the columns.
+            hit: where it holds.
+            there: where the slot was recorded.
+            evidence: the number that tells how bad it is.
+        """
+        self._grow(int(at.max(initial=-1)) + 1)
+        hit = hit & there
+        self.seen[at] += there.sum(0)
+        if not hit.any() and not self._count[at].any():
+            return False
+        running = self._running(hit, there, at)
+        begins = np.where(hit & (running == 1), steps[:, None], -1)
+        began = np.maximum.accumulate(begins, axis=0)
+        began = np.where(began < 0, self._began[at], began)
+        on = hit & (running >= self._patience)
+        self._count[at], self._began[at] = running[-1], began[-1]
+        if not on.any():
+            return False
+        self._mark(steps, at, on, began, evidence)
+        return True
+
+    def _running(self, hit: Bools, there: Bools, at: Slots) -> NDArray[np.int64]:
+        total = np.cumsum(hit, axis=0)
+        ended = np.maximum.accumulate(np.where(there & ~hit, total, -1), axis=0)
+        running: NDArray[np.int64] = np.where(ended < 0, total + self._count[at], total - ended)
+        return running
+
+    def _mark(
+        self,
+        steps: NDArray[np.int64],
+        at: Slots,
+        on: Bools,
+        began: NDArray[np.int64],
+        evidence: Matrix,
+    ) -> None:
+        column = np.flatnonzero(on.any(0))
+        slots, on = at[column], on[:, column]
+        new = self.first[slots] < 0
+        first_row = on.argmax(0)
+        firsts = began[first_row, column]
+        self.first[slots[new]] = firsts[new]
+        self.last[slots] = steps[len(steps) - 1 - on[::-1].argmax(0)]
+        self.records[slots] += on.sum(0)
+        self._extreme(steps, slots, np.where(on, evidence[:, column], np.nan))
+
+    def _extreme(self, steps: NDArray[np.int64], slots: Slots, evidence: Matrix) -> None:
+        sign = -1.0 if self._lowest else 1.0
+        scored = np.where(np.isnan(evidence), -np.inf, sign * evidence)
+        row = scored.argmax(0)
+        best = scored[row, np.arange(len(slots))]
+        known = np.where(np.isnan(self.worst[slots]), -np.inf, sign * self.worst[slots])
+        better = best > known
+        self.worst[slots[better]] = sign * best[better]
+        self.worst_step[slots[better]] = steps[row[better]]
+
+    def _grow(self, count: int) -> None:
+        if count <= len(self.first):
+            return
+        for name in ("_count", "records", "seen"):
+            setattr(self, name, grown(getattr(self, name), count, 0))
+        for name in ("_began", "first", "last", "worst_step"):
+            setattr(self, name, grown(getattr(self, name), count, -1))
+        self.worst = grown(self.worst, count, np.nan)
+
+    @property
+    def fired(self) -> Slots:
+        """The slots that ever had a streak of that length."""
+        return np.flatnonzero(self.first >= 0)
+
+
+class Early:
+    """The median of each slot's first `count` values, from then on: what it was like at first."""
+
+    def __init__(self, count: int) -> None:
+        self._size = count
+        self._values = np.full((count, 0), np.nan)
+        self._taken = np.zeros(0, np.int64)
+
+    def look(self, at: Slots, values: NDArray[Any]) -> Matrix:
+        """Takes values [k, slots], NaN where there is none; returns the median where it is known.
+
+        It is NaN for the values that it is made of.
+        """
+        width = int(at.max(initial=-1)) + 1
+        self._values = grown(self._values, width, np.nan)
+        self._taken = grown(self._taken, width, 0)
+        known = self._taken[at]
+        if (known < self._size).any():
+            rank = known + np.cumsum(~np.isnan(values), axis=0)
+            row, column = np.nonzero(~np.isnan(values) & (rank <= self._size))
+            self._values[rank[row, column] - 1, at[column]] = values[row, column]
+            self._taken[at] = np.minimum(rank[-1] if len(rank) else known, self._size)
+            complete = self._taken[at] >= self._size
+            median = np.full(len(at), np.nan)
+            median[complete] = np.median(self._values[:, at[complete]], axis=0)
+            return np.where(rank > self._size, median, np.nan)
+        median = np.median(self._values[:, at], axis=0)
+        return np.broadcast_to(median, values.shape)
+
+
+class Largest:
+    """The largest value of each slot until now, the present one included; or the smallest."""
+
+    def __init__(self, *, smallest: bool = False) -> None:
+        self._extreme = np.fmin if smallest else np.fmax
+        self._known = np.zeros(0)
+
+    def look(self, at: Slots, values: NDArray[Any]) -> Matrix:
+        """Takes values [k, slots]; returns the extreme of all until each of them."""
+        self._known = grown(self._known, int(at.max(initial=-1)) + 1, np.nan)
+        stacked = np.concatenate((self._known[at][None], values))
+        until: Matrix = self._extreme.accumulate(stacked, axis=0)[1:]
+        if len(until):
+            self._known[at] = until[-1]
+        return until
+
+
+class Previous:
+    """The value that each slot had when it was last recorded."""
+
+    def __init__(self) -> None:
+        self._known = np.zeros(0)
+
+    def look(self, at: Slots, values: NDArray[Any]) -> Matrix:
+        """Takes values [k, slots], NaN where there is none; returns those before them."""
+        self._known = grown(self._known, int(at.max(initial=-1)) + 1, np.nan)
+        stacked = np.concatenate((self._known[at][None], values))
+        rows = np.arange(len(stacked))[:, None]
+        latest = np.maximum.accumulate(np.where(np.isnan(stacked), 0, rows), axis=0)
+        filled = np.take_along_axis(stacked, latest, axis=0)
+        self._known[at] = filled[-1]
+        return np.asarray(filled[:-1], np.float64)
+
+    def known(self, at: Slots) -> Matrix:
+        """Returns the latest value of each of the slots, NaN where there is none."""
+        self._known = grown(self._known, int(at.max(initial=-1)) + 1, np.nan)
+        return np.asarray(self._known[at], np.float64)

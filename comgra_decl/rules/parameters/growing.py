@@ -1,0 +1,69 @@
+"""Weights that grow without end."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any
+
+import numpy as np
+from numpy.typing import NDArray
+from pydantic import Field
+
+from comgra_decl.rules.base import Patient, Scene, SlotRule
+from comgra_decl.rules.memory import Bools, Early, Slots
+from comgra_decl.rules.table import Mask, SlotTable
+from comgra_decl.rules.window import Window
+from comgra_decl.spec.base import Int, Number
+
+_TINY = 1e-3  # a root mean square below which a weight counts as having begun at zero
+
+
+class GrowingParameters(Patient):
+    """What can be said of `growing_weight`."""
+
+    patience: Annotated[Int, Field(ge=1)] = 3
+    """For so many records in a row it must be so."""
+
+    growth: Annotated[Number, Field(gt=1)] = 10.0
+    """So many times its first size is too much."""
+
+
+class GrowingWeight(SlotRule):
+    """Weights that grow without end."""
+
+    name = "growing_weight"
+    certainty = 0.55
+    definition = (
+        "The l2 norm of a weight is more than `growth` times what it was at first (median of three "
+        "records), for `patience` records. Weights that begin near zero (root mean square below "
+        "1e-3) are left out."
+    )
+    source = "TheDeepChecker's diverging weights (doubling at each of five checks)."
+    advice = "Lower the learning rate, add weight decay, or put a normalisation behind the layer."
+    explained_by = ("nonfinite", "large_update", "accumulated_gradient")
+    Parameters = GrowingParameters
+    statistics = ("l2",)
+    evidence = "times its first size"
+    needs = "parameters, {select: '**', capture: [parameter]}"
+
+    def __init__(self, parameters: Any = None) -> None:
+        super().__init__(parameters)
+        self._early = Early(3)
+
+    def wants(self, table: SlotTable) -> Mask:
+        """Returns weights."""
+        return table.parameters & table.where(lambda info: len(info.shape) > 1)
+
+    def measure(self, window: Window, at: Slots) -> tuple[Bools, NDArray[Any]]:
+        """Compares with what it was at first."""
+        norm = window.read("l2", at).astype(np.float64)
+        early = self._early.look(at, norm)
+        growth = norm / early
+        begun = early / np.sqrt(window.table.elements[at]) > _TINY
+        return begun & (growth > self.parameters.growth), growth
+
+    def sentence(self, scene: Scene, slot: int) -> str:
+        """Says how far it has grown."""
+        return (
+            f"{scene.table.place(slot)} has grown to {self.streak.worst[slot]:.3g} times its first "
+            f"size (step {self.streak.worst_step[slot]})."
+        )

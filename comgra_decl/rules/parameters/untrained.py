@@ -1,0 +1,121 @@
+"""Parameters that could be trained and are not."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from comgra_decl.rules.base import Scene, SlotRule
+from comgra_decl.rules.finding import MOST_OTHERS, Finding, Place
+from comgra_decl.rules.memory import Bools, Previous, Slots
+from comgra_decl.rules.table import Mask, SlotTable
+from comgra_decl.rules.window import Window
+
+
+class Untrained(SlotRule):
+    """Parameters that could be trained and are not."""
+
+    name = "untrained_parameter"
+    severity = "error"
+    certainty = 0.9
+    definition = (
+        "A parameter with `requires_grad` has no gradient in any record although others have, or "
+        "one that is exactly zero in `patience` records in a row; or, where gradients are not "
+        "recorded, it stays exactly the same for `patience` records while others move."
+    )
+    source = "TheDeepChecker's untrained parameters; the debugging chapter on unused parameters."
+    advice = (
+        "See whether the optimizer was given it (`optimizer.add_param_group`), whether its module "
+        "is called, and whether something cuts it off from the loss: detach(), .data, .item(), "
+        "torch.no_grad(), an argmax. If it is frozen on purpose, set requires_grad=False."
+    )
+    explained_by = ("nonfinite",)
+    statistics = ("abs_max",)
+    evidence = "size of its gradient"
+    needs = "gradients of parameters, {select: '**', capture: [parameter_grad]}"
+
+    def __init__(self, parameters: Any = None) -> None:
+        super().__init__(parameters)
+        self._before: dict[str, Previous] = {}
+
+    def wants(self, table: SlotTable) -> Mask:
+        """Returns gradients of parameters; without any, the parameters themselves."""
+        gradients = table.parameter_gradients
+        return gradients if gradients.any() else table.parameters
+
+    def measure(self, window: Window, at: Slots) -> tuple[Bools, NDArray[Any]]:
+        """Looks for gradients of exactly zero, or for parameters that stay what they are."""
+        if window.table.parameter_gradients[at].all():
+            size = window.read("abs_max", at).astype(np.float64)
+            still = size == 0
+        else:
+            still = np.ones((len(window), len(at)), np.bool_)
+            for name in ("mean", "l2", "std", "abs_max"):
+                if window.has(name):
+                    value = window.read(name, at).astype(np.float64)
+                    still &= value == self._before.setdefault(name, Previous()).look(at, value)
+            size = np.zeros(still.shape)
+        return still & ~still.all(1, keepdims=True), size
+
+    def findings(self, scene: Scene) -> list[Finding]:
+        """Returns one finding for all that are not trained."""
+        parameters = scene.parameters
+        missing = [] if scene.records < self.patience else self._without(scene)
+        zero = {scene.table.place(int(s)) for s in self.streak.fired if self._is_still(scene, s)}
+        zero = {p for p in zero if parameters.get((p.node, p.role), {}).get("trainable", True)}
+        places = [Place(node, role) for node, role in parameters]
+        found = [p for p in places if p in missing or Place(p.node, p.role, 0, "grad") in zero]
+        found += [p for p in sorted(zero, key=str) if p.pass_ == "forward"]
+        found += [p for p in sorted(zero, key=str) if (p.node, p.role) not in parameters]
+        found = list(dict.fromkeys(found))
+        if not found:
+            return []
+        lead = found[0]
+        never = lead in missing
+        what = "never had a gradient" if never else "gets a gradient of exactly zero"
+        if not never and not scene.table.parameter_gradients.any():
+            what = "never changes"
+        return [
+            self.finding(
+                scene,
+                place=lead,
+                first_step=0,
+                message=f"{lead} could be trained and is not: it {what}.",
+                evidence={"records": scene.records},
+                also=len(found) - 1,
+                others=tuple(found[1 : MOST_OTHERS + 1]),
+            )
+        ]
+
+    def _is_still(self, scene: Scene, slot: int) -> bool:
+        """Whether it is so in nearly all records: an expert may wait for its first token."""
+        return bool(self.streak.records[slot] + self.patience >= 0.9 * self.streak.seen[slot])
+
+    def _without(self, scene: Scene) -> set[Place]:
+        """Returns the trainable parameters that have no gradient where others have."""
+        table = scene.table
+        if not table.parameter_gradients.any():
+            return set()
+        having = {
+            (i.key.node, i.key.role) for i in table.infos if i.kind == "parameter" and _back(i.key)
+        }
+        known = {(i.key.node, i.key.role) for i in table.infos if i.kind == "parameter"}
+        captured = any(i.kind == "parameter" and i.key.pass_ == "forward" for i in table.infos)
+        return {
+            Place(node, role)
+            for (node, role), facts in scene.parameters.items()
+            if facts.get("trainable")
+            and not facts.get("tied_to")
+            and (node, role) not in having
+            and ((node, role) in known or not captured)
+        }
+
+    def sentence(self, scene: Scene, slot: int) -> str:
+        """Says that it is not trained."""
+        return f"{scene.table.place(slot)} is not trained."
+
+
+def _back(key: Any) -> bool:
+    return str(key.pass_).startswith("grad")

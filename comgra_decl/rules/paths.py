@@ -1,0 +1,124 @@
+"""What the dependency graphs say of slots: what enters the loss, what adds up to what."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from comgra_decl.records import SlotInfo, SlotKey, Structure
+from comgra_decl.rules.base import Scene
+
+
+def answers(scene: Scene) -> set[int]:
+    """Returns the slots that hold what the network answers: what enters the loss, as it is.
+
+    That is what meets a target; where there is none, what enters the loss itself; and what it is
+    handed on from, in the same shape, by modules that hold it (a model returns what its last layer
+    does).
+    """
+    found: set[int] = set()
+    for structure in scene.structures.values():
+        found |= {scene.table.by_key[key] for key in _answers(structure) if key in _known(scene)}
+    return found
+
+
+def beyond_targets(scene: Scene) -> set[int]:
+    """Returns the slots that are computed from targets: losses and their parts."""
+    found: set[int] = set()
+    for structure in scene.structures.values():
+        reached = {i for i, kind in enumerate(structure.kinds) if kind == "target"}
+        grew = True
+        while grew:
+            more = {b for a, b, _ in structure.edges if a in reached} - reached
+            reached |= more
+            grew = bool(more)
+        keys = (structure.keys[i] for i in reached)
+        found |= {scene.table.by_key[key] for key in keys if key in _known(scene)}
+    return found
+
+
+def met(scene: Scene) -> Iterator[tuple[SlotInfo, SlotInfo]]:
+    """Yields pairs of a computed tensor and the target that it meets in one call."""
+    seen = set()
+    for structure in scene.structures.values():
+        for sources in _sources(structure).values():
+            targets = [i for i in sources if structure.kinds[i] == "target"]
+            for a in (i for i in sources if structure.kinds[i] == "computed"):
+                for b in targets:
+                    pair = structure.keys[a], structure.keys[b]
+                    if pair not in seen and all(key in _known(scene) for key in pair):
+                        seen.add(pair)
+                        yield _info(scene, pair[0]), _info(scene, pair[1])
+
+
+def parts(scene: Scene) -> dict[int, list[int]]:
+    """Returns, for computed slots, those of the same shape that they are computed from, if many."""
+    table = scene.table
+    found: dict[int, list[int]] = {}
+    for structure in scene.structures.values():
+        for sink, sources in _sources(structure).items():
+            key = structure.keys[sink]
+            if structure.kinds[sink] != "computed" or key not in table.by_key:
+                continue
+            shape = _info(scene, key).shape
+            alike = [
+                table.by_key[structure.keys[i]]
+                for i in sources
+                if structure.kinds[i] == "computed"
+                and structure.keys[i] in table.by_key
+                and _info(scene, structure.keys[i]).shape == shape
+            ]
+            if len(alike) > 1:
+                found.setdefault(table.by_key[key], alike)
+    return found
+
+
+def steps_between(scene: Scene) -> Iterator[tuple[int, int]]:
+    """Yields (source, sink) of all edges between computed slots of one shape, each once."""
+    seen = set()
+    for structure in scene.structures.values():
+        for a, b, _ in structure.edges:
+            pair = structure.keys[a], structure.keys[b]
+            if pair in seen or not all(key in _known(scene) for key in pair):
+                continue
+            seen.add(pair)
+            source, sink = (_info(scene, key) for key in pair)
+            if source.shape == sink.shape and source.kind == sink.kind == "computed":
+                yield source.id, sink.id
+
+
+def _answers(structure: Structure) -> set[SlotKey]:
+    sources, kinds = _sources(structure), structure.kinds
+    meeting = [s for s, inputs in sources.items() if any(kinds[i] == "target" for i in inputs)]
+    if not meeting:
+        meeting = [s for s in sources if kinds[s] == "loss"]
+    waiting = [i for sink in meeting for i in sources[sink] if kinds[i] == "computed"]
+    found = set(waiting)
+    for index in waiting:
+        inside = [i for i in sources.get(index, []) if kinds[i] == "computed"]
+        if len(inside) != 1 or inside[0] in found:
+            continue
+        if _holds(structure.keys[index].node, structure.keys[inside[0]].node):
+            found.add(inside[0])
+            waiting.append(inside[0])
+    return {structure.keys[i] for i in found}
+
+
+def _holds(node: str, other: str) -> bool:
+    """Whether a module may hold another one: the root, whose node is its class, holds all."""
+    return other.startswith(f"{node}.") or "." not in node
+
+
+def _sources(structure: Structure) -> dict[int, list[int]]:
+    found: dict[int, list[int]] = {}
+    for a, b, _ in structure.edges:
+        if a != b:
+            found.setdefault(b, []).append(a)
+    return found
+
+
+def _known(scene: Scene) -> dict[SlotKey, int]:
+    return scene.table.by_key
+
+
+def _info(scene: Scene, key: SlotKey) -> SlotInfo:
+    return scene.table.infos[scene.table.by_key[key]]

@@ -1,0 +1,110 @@
+"""NaN and infinities, and where they came from."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Annotated, Any
+
+import numpy as np
+from numpy.typing import NDArray
+from pydantic import Field
+
+from comgra_decl.rules.base import Patient, Scene, SlotRule
+from comgra_decl.rules.finding import Finding
+from comgra_decl.rules.memory import Bools, Slots
+from comgra_decl.rules.table import Mask, SlotTable, is_gradient
+from comgra_decl.rules.window import Window
+from comgra_decl.spec.base import Int
+
+
+class NonfiniteParameters(Patient):
+    """What can be said of `nonfinite`."""
+
+    patience: Annotated[Int, Field(ge=1)] = 1
+    """For so many records in a row it must be so."""
+
+
+class Nonfinite(SlotRule):
+    """NaN and infinities, and where they came from."""
+
+    name = "nonfinite"
+    severity = "error"
+    certainty = 1.0
+    definition = (
+        "A tensor holds NaN or infinity. A mask, which holds -inf and else finite numbers, is "
+        "none. Of the tensors of the first step at which this is so, the origin is the one that "
+        "the step came to first: forward before backward, so all that entered it is finite."
+    )
+    source = (
+        "SageMaker Debugger (exploding tensor), and transformers' DebugUnderflowOverflow, which "
+        "looks for the first module."
+    )
+    advice = (
+        "Look at the tensor and at what enters it, one step earlier: a logarithm or root of 0, a "
+        "division by 0, exp of a large number, a half-precision overflow, or a learning rate that "
+        "is too large. Add an epsilon, clamp, clip gradients, or lower the learning rate."
+    )
+    Parameters = NonfiniteParameters
+    statistics = ("nonfinite",)
+    evidence = "elements"
+    needs = "any tensor"
+
+    def __init__(self, parameters: Any = None) -> None:
+        super().__init__(parameters)
+        self._samples: dict[int, int] = {}
+
+    def wants(self, table: SlotTable) -> Mask:
+        """Returns all slots that hold floating-point numbers."""
+        return table.floating
+
+    def measure(self, window: Window, at: Slots) -> tuple[Bools, NDArray[Any]]:
+        """Counts what is not finite."""
+        count = window.read("nonfinite", at, "abs_max")
+        hit = count > 0
+        if hit.any() and window.has("min", "max"):
+            low, high = window.read("min", at), window.read("max", at)
+            hit &= ~(np.isneginf(low) & (np.isfinite(high) | np.isneginf(high)))
+        for column in np.flatnonzero(hit.any(0)):
+            self._find_sample(window, int(at[column]), int(hit[:, column].argmax()))
+        return hit, count
+
+    def _find_sample(self, window: Window, slot: int, row: int) -> None:
+        if slot in self._samples:
+            return
+        self._samples[slot] = -1
+        samples = window.details.samples(slot)
+        if window.table.infos[slot].batch_dim is not None and samples is not None:
+            bad = np.nan_to_num(samples[row, :, window.statistics.index("nonfinite")]) > 0
+            if bad.any():
+                self._samples[slot] = int(bad.argmax())
+
+    def ordered(self, scene: Scene, fired: Slots) -> Slots:
+        """Returns the slots in the order in which a step comes to them."""
+        infos = [scene.table.infos[slot] for slot in fired.tolist()]
+        backward = np.array([is_gradient(i.key.pass_) for i in infos])
+        update = np.array([i.key.pass_ == "update" for i in infos])
+        computed = np.array([i.kind not in ("parameter", "input", "buffer") for i in infos])
+        order = scene.table.order[fired] * np.where(backward, -1, 1)
+        # a parameter is read before the layer's output; its gradient after the output's
+        own = computed ^ backward
+        first = self.streak.first[fired]
+        return fired[np.lexsort((own, order, backward, update, first))]
+
+    def sentence(self, scene: Scene, slot: int) -> str:
+        """Says where it began."""
+        sample = self._samples.get(slot, -1)
+        which = "" if sample < 0 else f", in recorded sample {sample}"
+        return (
+            f"{scene.table.place(slot)} holds NaN or infinity from step {self.streak.first[slot]} "
+            f"on{which}; all that was recorded before it in this step is finite."
+        )
+
+    def findings(self, scene: Scene) -> list[Finding]:
+        """Returns one finding, at the origin."""
+        found = super().findings(scene)
+        if not found or found[0].place is None:
+            return found
+        place = found[0].place
+        slot = next(s for s in self.streak.fired.tolist() if scene.table.place(s) == place)
+        sample = self._samples.get(slot, -1)
+        return [replace(found[0], sample=None if sample < 0 else sample)]

@@ -1,0 +1,133 @@
+"""Branches that are added or joined and do not count."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any
+
+import numpy as np
+from numpy.typing import NDArray
+from pydantic import Field
+
+from comgra_decl.rules.base import Parameters, Patient, Scene, SlotRule
+from comgra_decl.rules.memory import Bools, Slots
+from comgra_decl.rules.paths import parts
+from comgra_decl.rules.table import Mask, SlotTable
+from comgra_decl.rules.window import Window
+from comgra_decl.spec.base import Int, Number
+
+
+class BranchParameters(Patient):
+    """What can be said of rules about branches."""
+
+    patience: Annotated[Int, Field(ge=1)] = 10
+    """For so many records in a row it must be so."""
+
+    ratio: Annotated[Number, Field(gt=0, lt=1)] = 1e-3
+    """A branch of less than this share of the largest one does not count."""
+
+    after: Annotated[Int, Field(ge=0)] = 10
+    """So many first records are left alone: branches may begin at zero on purpose."""
+
+
+class _Branches(SlotRule):
+    """Compares tensors of one shape that the same tensor is computed from."""
+
+    Parameters = BranchParameters
+    statistics = ("l2",)
+    lowest, evidence = True, "share of the largest branch"
+    pass_ = "forward"
+
+    def __init__(self, parameters: Parameters | None = None) -> None:
+        super().__init__(parameters)
+        self._known = (-1, -1)
+        self._groups: list[Slots] = []
+
+    def wants(self, table: SlotTable) -> Mask:
+        """Returns the branches."""
+        self._groups = self._joined(table)
+        mask = np.zeros(len(table), np.bool_)
+        for group in self._groups:
+            mask[group] = True
+        return mask
+
+    def columns(self, table: SlotTable) -> Slots:
+        """Returns the branches; anew when there is another graph."""
+        known = (len(table), len(self.scene.structures))
+        if known != self._known:
+            self._known, self._table = known, None
+        return super().columns(table)
+
+    def _joined(self, table: SlotTable) -> list[Slots]:
+        groups = []
+        for sources in parts(self.scene).values():
+            keys = [table.infos[slot].key._replace(pass_=self.pass_) for slot in sources]
+            slots = [table.by_key[key] for key in keys if key in table.by_key]
+            if len(slots) > 1:
+                groups.append(np.array(slots, np.int64))
+        return groups
+
+    def measure(self, window: Window, at: Slots) -> tuple[Bools, NDArray[Any]]:
+        """Compares each branch with the largest that it is joined with."""
+        size = window.read("l2", np.arange(len(window.table))).astype(np.float64)
+        share = np.full(size.shape, np.nan)
+        for group in self._groups:
+            part = size[:, group]
+            share[:, group] = np.fmin(share[:, group], part / np.fmax.reduce(part, 1)[:, None])
+        late = window.first + np.arange(len(window)) >= self.parameters.after
+        found = share[:, at]
+        return (found < self.parameters.ratio) & late[:, None], found
+
+
+class BranchIgnored(_Branches):
+    """A branch that is so small beside the one it is added to that it does nothing."""
+
+    name = "branch_ignored"
+    certainty = 0.5
+    definition = (
+        "Of several tensors of one shape from which another of this shape is computed (a residual "
+        "branch and what it is added to), one has an l2 norm below `ratio` times that of the "
+        "largest, for `patience` records, the first `after` left alone."
+    )
+    source = "comgra's plan (residual connections that are ignored)."
+    advice = (
+        "If it begins at zero on purpose, its learning rate may be too low; else normalise both, "
+        "or scale the branch. If the skip is the small one, its path is blocked."
+    )
+    explained_by = (
+        "nonfinite",
+        "dead_units",
+        "all_zero",
+        "untrained_parameter",
+        "activation_drift",
+    )
+    needs = "outputs of branches that meet, with `graph: true`"
+
+    def sentence(self, scene: Scene, slot: int) -> str:
+        """Says how small it is."""
+        return (
+            f"{scene.table.place(slot)} hardly counts: it is {self.streak.worst[slot]:.1e} times "
+            "the size of what it is combined with."
+        )
+
+
+class GradientImbalance(_Branches):
+    """A branch that gets next to no gradient beside another one."""
+
+    name = "gradient_imbalance"
+    certainty = 0.45
+    definition = (
+        "Of several tensors of one shape that are combined, one has a gradient below `ratio` times "
+        "that of another (l2), for `patience` records, the first `after` left alone."
+    )
+    source = "comgra and torchexplorer, whose users look for it by eye; own default."
+    advice = "Rescale or normalise the branches; look for saturation or detach() in the small one."
+    explained_by = ("nonfinite", "dead_units", "saturated", "vanishing_gradient", "branch_ignored")
+    backwards, pass_ = True, "grad"
+    needs = "gradients of branches that meet, {select: '**', capture: [output_grad]}, `graph: true`"
+
+    def sentence(self, scene: Scene, slot: int) -> str:
+        """Says how small it is."""
+        return (
+            f"{scene.table.place(slot)} gets {self.streak.worst[slot]:.1e} times the gradient of "
+            "the branch it is combined with."
+        )

@@ -1,0 +1,120 @@
+"""Where gradients are cut off."""
+
+from __future__ import annotations
+
+from comgra_decl.records import SlotKey, Structure
+from comgra_decl.rules.base import Rule, Scene
+from comgra_decl.rules.finding import MOST_OTHERS, Finding, Place
+
+
+class Detached(Rule):
+    """Where gradients are cut off from what should be trained."""
+
+    name = "detached"
+    severity = "error"
+    certainty = 0.92
+    definition = (
+        "In the dependency graph, the value of a tensor that trainable parameters made goes on to "
+        "the loss, but over none of its ways does a gradient come back; and these parameters have "
+        "no gradient."
+    )
+    source = "Own definition, by the graph; the debugging chapter's silent failures."
+    advice = (
+        "Look for detach(), .data, .item(), numpy, torch.no_grad(), torch.tensor(x) or an argmax "
+        "between this tensor and the next. If it is meant, freeze the parameters before it."
+    )
+
+    def findings(self, scene: Scene) -> list[Finding]:
+        """Returns one finding for the last cut before the loss."""
+        if scene.structure is None or scene.records < 2:
+            return []
+        cut = _cuts(scene, scene.structure)
+        if not cut:
+            return []
+        key = cut[0]
+        place = Place(key.node, key.role, key.iteration)
+        others = tuple(Place(k.node, k.role, k.iteration) for k in cut[1 : MOST_OTHERS + 1])
+        return [
+            self.finding(
+                scene,
+                place=place,
+                first_step=0,
+                message=f"No gradient comes back to {place}, though the loss depends on it and "
+                "trainable parameters made it.",
+                also=len(cut) - 1,
+                others=others,
+            )
+        ]
+
+    def missing(self, scene: Scene) -> str | None:
+        """Returns why it could not look."""
+        if scene.structure is None:
+            return "no dependency graph is recorded; set `graph: true`"
+        if not scene.table.parameters.any() or not scene.table.parameter_gradients.any():
+            return "parameters and their gradients are not recorded; capture both"
+        return None
+
+
+def _cuts(scene: Scene, structure: Structure) -> list[SlotKey]:
+    """Returns the tensors behind which the gradient is cut off, the last ones first."""
+    forward: dict[int, list[tuple[int, bool]]] = {}
+    for a, b, gradient in structure.edges:
+        forward.setdefault(a, []).append((b, gradient))
+    losses = {i for i, kind in enumerate(structure.kinds) if kind == "loss"}
+    by_value = _reaching(structure, losses, with_gradient=False)
+    by_gradient = _reaching(structure, losses, with_gradient=True)
+    lost = _untrained(scene, structure, by_gradient)
+    if not lost:
+        return []
+    made = _made_of(structure, lost)
+    cut = [
+        i
+        for i in made
+        if i in by_value
+        and i not in by_gradient
+        and structure.kinds[i] == "computed"
+        and all(b not in made or b in by_gradient for b, _ in forward.get(i, []) if b in by_value)
+    ]
+    return [structure.keys[i] for i in sorted(cut, reverse=True)]
+
+
+def _reaching(structure: Structure, ends: set[int], *, with_gradient: bool) -> set[int]:
+    sources: dict[int, list[int]] = {}
+    for a, b, gradient in structure.edges:
+        if gradient or not with_gradient:
+            sources.setdefault(b, []).append(a)
+    found, waiting = set(ends), list(ends)
+    for i in waiting:
+        for a in sources.get(i, []):
+            if a not in found:
+                found.add(a)
+                waiting.append(a)
+    return found
+
+
+def _untrained(scene: Scene, structure: Structure, trained: set[int]) -> set[int]:
+    """Returns trainable parameters that no gradient reaches, by the graph and by the records."""
+    parameters, table = scene.parameters, scene.table
+    return {
+        i
+        for i, key in enumerate(structure.keys)
+        if structure.kinds[i] == "parameter"
+        and i not in trained
+        and parameters.get((key.node, key.role), {}).get("trainable")
+        and key._replace(pass_="grad") not in table.by_key
+        and table.parameter_gradients.any()
+    }
+
+
+def _made_of(structure: Structure, starts: set[int]) -> set[int]:
+    sinks: dict[int, list[int]] = {}
+    for a, b, gradient in structure.edges:
+        if gradient or a in starts:
+            sinks.setdefault(a, []).append(b)
+    found, waiting = set(starts), list(starts)
+    for i in waiting:
+        for b in sinks.get(i, []):
+            if b not in found:
+                found.add(b)
+                waiting.append(b)
+    return found

@@ -1,0 +1,112 @@
+"""An activation function behind the last layer that takes half of its answers away."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from comgra_decl.rules.base import Scene, SlotRule
+from comgra_decl.rules.memory import Bools, Slots, grown
+from comgra_decl.rules.paths import answers, met, steps_between
+from comgra_decl.rules.table import Mask, SlotTable
+from comgra_decl.rules.window import Window
+
+_SQUASHING = ("Sigmoid", "Softmax", "LogSoftmax", "LogSigmoid", "Tanh")
+_LEFT = 0.5  # of the negative values, so much or less is left
+
+
+class RectifiedAnswer(SlotRule):
+    """An activation function behind the last layer that takes half of its answers away."""
+
+    name = "rectified_answer"
+    severity = "error"
+    certainty = 0.85
+    definition = (
+        "What the network answers, or what goes into its final sigmoid or softmax, has exactly the "
+        "largest value of the tensor it is computed from, but at most half of its smallest, "
+        "negative one, for `patience` records: a ReLU or leaky ReLU lies between. Left out are "
+        "answers whose targets are numbers that are never negative."
+    )
+    source = "The seeded bug of comgra's tutorial; own definition."
+    advice = (
+        "Leave out the activation function behind the last layer: a sigmoid, a softmax and a loss "
+        "of logits want numbers of both signs."
+    )
+    statistics = ("min", "max")
+    lowest, evidence = True, "share of the smallest value that is left"
+    needs = "outputs of single layers, with `graph: true`"
+
+    def __init__(self, parameters: Any = None) -> None:
+        super().__init__(parameters)
+        self._lowest_target = np.zeros(0)
+        self._known = (-1, -1)
+        self._sources: Slots = np.zeros(0, np.int64)
+
+    def wants(self, table: SlotTable) -> Mask:
+        """Returns tensors with one predecessor of their own shape."""
+        before: dict[int, list[int]] = {}
+        for source, sink in steps_between(self.scene):
+            before.setdefault(sink, []).append(source)
+        self._sources = np.full(len(table), -1, np.int64)
+        for sink, sources in before.items():
+            if len(sources) == 1:
+                self._sources[sink] = sources[0]
+        return self._sources >= 0
+
+    def columns(self, table: SlotTable) -> Slots:
+        """Returns the slots; anew when there is another graph."""
+        known = (len(table), len(self.scene.structures))
+        if known != self._known:
+            self._known, self._table = known, None
+        return super().columns(table)
+
+    def measure(self, window: Window, at: Slots) -> tuple[Bools, NDArray[Any]]:
+        """Compares the extremes of each tensor with those of its predecessor."""
+        before = self._sources[at]
+        same = window.read("max", at, "abs_max") == window.read("max", before, "abs_max")
+        low, source_low = window.read("min", at), window.read("min", before)
+        left = np.where(source_low < 0, low / source_low, np.nan)
+        self._see_targets(window)
+        return same & (left <= _LEFT), left
+
+    def _see_targets(self, window: Window) -> None:
+        """Remembers the smallest value of every target."""
+        table = window.table
+        targets = np.flatnonzero(table.where(lambda i: i.kind == "target"))
+        self._lowest_target = grown(self._lowest_target, len(table), np.nan)
+        for slot in targets.tolist():
+            lowest = np.fmin.reduce(window.read("min", np.array([slot])), axis=0)[0]
+            self._lowest_target[slot] = np.fmin(self._lowest_target[slot], lowest)
+
+    def chosen(self, scene: Scene, fired: Slots) -> Slots:
+        """Keeps what is, or squashed becomes, an answer that should have both signs."""
+        table, final = scene.table, answers(scene)
+        squashed = {
+            source
+            for source, sink in steps_between(scene)
+            if sink in final and table.infos[sink].module_class in _SQUASHING
+        }
+        positive = {
+            answer.id
+            for answer, target in met(scene)
+            if "float" in target.dtype and self._lowest_target[target.id] >= 0
+        }
+        signed = {slot for slot in final if slot not in positive} if any(met(scene)) else set()
+        keys = {table.infos[slot].key.node for slot in squashed | signed}
+        wanted = [table.infos[slot].key.node in keys for slot in fired.tolist()]
+        return fired[np.array(wanted, np.bool_)]
+
+    def marks(self) -> dict[int, int]:
+        """Returns nothing: inside a network this is what activation functions do."""
+        return {}
+
+    def sentence(self, scene: Scene, slot: int) -> str:
+        """Says what is taken away."""
+        source = scene.table.place(int(self._sources[slot]))
+        return (
+            f"Between {source} and {scene.table.place(slot)} an activation function leaves "
+            f"{max(0.0, self.streak.worst[slot]):.0%} of negative values, just before the answer: "
+            "it can say yes and hardly no."
+        )

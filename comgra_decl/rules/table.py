@@ -1,0 +1,116 @@
+"""The slots that a run has so far, as columns that rules select by."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from functools import cached_property
+from math import prod
+
+import numpy as np
+from numpy.typing import NDArray
+
+from comgra_decl.records import SlotInfo, SlotKey
+from comgra_decl.rules.finding import Place
+
+Mask = NDArray[np.bool_]
+
+
+class SlotTable:
+    """All slots by their number; an object is never changed, `extended` gives a longer one."""
+
+    def __init__(self, infos: Sequence[SlotInfo] = ()) -> None:
+        self.infos = list(infos)
+
+    def __len__(self) -> int:
+        return len(self.infos)
+
+    def extended(self, new: Iterable[SlotInfo]) -> SlotTable:
+        """Returns a table that also has the new slots, whose numbers follow the known ones."""
+        infos = list(self.infos)
+        for info in new:
+            if info.id == len(infos):
+                infos.append(info)
+        return SlotTable(infos)
+
+    def where(self, wanted: Callable[[SlotInfo], bool]) -> Mask:
+        """Returns which slots are wanted, [n]."""
+        return np.fromiter((wanted(info) for info in self.infos), np.bool_, len(self))
+
+    def place(self, slot: int) -> Place:
+        """Returns a slot's name."""
+        key = self.infos[slot].key
+        return Place(key.node, key.role, key.iteration, key.pass_)
+
+    @cached_property
+    def by_key(self) -> dict[SlotKey, int]:
+        """Numbers by key."""
+        return {info.key: info.id for info in self.infos}
+
+    @cached_property
+    def elements(self) -> NDArray[np.float64]:
+        """Elements per sample of each slot, [n]; at least 1."""
+        return np.array([max(1, _per_sample(info)) for info in self.infos], np.float64)
+
+    @cached_property
+    def order(self) -> NDArray[np.int64]:
+        """When each slot's node ran in a step, [n]: gradients and parameters as their node."""
+        ran: dict[tuple[str, int], int] = {}
+        node: dict[str, int] = {}
+        for info in self.infos:
+            if info.key.pass_ == "forward" and info.kind not in ("parameter", "buffer"):
+                ran.setdefault((info.key.node, info.key.iteration), info.id)
+                node.setdefault(info.key.node, info.id)
+        places = [
+            ran.get((i.key.node, i.key.iteration), node.get(i.key.node, i.id)) for i in self.infos
+        ]
+        return np.array(places, np.int64)
+
+    @cached_property
+    def forward(self) -> NDArray[np.int64]:
+        """The slot of the same tensor in the forward pass, [n]; -1 where there is none."""
+        found = [self.by_key.get(i.key._replace(pass_="forward"), -1) for i in self.infos]
+        return np.array(found, np.int64)
+
+    @cached_property
+    def floating(self) -> Mask:
+        """Which slots hold floating-point numbers."""
+        return self.where(lambda info: "float" in info.dtype)
+
+    @cached_property
+    def computed(self) -> Mask:
+        """Which are values that the network computes in its forward pass."""
+        return self.where(lambda i: i.kind == "computed" and i.key.pass_ == "forward")
+
+    @cached_property
+    def outputs(self) -> Mask:
+        """Which of those are floating-point outputs of modules and named tensors."""
+        return self.computed & self.floating & self.where(lambda i: not _is_input(i.key.role))
+
+    @cached_property
+    def output_gradients(self) -> Mask:
+        """Which are gradients of computed tensors."""
+        return self.where(lambda i: i.kind == "computed" and is_gradient(i.key.pass_))
+
+    @cached_property
+    def parameters(self) -> Mask:
+        """Which are parameters themselves."""
+        return self.where(lambda i: i.kind == "parameter" and i.key.pass_ == "forward")
+
+    @cached_property
+    def parameter_gradients(self) -> Mask:
+        """Which are gradients of parameters, as the optimizer used them."""
+        return self.where(lambda i: i.kind == "parameter" and i.key.pass_ == "grad")
+
+
+def is_gradient(pass_: str) -> bool:
+    """Whether a pass is that of a backward."""
+    return pass_ == "grad" or pass_.startswith("grad:")
+
+
+def _is_input(role: str) -> bool:
+    return role.partition(".")[0].partition("[")[0] == "input"
+
+
+def _per_sample(info: SlotInfo) -> int:
+    dims = [n for at, n in enumerate(info.shape) if at != info.batch_dim]
+    return prod(dims)

@@ -1,0 +1,1 @@
+"""Rules about values of the forward pass."""

@@ -1,0 +1,97 @@
+"""Outputs that are the same whatever the input is."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any
+
+import numpy as np
+from numpy.typing import NDArray
+from pydantic import Field
+
+from comgra_decl.rules.base import Patient, Scene, SlotRule
+from comgra_decl.rules.memory import Bools, Largest, Slots
+from comgra_decl.rules.paths import answers
+from comgra_decl.rules.table import Mask, SlotTable
+from comgra_decl.rules.window import Window
+from comgra_decl.spec.base import Number
+
+_NAMES = ("mean", "std", "min", "max", "abs_mean", "l2")
+_VARIED = 1e-2
+
+
+class IndependentParameters(Patient):
+    """What can be said of `input_independence`."""
+
+    variation: Annotated[Number, Field(gt=0, lt=1)] = 1e-3
+    """Below this relative variation over the batch, all samples are the same."""
+
+
+class InputIndependence(SlotRule):
+    """Outputs that are the same whatever the input is."""
+
+    name = "input_independence"
+    severity = "error"
+    certainty = 0.7
+    definition = (
+        "Over the batch, no recorded statistic of a sample (mean, std, min, max, ...) varies by "
+        "more than `variation` of its own size, for `patience` records; of what the network "
+        "answers, or of a tensor that once varied by a hundredth."
+    )
+    source = (
+        "comgra's plan (variance over the batch falls: collapse); TheDeepChecker's test of "
+        "independence from the input."
+    )
+    advice = (
+        "Follow the values from the input: somewhere samples become equal. Dead units, saturation, "
+        "a learning rate that is too large, a batch mixed up, or an input that is not used."
+    )
+    explained_by = ("nonfinite", "dead_units", "saturated", "large_update", "growing_weight")
+    Parameters = IndependentParameters
+    lowest, evidence = True, "relative variation over the batch"
+    needs = "outputs with a batch dimension, {select: '**', capture: [output]}"
+
+    def __init__(self, parameters: Any = None) -> None:
+        super().__init__(parameters)
+        self._most = Largest()
+        self._varied: Any = np.zeros(0)
+
+    def wants(self, table: SlotTable) -> Mask:
+        """Returns outputs with more than one sample."""
+        return table.outputs & table.where(
+            lambda i: i.batch_dim is not None and i.shape[i.batch_dim] > 1
+        )
+
+    def measure(self, window: Window, at: Slots) -> tuple[Bools, NDArray[Any]]:
+        """Looks for the statistic that varies most."""
+        names = [name for name in _NAMES if window.has(name)]
+        most = np.full((len(window), len(at)), np.nan)
+        for name in names:
+            deviation = window.read(name, at, "std")
+            size = window.read(name, at, "abs_max")
+            most = np.fmax(most, np.where(size > 0, deviation / size, np.nan))
+        until = self._most.look(at, most)
+        if len(until):
+            self._varied = np.concatenate((self._varied, np.zeros(0)))
+            width = int(at.max()) + 1
+            if len(self._varied) < width:
+                self._varied = np.pad(self._varied, (0, width - len(self._varied)))
+            self._varied[at] = np.nan_to_num(until[-1])
+        return most < self.parameters.variation, most
+
+    def chosen(self, scene: Scene, fired: Slots) -> Slots:
+        """Keeps answers, and what varied before."""
+        varied = self._varied[fired] > _VARIED
+        return fired[varied | np.isin(fired, list(answers(scene)))]
+
+    def missing(self, scene: Scene) -> str | None:
+        """Returns why it could not look."""
+        if not any(name in scene.statistics for name in _NAMES):
+            return f"it takes one of the statistics {', '.join(_NAMES)}; add it to `stats`"
+        return super().missing(scene)
+
+    def sentence(self, scene: Scene, slot: int) -> str:
+        """Says that all samples are the same."""
+        return (
+            f"{scene.table.place(slot)} is the same for every sample of the batch (relative "
+            f"variation {self.streak.worst[slot]:.1e}): it does not depend on the input."
+        )

@@ -1,0 +1,46 @@
+"""Tensors that are zero throughout."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from comgra_decl.rules.base import Scene, SlotRule
+from comgra_decl.rules.memory import Bools, Slots
+from comgra_decl.rules.table import Mask, SlotTable
+from comgra_decl.rules.window import Window
+
+
+class AllZero(SlotRule):
+    """Outputs that are zero throughout."""
+
+    name = "all_zero"
+    certainty = 0.6
+    definition = (
+        "The output of a module is exactly zero in all elements of all samples, for `patience` "
+        "records in a row."
+    )
+    source = "SageMaker Debugger (all values zero)."
+    advice = (
+        "Look at what enters: a rectifier with all units dead, weights of zero that are not "
+        "trained, a mask that covers everything, or fp16 underflow."
+    )
+    explained_by = ("dead_units", "untrained_parameter")
+    statistics = ("abs_max",)
+    lowest, evidence = True, "largest magnitude"
+    needs = "outputs, {select: '**', capture: [output]}"
+
+    def wants(self, table: SlotTable) -> Mask:
+        """Returns outputs of modules."""
+        return table.outputs & table.where(lambda i: bool(i.module_class))
+
+    def measure(self, window: Window, at: Slots) -> tuple[Bools, NDArray[Any]]:
+        """Looks for a largest magnitude of zero."""
+        size = window.read("abs_max", at, "abs_max")
+        return size == 0, np.asarray(size)
+
+    def sentence(self, scene: Scene, slot: int) -> str:
+        """Says that it is zero."""
+        return f"{scene.table.place(slot)} is exactly zero, in all elements of all samples."
