@@ -10,11 +10,11 @@ import typer
 
 from comgra_decl import __version__
 from comgra_decl.errors import ComgraError
+from comgra_decl.launch import environment
 from comgra_decl.launch.commands import register
 from comgra_decl.launch.exits import Exit
 
 app = typer.Typer(
-    add_completion=False,
     no_args_is_help=True,
     pretty_exceptions_enable=False,
     context_settings={"help_option_names": ["-h", "--help"]},
@@ -24,6 +24,7 @@ app = typer.Typer(
 def main(arguments: Sequence[str] | None = None) -> None:
     """Runs the command line; ends with exit code 2 if what it asks for cannot be done."""
     arguments = sys.argv[1:] if arguments is None else arguments
+    environment.taken()  # COMGRA is meant for programs that train
     try:
         if arguments and arguments[0] in _passed_on:
             _passed_on[arguments[0]](arguments[1:])

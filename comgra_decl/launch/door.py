@@ -6,6 +6,7 @@ import logging
 from typing import TYPE_CHECKING
 
 from comgra_decl.errors import ComgraError, SpecError
+from comgra_decl.launch import environment
 
 if TYPE_CHECKING:
     from comgra_decl.launch.context import RunContext
@@ -22,6 +23,7 @@ def start_session(spec: Spec, context: RunContext) -> Session:
     """
     from comgra_decl.launch.session import Session
 
+    environment.taken()
     session = _rehearsal(spec, context) if spec.dry_run else Session(spec, context=context)
     try:
         session.start()
@@ -31,6 +33,7 @@ def start_session(spec: Spec, context: RunContext) -> Session:
     except Exception as error:  # noqa: BLE001  (a fault of ours must not stop a training)
         _log.error("nothing is recorded because of an error in comgra_decl", exc_info=error)
         finish_session(session)
+    environment.recorded(session.path is not None)
     return session
 
 

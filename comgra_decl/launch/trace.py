@@ -43,7 +43,7 @@ def trace(
     from comgra_decl.spec import load_spec
 
     place = {"root": root, "group": group, "name": name}
-    resolved = _placed(load_spec(spec, overrides), place)
+    resolved = placed(load_spec(spec, overrides), place)
     script = getattr(sys.modules.get("__main__"), "__file__", None)
     session = start_session(resolved, RunContext.of_script(script))
     try:
@@ -52,8 +52,8 @@ def trace(
         finish_session(session)
 
 
-def _placed(spec: Spec, place: Mapping[str, str | Path | None]) -> Spec:
-    """Returns `spec` with what `place` states of the run's location."""
+def placed(spec: Spec, place: Mapping[str, str | Path | None]) -> Spec:
+    """Returns `spec` with what `place` states of the run's root, group and name."""
     from comgra_decl.spec import load_spec
 
     content = spec.model_dump(mode="json")
