@@ -47,6 +47,8 @@ _HOMES = {
 if not TYPE_CHECKING:  # a type checker would believe that every name exists
 
     def __getattr__(name: str) -> object:
+        if name == "integrations":
+            return import_module("comgra_decl.integrations")
         if name not in _HOMES:
             raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
         value = getattr(import_module(_HOMES[name]), name)
@@ -55,4 +57,4 @@ if not TYPE_CHECKING:  # a type checker would believe that every name exists
 
 
 def __dir__() -> list[str]:
-    return sorted([*globals(), *_HOMES])
+    return sorted([*globals(), *_HOMES, "integrations"])

@@ -43,6 +43,10 @@ class StoreError(ComgraError, OSError):
     """Writing to the store failed."""
 
 
+class MissingPackageError(ComgraError, ImportError):
+    """An optional package is not installed; names the extra that brings it."""
+
+
 class UnknownNameError(ComgraError, KeyError):
     """A node, slot, statistic or step that the run does not have."""
 

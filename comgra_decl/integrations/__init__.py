@@ -1,0 +1,24 @@
+"""Callbacks for training frameworks, for those who prefer a word in the code to one outside it.
+
+They record what the doors record; each framework also works unmodified through `+comgra=debug`,
+`python -m comgra_decl` and `COMGRA=debug`. `comgra.integrations.lightning` and
+`comgra.integrations.transformers` are imported when they are first used.
+"""
+
+from __future__ import annotations
+
+from importlib import import_module
+from typing import TYPE_CHECKING
+
+_MODULES = ("lightning", "transformers")
+
+if not TYPE_CHECKING:
+
+    def __getattr__(name: str) -> object:
+        if name not in _MODULES:
+            raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+        return import_module(f"{__name__}.{name}")
+
+
+def __dir__() -> list[str]:
+    return sorted([*globals(), *_MODULES])

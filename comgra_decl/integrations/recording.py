@@ -1,0 +1,116 @@
+"""What the callbacks of all frameworks share: one run after another, at the framework's word."""
+
+from __future__ import annotations
+
+import json
+import math
+import numbers
+import sys
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from comgra_decl.annotations import kpi
+from comgra_decl.launch.context import RunContext
+from comgra_decl.launch.door import finish_session, start_session
+from comgra_decl.launch.masking import masked
+
+if TYPE_CHECKING:
+    from comgra_decl.launch.session import Session
+    from comgra_decl.spec import Spec
+
+
+class Recording:
+    """Begins and ends runs; what it is given is checked when it is made.
+
+    Args:
+        spec: name of a preset, path of a YAML file, a mapping with the same keys, or a Spec.
+        root: folder of all groups; otherwise the spec's.
+        group: folder of the runs that are looked at together; otherwise the script's name.
+        name: the run's own folder; otherwise the time. A name that is taken gets a number.
+        overrides: changes to the spec, such as "schedule.every=10".
+
+    Raises:
+        SpecError: the spec is wrong; carries every problem, one line each.
+    """
+
+    def __init__(
+        self,
+        spec: str | Path | Mapping[str, Any] | Spec,
+        *,
+        root: str | Path | None,
+        group: str | None,
+        name: str | None,
+        overrides: Sequence[str],
+    ) -> None:
+        from comgra_decl.launch.trace import placed
+        from comgra_decl.spec import load_spec
+
+        place = {"root": root, "group": group, "name": name}
+        self._spec = placed(load_spec(spec, overrides), place)
+        self._session: Session | None = None
+        self.path: Path | None = None
+
+    def begin(self, config: Mapping[str, Any]) -> None:
+        """Starts a run; one that is still open is finished first.
+
+        Args:
+            config: the framework's settings and the model's, saved with the run.
+        """
+        self.end()
+        script = getattr(sys.modules.get("__main__"), "__file__", None)
+        context = replace(RunContext.of_script(script), config=saved(config))
+        self._session = start_session(self._spec, context)
+        self.path = self._session.path
+
+    def end(self) -> None:
+        """Finishes the run, if one is open."""
+        session, self._session = self._session, None
+        if session is not None:
+            finish_session(session)
+
+    @property
+    def open(self) -> bool:
+        """Whether a run is being recorded."""
+        return self._session is not None
+
+    def say(self, metrics: Mapping[str, Any]) -> None:
+        """Records what the framework logs, as `trainer/NAME`: its `loss` is seldom a step's."""
+        if self._session is None:
+            return
+        for name, value in metrics.items():
+            if _is_number(value):
+                kpi(f"trainer/{name}", value)
+
+    def __getstate__(self) -> dict[str, Any]:
+        return vars(self) | {"_session": None}  # a session belongs to its process
+
+
+def saved(config: Mapping[str, Any]) -> dict[str, Any]:
+    """Returns a configuration as JSON can hold it, without passwords and keys."""
+    plain = masked(_plain(config))
+    assert isinstance(plain, dict)
+    return plain
+
+
+def _plain(value: Any) -> Any:
+    if isinstance(value, Mapping):
+        return {str(key): _plain(entry) for key, entry in value.items()}
+    if isinstance(value, (list, tuple, set, frozenset)):
+        return [_plain(entry) for entry in value]
+    if isinstance(value, float) and not math.isfinite(value):
+        return str(value)
+    try:
+        json.dumps(value)
+    except (TypeError, ValueError):
+        return str(value)
+    return value
+
+
+def _is_number(value: Any) -> bool:
+    import torch
+
+    if isinstance(value, torch.Tensor):
+        return value.numel() == 1
+    return isinstance(value, numbers.Real) and not isinstance(value, bool)
