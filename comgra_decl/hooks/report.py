@@ -98,7 +98,7 @@ class Reporter:
             "matched": len(plans) + matched,
             "fired": sum(count > 0 for count in slots.values()) + fired,
             "written": sum(slots.values()) + written,
-            "never_called": [p.node() for p in plans if outputs and p.can_fire and not p.fired],
+            "never_called": [p.node() for p in plans if outputs and _is_silent(p)],
         }
 
     def _unmatched_beside(self, tops: Collection[TopPlan]) -> list[str]:
@@ -129,6 +129,15 @@ class Reporter:
             )
         for name, reason in report["refused"].items():
             self.warn(f"{name} is not recorded: {reason}")
+
+
+def _is_silent(plan: ModulePlan) -> bool:
+    """Whether a module was not called though it could be.
+
+    A model of which only parts are called has no output to miss: Lightning calls a module's
+    `training_step`, never the module.
+    """
+    return plan.can_fire and not plan.fired and plan.path != ""
 
 
 def _output_slots(plan: ModulePlan, wanted: set[str]) -> int:
