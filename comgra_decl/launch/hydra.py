@@ -64,6 +64,7 @@ def job_spec(config: DictConfig) -> Spec:
     Raises:
         SpecError: it is wrong.
     """
+    from comgra_decl.launch.diagnosing import checked
     from comgra_decl.spec import load_spec
 
     config = copy.deepcopy(config)
@@ -75,7 +76,7 @@ def job_spec(config: DictConfig) -> Spec:
         spec.merge_with(overlay)
     elif overlay is not None:
         raise SpecError([f"comgra: {overlay!r} is not a mapping of keys to values"])
-    return load_spec(spec)
+    return checked(load_spec(spec))
 
 
 def job_context(config: DictConfig, task_function: TaskFunction) -> RunContext:

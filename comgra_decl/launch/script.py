@@ -103,12 +103,13 @@ def parse(arguments: Sequence[str]) -> Call:
 
 def run(call: Call, *, start: Callable[[Spec, RunContext], Session] = start_session) -> None:
     """Runs the script of `call` as Python would, and records it in the session of `start`."""
+    from comgra_decl.launch.diagnosing import checked
     from comgra_decl.spec import load_spec
 
     if not call.module and not Path(call.script).exists():
         sys.exit(_failed(f"comgra: there is no script {call.script!r}\n\n{USAGE}"))
     try:
-        spec = load_spec(call.spec, call.overrides)
+        spec = checked(load_spec(call.spec, call.overrides))
     except SpecError as error:
         sys.exit(_failed(f"{wrong_spec(error)}\n"))
     session = start(spec, _context(call))

@@ -14,10 +14,13 @@ import numpy as np
 from comgra_decl.records import Note, Raw, RawStep, Said, StepBatch
 
 if TYPE_CHECKING:
+    from torch.utils.hooks import RemovableHandle
+
     from comgra_decl.hooks import HookManager
     from comgra_decl.hooks.when.budget import Meter
     from comgra_decl.keep import Keeper
     from comgra_decl.launch.context import RunContext
+    from comgra_decl.launch.findings import LiveRules
     from comgra_decl.launch.folders import Place
     from comgra_decl.launch.live import Attendant
     from comgra_decl.launch.ranks import Rank
@@ -46,6 +49,8 @@ class Session:
         self._writer: WriterThread | None = None
         self._meter: Meter
         self._keeper: Keeper | None = None
+        self._rules: LiveRules | None = None
+        self._ending: RemovableHandle | None = None  # what may end the program
         self._say: Callable[[Said], None] = lambda _: None
         self._pid = os.getpid()
         self._place: Place | None = None
@@ -91,6 +96,8 @@ class Session:
         if hooks is not None:
             hooks.detach()
         writer, self._writer = self._writer, None
+        if self._ending is not None:
+            self._ending.remove()
         if writer is not None:
             writer.close(_CLOSE_TIMEOUT)
         atexit.unregister(self.finish)
@@ -129,6 +136,7 @@ class Session:
             queue_bytes=self._spec.store.queue_mb * 2**20,
             on_error=self._store_failed,
             flush=self._new_keeper(),
+            last=self._new_rules(),
         )
         self._say = self._writer.say
 
@@ -160,6 +168,8 @@ class Session:
         """Takes what was said of steps, on the training thread."""
         if not self._settled:
             self._settle()
+        if self._rules is not None:
+            self._rules.attach(said)
         if self._writer is not None:
             self._writer.put_said(said)
 
@@ -240,6 +250,21 @@ class Session:
         )
         return self._keeper.close
 
+    def _new_rules(self) -> Callable[[], list[StepBatch]] | None:
+        """Makes what watches the run, if the spec asks for it; returns its end."""
+        if self._spec.rules == "off":
+            return None
+        from comgra_decl.launch.acting import Actions
+        from comgra_decl.launch.findings import LiveRules
+
+        actions = Actions(self._spec.on_finding, run=str(self.path), note=self._note)
+        self._rules = rules = LiveRules(self._spec, act=actions)
+        if self._spec.on_finding.stop != "never":
+            from torch.optim.optimizer import register_optimizer_step_pre_hook
+
+            self._ending = register_optimizer_step_pre_hook(actions.end_if_told)
+        return rules.close
+
     def _note(self, note: Note) -> None:
         """Writes down what the writer thread found."""
         nothing = np.empty(0)
@@ -257,7 +282,8 @@ class Session:
             step.kpis.update({name: _only(step, i) for name, i in step.kpi_tensors.items()})
             if balanced:
                 choose_samples(step, self._spec.samples.count)
-        return self._finalise(steps) if self._keeper is None else self._keeper(steps)
+        batches = self._finalise(steps) if self._keeper is None else self._keeper(steps)
+        return batches if self._rules is None else self._rules.take(batches)
 
     def _finalise(self, steps: list[RawStep]) -> list[StepBatch]:
         """Turns raw sums into statistics."""

@@ -40,10 +40,11 @@ def trace(
     Raises:
         SpecError: the spec is wrong; carries every problem, one line each.
     """
+    from comgra_decl.launch.diagnosing import checked
     from comgra_decl.spec import load_spec
 
     place = {"root": root, "group": group, "name": name}
-    resolved = placed(load_spec(spec, overrides), place)
+    resolved = placed(checked(load_spec(spec, overrides)), place)
     script = getattr(sys.modules.get("__main__"), "__file__", None)
     session = start_session(resolved, RunContext.of_script(script))
     try:

@@ -49,6 +49,7 @@ class WriterThread:
         on_error: Callable[[BaseException], None],
         patience: float = 30.0,
         flush: Callable[[], list[StepBatch]] | None = None,
+        last: Callable[[], list[StepBatch]] | None = None,
     ) -> None:
         """Starts the thread.
 
@@ -61,6 +62,7 @@ class WriterThread:
             patience: seconds for which a full disk is waited for.
             flush: given where `transform` drops steps or holds them back; returns, on the thread,
                 what is left of those when no more come.
+            last: asked once, on the thread, for what goes into the last commit.
         """
         self._factory = writer_factory
         self._transform = transform
@@ -69,6 +71,7 @@ class WriterThread:
         self._on_error = on_error
         self._patience = patience
         self._flush = flush
+        self._last = last
         self._queue: deque[RawStep] = deque()
         self._batches: list[StepBatch] = []  # reduced, for the next commit
         self._ready = 0  # steps in them
@@ -263,7 +266,9 @@ class WriterThread:
     def _end(self) -> None:
         """Asks once for what is still held back."""
         flush, self._flush = self._flush, None
-        for batch in flush() if flush is not None else []:
+        last, self._last = self._last, None
+        held_back = flush() if flush is not None else []
+        for batch in [*held_back, *(last() if last is not None else [])]:
             self._batches.append(batch)
             self._ready += len(batch.steps)
             self._release(-batch.nbytes)

@@ -1,0 +1,65 @@
+"""What `comgra-decl diagnose` says, as data; and which rules a spec asks for."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from comgra_decl.errors import SpecError
+
+if TYPE_CHECKING:
+    from comgra_decl.query import Run
+    from comgra_decl.rules import Diagnosis
+    from comgra_decl.spec import Spec
+    from comgra_decl.spec.rules import Rules
+
+
+def checked(spec: Spec) -> Spec:
+    """Returns the spec if the rules that it asks for exist.
+
+    Raises:
+        SpecError: they do not; carries every problem, one line each.
+    """
+    if isinstance(spec.rules, dict):
+        from comgra_decl.rules.catalogue import check
+
+        check(spec.rules)
+    return spec
+
+
+def rules_of(text: str | None) -> Rules | None:
+    """Returns the rules that a YAML file declares, at its top or under `rules`.
+
+    Raises:
+        SpecError: there is no such file, or it declares something else.
+    """
+    if text is None or text == "default":
+        return None if text is None else "default"
+    import yaml
+    from pydantic import TypeAdapter, ValidationError
+
+    from comgra_decl.spec import rules as declared
+
+    try:
+        content = yaml.safe_load(Path(text).read_text(encoding="utf-8"))
+    except (OSError, UnicodeError, yaml.YAMLError) as error:
+        raise SpecError([f"--rules: {text} cannot be read as YAML: {error}"]) from None
+    if isinstance(content, dict) and set(content) == {"rules"}:
+        content = content["rules"]
+    try:
+        found: Rules = TypeAdapter(declared.Rules).validate_python(content)
+    except ValidationError:
+        raise SpecError([f"--rules: {text} is no mapping of rules to parameters"]) from None
+    return found
+
+
+def described(run: Run, diagnosis: Diagnosis) -> dict[str, Any]:
+    """Returns a diagnosis as JSON can hold it."""
+    return {
+        "run": str(run.path),
+        "state": run.state,
+        "records": diagnosis.records,
+        "findings": [finding.to_json() for finding in diagnosis.findings],
+        "checked": diagnosis.checked,
+        "unchecked": {entry.rule: entry.reason for entry in diagnosis.unchecked},
+    }

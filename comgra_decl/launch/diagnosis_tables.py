@@ -1,0 +1,91 @@
+"""What `comgra-decl diagnose` prints for people."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import TYPE_CHECKING
+
+from rich.console import Group
+from rich.padding import Padding
+from rich.table import Table
+from rich.text import Text
+
+from comgra_decl.launch.tables import console
+
+if TYPE_CHECKING:
+    from comgra_decl.query import Run
+    from comgra_decl.rules import Diagnosis, Finding
+
+_STYLES = {"error": "bold red", "warning": "yellow", "hint": "cyan"}
+
+
+def print_diagnosis(run: Run, diagnosis: Diagnosis, *, everything: bool = False) -> None:
+    """Prints findings, best first, then what could not be looked at."""
+    out = console()
+    first = [f for f in diagnosis.findings if f.because is None]
+    explained = [f for f in diagnosis.findings if f.because is not None]
+    shown = diagnosis.findings if everything else first
+    out.print(_title(run, diagnosis, len(first), len(explained)))
+    for number, finding in enumerate(shown, 1):
+        out.print("", _block(number, finding), sep="\n")
+    if explained and not everything:
+        names = ", ".join(f"{f.rule} ({f.because})" for f in explained)
+        out.print("", Text(f"Explained by the above: {names}; see --all", style="dim"), sep="\n")
+    if diagnosis.unchecked:
+        out.print("", _unchecked(diagnosis), sep="\n")
+
+
+def _title(run: Run, diagnosis: Diagnosis, count: int, explained: int) -> Text:
+    text = Text(f"{run.group}/{run.name}", style="bold")
+    text.append(f"  {diagnosis.records} records of training steps looked at, ", style="not bold")
+    if not count:
+        text.append("nothing found", style="bold green")
+        return text
+    text.append(f"{count} finding{'s' * (count != 1)}", style="bold red")
+    if explained:
+        text.append(f" and {explained} that follow from them", style="not bold")
+    return text
+
+
+def _block(number: int, finding: Finding) -> Group:
+    head = Text(f"{number}. ")
+    head.append(f"{finding.severity} ", style=_STYLES[finding.severity])
+    head.append(finding.rule, style="bold")
+    head.append(f"  {_span(finding)}", style="dim")
+    lines = [Padding(line, (0, 0, 0, 3)) for line in _lines(finding)]
+    return Group(head, *lines)
+
+
+def _lines(finding: Finding) -> Iterator[Text]:
+    yield Text(finding.message)
+    if finding.also:
+        names = ", ".join(str(place) for place in finding.others[:4])
+        more = ", ..." if finding.also > 4 else ""
+        yield Text(f"so do {finding.also} more: {names}{more}", style="dim")
+    if finding.chain:
+        yield Text("begins: " + " → ".join(str(link.place) for link in finding.chain), style="cyan")
+    if finding.because:
+        yield Text(f"probably because of {finding.because}", style="dim")
+    yield Text(f"What to do: {finding.advice}", style="green")
+
+
+def _span(finding: Finding) -> str:
+    first, last = finding.first_step, finding.last_step
+    return f"step {first}" if first == last else f"steps {first} to {last}"
+
+
+def _unchecked(diagnosis: Diagnosis) -> Table:
+    table = Table(
+        box=None,
+        pad_edge=False,
+        padding=(0, 2, 0, 0),
+        title=f"{len(diagnosis.checked)} rules looked; these could not",
+        title_justify="left",
+        title_style="bold",
+        show_header=False,
+    )
+    table.add_column(no_wrap=True)
+    table.add_column(overflow="fold", style="dim")
+    for entry in diagnosis.unchecked:
+        table.add_row(entry.rule, entry.reason)
+    return table

@@ -1,0 +1,206 @@
+"""The rules of a run while it is being recorded: fed on the writer thread, and acted upon."""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from comgra_decl.records import Said, SlotInfo, StepBatch
+from comgra_decl.rules.catalogue import build
+from comgra_decl.rules.engine import Engine
+from comgra_decl.rules.finding import Finding
+from comgra_decl.rules.window import Numbers, Window
+
+if TYPE_CHECKING:
+    from comgra_decl.spec import Spec
+
+_log = logging.getLogger("comgra_decl")
+
+DOCUMENT = "findings"
+"""Name of the document that holds what was found, and what could not be looked at."""
+
+_INTERVAL = 1.0
+"""Least seconds between two times that findings are worked out."""
+
+_SHARE = 0.02
+"""Of the time, working them out takes at most so much."""
+
+Act = Callable[[Finding], None]
+
+
+class LiveRules:
+    """Shows every record and number of a run to the rules, on the writer thread.
+
+    A fault of a rule or of ours is reported once and ends the looking, never the recording.
+
+    Args:
+        spec: of the run.
+        act: told of each new finding, on the writer thread.
+    """
+
+    def __init__(self, spec: Spec, *, act: Act) -> None:
+        self._engine = Engine(build(spec.rules), spec.statistics)
+        self._hears_records = not spec.kpis.loss
+        self._act = act
+        self._known: set[tuple[str, object]] = set()
+        self._document: dict[str, Any] | None = None
+        self._due = 0.0
+        self._records = 0
+        self._failed = False
+        self.seconds = 0.0
+        """Time that all of this has taken."""
+
+    def resume(self, slots: Sequence[SlotInfo]) -> None:
+        """Learns of the slots of a run that goes on."""
+        self._engine.add_slots(slots)
+
+    def take(self, batches: list[StepBatch]) -> list[StepBatch]:
+        """Takes the next records; puts what was found into the documents that they bring."""
+        began = time.perf_counter()
+        try:
+            if not self._failed:
+                for batch in batches:
+                    self._look(batch)
+                if batches and time.monotonic() >= self._due:
+                    batches[-1].documents.update(self._conclude())
+        except Exception as error:  # noqa: BLE001  (the recording goes on)
+            self._give_up(error)
+        self.seconds += time.perf_counter() - began
+        return batches
+
+    def attach(self, said: Said) -> None:
+        """Makes what is said of steps be heard once it is settled."""
+        settle = said.settle
+
+        def heard() -> None:
+            if settle is not None:
+                settle()
+            self._hear(said)
+
+        said.settle = heard
+
+    def close(self) -> list[StepBatch]:
+        """Returns a batch without records that holds what was found at last, if that is news."""
+        try:
+            documents = {} if self._failed else self._conclude()
+        except Exception as error:  # noqa: BLE001
+            self._give_up(error)
+            return []
+        return [nothing(documents)] if documents else []
+
+    def _look(self, batch: StepBatch) -> None:
+        engine = self._engine
+        engine.add_slots(batch.new_slots)
+        for structure in batch.new_structures:
+            engine.add_structure(structure)
+        for name in ("modules", "report"):
+            if name in batch.documents:
+                engine.add_document(name, batch.documents[name])
+        if batch.steps:
+            engine.look(window_of(batch, engine, first=self._records))
+            self._records += len(batch.steps)
+            if self._hears_records:
+                self._hear_records(batch)
+
+    def _hear(self, said: Said) -> None:
+        began = time.perf_counter()
+        try:
+            if not self._failed and len(said.names):
+                pairs = list(zip(said.names, said.types, strict=True))
+                for name, type_ in dict.fromkeys(pairs):
+                    at = np.array([i for i, pair in enumerate(pairs) if pair == (name, type_)])
+                    numbers = Numbers(name, type_, said.steps[at], said.values[at])
+                    self._engine.hear(numbers)
+        except Exception as error:  # noqa: BLE001
+            self._give_up(error)
+        self.seconds += time.perf_counter() - began
+
+    def _hear_records(self, batch: StepBatch) -> None:
+        for info, kpis in zip(batch.steps, batch.kpis, strict=True):
+            for name, value in kpis.items():
+                step, number = np.array([info.step]), np.array([value], np.float64)
+                self._engine.hear(Numbers(name, info.type, step, number))
+
+    def _conclude(self) -> dict[str, Any]:
+        """Works out what was found; returns the document if it is another one."""
+        began = time.perf_counter()
+        findings = self._engine.findings()
+        for finding in findings:
+            key = finding.rule, finding.place and finding.place.node
+            if key not in self._known:
+                self._known.add(key)
+                self._act(finding)
+        document = {
+            "findings": [finding.to_json() for finding in findings],
+            "unchecked": {entry.rule: entry.reason for entry in self._engine.unchecked()},
+        }
+        took = time.perf_counter() - began
+        self._due = time.monotonic() + max(_INTERVAL, took / _SHARE)
+        if document == self._document:
+            return {}
+        self._document = document
+        return {DOCUMENT: document}
+
+    def _give_up(self, error: Exception) -> None:
+        if not self._failed:
+            _log.error("comgra: the rules have stopped because of an error", exc_info=error)
+        self._failed = True
+
+
+@dataclass(frozen=True)
+class _Details:
+    """What a batch holds of single slots."""
+
+    batch: StepBatch
+    columns: dict[int, int]
+
+    def histograms(self, slot: int) -> tuple[NDArray[Any], NDArray[Any]] | None:
+        batch, at = self.batch, self.columns.get(slot)
+        if batch.counts is None or batch.ranges is None:
+            return None
+        if at is None:
+            k, _, bins = batch.counts.shape
+            return np.zeros((k, bins), np.uint32), np.full((k, 2), np.nan, np.float32)
+        return batch.counts[:, at], batch.ranges[:, at]
+
+    def samples(self, slot: int) -> NDArray[Any] | None:
+        at = self.columns.get(slot)
+        return None if at is None or not self.batch.samples.shape[2] else self.batch.samples[:, at]
+
+    def values(self, row: int, slot: int) -> NDArray[Any] | None:
+        return self.batch.values[row].get(slot)
+
+
+def window_of(batch: StepBatch, engine: Engine, *, first: int) -> Window:
+    """Returns the records of a batch as rules see them."""
+    table = engine.scene.table
+    slots, count = batch.slots, len(table)
+    aggregates = batch.aggregates
+    if len(slots) != count or not np.array_equal(slots, np.arange(count)):
+        aggregates = np.full((len(batch.steps), count, *aggregates.shape[2:]), np.nan, np.float32)
+        aggregates[:, slots] = batch.aggregates
+    return Window(
+        table=table,
+        statistics=engine.scene.statistics,
+        first=first,
+        steps=np.array([info.step for info in batch.steps], np.int64),
+        types=[info.type for info in batch.steps],
+        train=np.array([info.mode == "train" for info in batch.steps], np.bool_),
+        aggregates=aggregates,
+        details=_Details(batch, {slot: at for at, slot in enumerate(slots.tolist())}),
+        structures=[info.structure for info in batch.steps],
+    )
+
+
+def nothing(documents: dict[str, Any]) -> StepBatch:
+    """Returns a batch without records, for documents alone."""
+    empty = np.empty((0, 0, 0, 0), np.float32)
+    batch = StepBatch([], np.empty(0, np.int32), empty, empty, None, None, [], [], [], [])
+    batch.documents = documents
+    return batch
