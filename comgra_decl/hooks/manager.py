@@ -11,8 +11,7 @@ from __future__ import annotations
 import math
 import time
 from collections import deque
-from collections.abc import Callable, Mapping
-from time import monotonic
+from collections.abc import Callable, Iterable, Mapping
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -26,17 +25,19 @@ from comgra_decl.hooks.patches import watch_mode
 from comgra_decl.hooks.reading.capture import StepCapture
 from comgra_decl.hooks.tree import Top, has_parameters
 from comgra_decl.hooks.when.agenda import TRAIN, Agenda, Plan
-from comgra_decl.hooks.when.budget import Budget, Meter
+from comgra_decl.hooks.when.budget import Meter
 from comgra_decl.hooks.when.ending import StepEnd
+from comgra_decl.hooks.when.pace import Pace
 from comgra_decl.hooks.when.skipped import watch_skips
 from comgra_decl.hooks.when.types import Labeller, RootWatch
 from comgra_decl.hooks.words.hearing import Hearing
 from comgra_decl.hooks.words.scalars import END
-from comgra_decl.records import RawStep, Said, StepInfo
+from comgra_decl.records import RawStep, Said, SlotInfo, StepInfo
 
 if TYPE_CHECKING:
     from torch.utils.hooks import RemovableHandle
 
+    from comgra_decl.hooks.when.resuming import Resumption
     from comgra_decl.spec import Spec
 
 _EVAL = "eval"
@@ -69,6 +70,9 @@ class HookManager(Attachment):
         super().__init__(spec, sink, scalars=scalars, meter=meter or Meter())
         self._on_fault = on_fault
         self._quiet = 0.0  # no step before this one can be due
+        self._rests_until = 0.0  # the first step after those that are only counted
+        self._pace = Pace()
+        self._beat = self._scalars.events.append
         self._deferred = False  # whether the step is decided about again at its end
         self._watched = False  # whether it is decided about when the model is called
         self._evaluating = False  # as far as the program has said so
@@ -82,6 +86,7 @@ class HookManager(Attachment):
         self._patches = (watch_mode(self._on_mode), watch_skips(self._on_skip))
         self._hearing = Hearing(self)
         self._handles: list[RemovableHandle] = []
+        self._resumption: Resumption | None = None  # until a resumed training has made a step
 
     def _new_labeller(self, spec: Spec) -> Labeller | None:
         return None if spec.types.by is None else Labeller(spec.types, warn=self._reporter.warn)
@@ -106,6 +111,19 @@ class HookManager(Attachment):
         self._losses.start()
         self._hearing.start()
         self._begin_step()
+
+    def resume(self, slots: Iterable[SlotInfo], resumption: Resumption) -> None:
+        """Goes on with a run, before anything is attached.
+
+        Args:
+            slots: those that the run has.
+            resumption: finds out which step the training goes on with.
+        """
+        self._table.resume(slots)
+        self._resumption = resumption
+        self._step = resumption.expected
+        self._scalars.resume(self._step)
+        self._agenda.resume(self._step)
 
     def detach(self) -> None:
         """Stops following; a program that never stepped still gets what it computed recorded."""
@@ -154,7 +172,7 @@ class HookManager(Attachment):
     def _follow_anew(self, spec: Spec) -> None:
         prefixed, structures, before = self._tracer.prefixed, self._structures, self._spec
         self._table.renew()
-        self._budget = Budget(spec.schedule.budget, meter=self._meter, say=self._say)
+        self._budget = self._new_budget(spec.schedule, before=self._budget)
         self._agenda = Agenda(spec, self._budget, before=self._agenda)
         self._evaluation.follow(spec.schedule.eval, factor=self._budget.factor)
         self._reporter.follow(spec)
@@ -187,14 +205,14 @@ class HookManager(Attachment):
     def _after_optimizer(self, optimizer: Any, _args: Any, _kwargs: Any) -> None:
         if _is_compiling():
             return
-        if id(optimizer) == self._resting and self._step + 1 < self._quiet:
+        if id(optimizer) == self._resting and self._step < self._rests_until:
             self._step += 1  # what nearly all steps do; it must cost next to nothing
-            self._scalars.events.append(END)
-            if monotonic() >= self._scalars.due:
-                self._hand_over()
+            self._beat(END)
             return
         self._resting = 0
         try:
+            if self._resumption is not None:
+                self._resumption.stepped(optimizer)
             if self._armed:
                 self._stepped = True
                 self._tracer.after_optimizer(self._train, optimizer)
@@ -209,7 +227,17 @@ class HookManager(Attachment):
             self._scalars.note("the optimizer's step was skipped: a gradient is not finite")
             self._after_optimizer(optimizer, None, None)
 
+    def _settle_resumption(self, resumption: Resumption) -> None:
+        """The first step of a resumed training ends: by now it is known which one it is."""
+        self._resumption = None
+        self._step, text = resumption.settle()
+        self._scalars.resume(self._step, text)
+        self._agenda.resume(self._step)
+        self._quiet = 0.0
+
     def _end_step(self) -> None:
+        if self._resumption is not None:
+            self._settle_resumption(self._resumption)
         self._scalars.end_step(self._step, self._agenda.labels)
         if self._stop_requested:
             self._stop_when_safe()
@@ -220,7 +248,7 @@ class HookManager(Attachment):
         elif self._agenda.typed:
             self._agenda.end(recorded=False)
         if self._budget.timed:
-            self._budget.step_ended(cost)
+            self._budget.step_ended(cost, self._agenda.ended)
         self._step += 1
         self._evaluating = False
         if self._incoming:
@@ -239,14 +267,9 @@ class HookManager(Attachment):
             or self._scalars.talks
         )
         self._resting = 0 if busy else self._end.sole
+        self._rests_until = min(self._quiet - 1, self._step + self._pace.steps(self._step))
         if self._stopped or self._stop_requested or self._incoming:  # another thread may say so
             self._resting = 0
-
-    def _hand_over(self) -> None:
-        try:
-            self._scalars.hand_over()
-        except Exception as error:
-            self._fault(error)
 
     def _begin_step(self) -> None:
         plan = Plan.WAIT

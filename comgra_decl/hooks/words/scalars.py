@@ -20,7 +20,7 @@ import torch
 
 from comgra_decl.hooks.words.numbers import LateNumbers, Number, read_number
 from comgra_decl.hooks.words.places import StepPlace
-from comgra_decl.records import Note, Said
+from comgra_decl.records import RESUMED, Note, Said
 
 _HAND_OVER = 1.0  # seconds between two times that numbers are handed over
 _MOST = 20_000  # numbers of a step that are taken together
@@ -37,8 +37,8 @@ class Scalars:
     """Collects the numbers and notes of the step in progress and hands them over now and then.
 
     `events` takes what happens in a step: its losses in the order of their `backward`, each a
-    number (anything else if it has none), and `END` for the end of a step of type `train`. Whoever
-    appends `END` calls `hand_over` when `due` (`time.monotonic`) has passed.
+    number (anything else if it has none), and `END` for the end of a step of type `train` whose end
+    `end_step` is not told of.
 
     Args:
         sink: receives what was said, on the training thread; must be quick. None: nobody does.
@@ -51,10 +51,11 @@ class Scalars:
         self._sink = sink
         self._on_fault = on_fault
         self.events: list[Any] = []
-        self.due = -math.inf
+        self._due = -math.inf
         self.talks = False  # the program has said something
         # the step in progress, as far as events were looked at
         self._step = 0
+        self._first = 0  # the first step of this program
         self._type = "train"  # of the step that ended last
         self._losses = 0  # in the step in progress
         self._place = StepPlace()
@@ -70,7 +71,13 @@ class Scalars:
         with suppress(Exception):  # a fault of ours may be why this ends
             self._look()
             self._end(self._step, "train")
-            self.hand_over()
+            self._hand_over()
+
+    def resume(self, step: int, text: str = "") -> None:
+        """The training goes on with `step`, which is the one in progress."""
+        self._step = self._first = step
+        if text:
+            self._closed_notes.append(Note(step, RESUMED, time.time(), text))
 
     # -- what is said --------------------------------------------------------------------------
 
@@ -86,7 +93,7 @@ class Scalars:
             if len(self._open) >= _MOST:
                 self._end(self._step, "train")
         if len(self._closed) >= _MOST_CLOSED:
-            self.hand_over()
+            self._hand_over()
 
     def note(self, text: str) -> None:
         """Takes a text about a step."""
@@ -100,17 +107,17 @@ class Scalars:
         """Whether what is said now is about the step that has ended; see `places`."""
         self.talks = True
         self._look()
-        return self._step > 0 and not self._losses and self._place.passed()
+        return self._step > self._first and not self._losses and self._place.passed()
 
     def end_step(self, step: int, labels: Collection[str]) -> None:
         """The step with this number and these labels has ended."""
         self._look()
         self._step = step
         self._close(next(iter(labels)) if labels else "train")
-        if self.talks or step == 0:
+        if self.talks or step == self._first:
             self._place.note()
-        if time.monotonic() >= self.due or len(self._closed) >= _MOST_CLOSED:
-            self.hand_over()
+        if time.monotonic() >= self._due or len(self._closed) >= _MOST_CLOSED:
+            self._hand_over()
 
     # -- events --------------------------------------------------------------------------------
 
@@ -142,12 +149,11 @@ class Scalars:
             notes = _taken(self._notes)
             self._closed_notes += [Note(step, type_, when, text) for when, text in notes]
 
-    def hand_over(self) -> None:
-        """Gives the sink what is complete."""
+    def _hand_over(self) -> None:
         if not self._one_at_a_time.acquire(blocking=False):
             return  # another thread is at it
         try:
-            self.due = time.monotonic() + _HAND_OVER
+            self._due = time.monotonic() + _HAND_OVER
             self._look()
             closed, notes = _taken(self._closed), _taken(self._closed_notes)
             if self._sink is not None and (notes or any(numbers for _, _, numbers in closed)):
