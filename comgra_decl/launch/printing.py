@@ -21,6 +21,28 @@ def print_json(content: Any) -> None:
     sys.stdout.write(json.dumps(content, indent=2, allow_nan=False) + "\n")
 
 
+def run_folder(path: Path) -> Path:
+    """Returns the run that a path means, whatever state it is in; of a folder the newest.
+
+    Raises:
+        RunNotFoundError: there is none.
+    """
+    from comgra_decl.query import list_runs, open_run
+
+    runs = list_runs(path)
+    return runs[-1].path if runs else open_run(path).path  # which says what is there instead
+
+
+def bytes_text(number: int) -> str:
+    """Returns a number of bytes with its unit, in thousands."""
+    size = float(number)
+    for unit in ("bytes", "kB", "MB"):
+        if size < 1000:
+            return f"{number} bytes" if unit == "bytes" else f"{size:.1f} {unit}"
+        size /= 1000
+    return f"{size:.1f} GB"
+
+
 def require_folder(folder: Path) -> None:
     """Raises `RunNotFoundError`, naming near ones, unless there is such a folder."""
     if folder.is_dir():

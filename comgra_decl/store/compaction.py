@@ -20,13 +20,12 @@ from pathlib import Path
 
 from comgra_decl.errors import DamagedRunError, StoreError
 
-from .copying import Progress, transfer
+from .copying import DRAFT, Progress, pinned, transfer
 from .database import Database, database_path, new_context
 from .layout import DATABASE
 from .reader import Reader
-from .verify import newest_version, verify
+from .verify import verify
 
-_DRAFT = ".compacting"
 _MANIFEST = "manifest.ocdbt"
 _OURS = re.compile(r"[0-9a-f]{32}(\.__lock)?")
 """How TensorStore names data files, and what a killed writer leaves of one."""
@@ -44,28 +43,27 @@ class Compacted:
 
 
 def compact(path: str | os.PathLike[str], *, progress: Progress | None = None) -> Compacted:
-    """Makes a finished run smaller in place; may be killed at any moment.
+    """Makes a finished database smaller in place; may be killed at any moment.
 
     Who has the run open must refresh it afterwards (`Run.refresh`).
 
     Args:
-        path: the run's folder.
+        path: the run's folder, or that of one rank of it; see `copying.databases`.
         progress: told of every step of the work.
 
     Raises:
         RunNotFoundError: there is no run.
-        DamagedRunError: something in it cannot be read; nothing was changed.
+        DamagedRunError: something in it cannot be read; nothing was changed. What is damaged but
+            in a whole block as well is left out like everything else that is there twice.
         StoreError: it is being written or compacted, or its folder cannot be written.
     """
     run = Path(path).resolve()
-    reader = Reader(
-        run, version=newest_version(run), context=new_context(cache_bytes=0, copy_threads=2)
-    )
+    reader = pinned(run)
     _refuse_live(reader)
     database = Path(database_path(run))
     with _alone(database), _written(run):
         before = _size(database)
-        draft = run / _DRAFT
+        draft = run / DRAFT
         _remove(draft)
         _write_draft(reader, draft, progress)
         _check(draft, progress)

@@ -8,7 +8,7 @@ import tempfile
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
-from comgra_decl.errors import DamagedRunError, StoreError
+from comgra_decl.errors import DamagedRunError, RunNotFoundError, StoreError
 
 from .commit import Commit
 from .database import Database, database_exists, encode, new_context
@@ -18,6 +18,12 @@ from .reader import Reader
 from .verify import newest_version
 
 Progress = Callable[[str, int, int], None]
+
+RANKS = "ranks"
+"""The folder in which each rank of a distributed training has a database of its own."""
+
+DRAFT = ".compacting"
+"""The folder in which a compaction prepares its work."""
 
 _READ = 512
 """Keys read side by side."""
@@ -55,16 +61,21 @@ def copy_run(
         StoreError: the target exists, or cannot be written.
     """
     source, target = Path(path).resolve(), _target(Path(path), Path(to))
-    version = newest_version(source) if version is None else version
-    reader = Reader(source, version=version, context=new_context(cache_bytes=0, copy_threads=2))
+    sources = databases(source)
+    if not sources:
+        raise RunNotFoundError(f"there is no run in {str(path)!r}.")
+    if version is not None and len(sources) > 1:
+        raise StoreError(f"{str(path)!r} holds several ranks; copy the rank whose version it is.")
     try:
         target.parent.mkdir(parents=True, exist_ok=True)
         draft = Path(tempfile.mkdtemp(prefix=f".copying-{target.name}-", dir=target.parent))
     except OSError as error:
         raise StoreError(f"cannot write to {str(target.parent)!r}: {error}") from error
     try:
-        copy = Database(draft, new_context(cache_bytes=0, copy_threads=2))
-        transfer(reader, copy, head=_ended(reader), compact=compact, progress=progress)
+        for part in sources:
+            reader = pinned(part, version)
+            copy = Database(draft / part.relative_to(source), new_context(cache_bytes=0))
+            transfer(reader, copy, head=_ended(reader), compact=compact, progress=progress)
         _copy_files(source, draft)
         draft.chmod(0o777 & ~_umask())
         draft.rename(target)
@@ -75,6 +86,19 @@ def copy_run(
     finally:
         shutil.rmtree(draft, ignore_errors=True)
     return target
+
+
+def databases(run: Path) -> list[Path]:
+    """Returns the folders that hold a run's databases: its own, or one for each rank."""
+    ranks = run / RANKS
+    there = [run, *(sorted(ranks.iterdir()) if ranks.is_dir() and not ranks.is_symlink() else [])]
+    return [path for path in there if not path.is_symlink() and database_exists(path)]
+
+
+def pinned(run: Path, version: int | None = None) -> Reader:
+    """Opens a run as it is now, or was in a version, for good and past all caches."""
+    number = newest_version(run) if version is None else version
+    return Reader(run, version=number, context=new_context(cache_bytes=0, copy_threads=2))
 
 
 def transfer(
@@ -163,7 +187,7 @@ def _target(source: Path, to: Path) -> Path:
 def _copy_files(source: Path, target: Path) -> None:
     """Copies what lies beside the database: the spec, an app's own output."""
     for entry in os.scandir(source):
-        if entry.is_symlink() or entry.name == DATABASE or entry.name.startswith(".compacting"):
+        if entry.is_symlink() or entry.name in (DATABASE, RANKS, DRAFT):
             continue
         if entry.is_dir():
             shutil.copytree(entry.path, target / entry.name, symlinks=True)

@@ -53,6 +53,7 @@ class Damage:
         reason: what reading it said.
         records: the first and the last record it concerns, None if it is not about records.
         steps: their steps.
+        heals: it is stored in a block as well, which is what compacting the run keeps.
     """
 
     where: str
@@ -60,6 +61,7 @@ class Damage:
     reason: str
     records: tuple[int, int] | None = None
     steps: tuple[int, int] | None = None
+    heals: bool = False
 
 
 @dataclass
@@ -242,7 +244,8 @@ def _described(broken: Region, reason: str, view: View) -> Damage:
     use = {"row": "; curves over the steps are whole", "blk": "; single steps are whole"}
     twice = view.records[first, RecordColumn.FORM] == 0 and (form != "row" or last < _edge(view))
     said = f"{lost} of {slots}" + (use.get(form, "") if twice else "")
-    return Damage(broken.form.name, said, reason, (first, last), (steps[0], steps[1]))
+    heals = twice and form == "row"
+    return Damage(broken.form.name, said, reason, (first, last), (steps[0], steps[1]), heals)
 
 
 def _edge(view: View) -> int:

@@ -1,0 +1,11 @@
+"""Hands a run on to other programs: Parquet, CSV, zarr, npz.
+
+```python
+from comgra_decl.export import export_run
+export_run(comgra.open_run("runs"), "tables", "parquet")
+```
+"""
+
+from .exporting import FORMATS, export_run
+
+__all__ = ["FORMATS", "export_run"]

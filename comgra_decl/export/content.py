@@ -1,0 +1,146 @@
+"""What of a run is exported, piece by piece, so that a long one needs little memory."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from functools import cached_property
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import pandas as pd
+from numpy.typing import NDArray
+
+from comgra_decl.errors import UnknownNameError, did_you_mean
+from comgra_decl.query import derived
+from comgra_decl.records import AGGREGATES
+from comgra_decl.spec.globs import matches
+
+if TYPE_CHECKING:
+    from comgra_decl.query import Run
+    from comgra_decl.query.chunks import Chunk
+
+Progress = Callable[[str, int, int], None]
+
+KEYS = ("node", "role", "iteration", "pass")
+
+
+class Content:
+    """One run, or those nodes of it that a pattern names."""
+
+    def __init__(
+        self, run: Run, *, nodes: str | None = None, progress: Progress | None = None
+    ) -> None:
+        self.run = run
+        self._progress = progress
+        self.records = run.records
+        self.slots = run.slots
+        if nodes is not None:
+            chosen = [matches(nodes, node) for node in self.slots["node"]]
+            self.slots = self.slots[np.array(chosen, bool)]
+            if self.slots.empty:
+                raise UnknownNameError(
+                    f"no node is called {nodes!r}{did_you_mean(nodes, run.nodes) or '.'} "
+                    f"This run has {len(run.nodes)} nodes, see `run.nodes`."
+                )
+
+    @cached_property
+    def statistics(self) -> list[str]:
+        """Names of the statistics that are stored, not of those made of them."""
+        return [name for name in self.run.statistics if name not in derived.NAMES]
+
+    @property
+    def ids(self) -> NDArray[np.int64]:
+        """Ids of the slots, ascending."""
+        return self.slots.index.to_numpy(np.int64)
+
+    @property
+    def facts(self) -> dict[str, Any]:
+        """What is known of the run as a whole."""
+        run = self.run
+        return {
+            "name": run.name,
+            "group": run.group,
+            "state": run.state,
+            "started": run.started,
+            "statistics": self.statistics,
+            "aggregates": list(AGGREGATES),
+            "sample_count": run.sample_count,
+            "spec": run.spec.model_dump(mode="json"),
+            "config": run.config,
+            "facts": run.facts,
+        }
+
+    def chunks(self) -> Iterator[Chunk]:
+        """Yields the records, some at a time."""
+        total, done = max(1, len(self.records)), 0
+        for chunk in self.run.chunks():
+            yield chunk
+            done += len(chunk.records)
+            if self._progress is not None:
+                self._progress("exporting", done, total)
+
+    def tables(self) -> dict[str, pd.DataFrame]:
+        """Returns the tables that are small."""
+        slots = self.slots.reset_index()
+        return {
+            "records": self.records.reset_index(),
+            "slots": slots,
+            "kpis": self.run.kpis(),
+            "notes": self.run.notes(),
+            "findings": self.run.findings(),
+        }
+
+    def statistics_tables(self) -> Iterator[pd.DataFrame]:
+        """Yields a line for each tensor in each record: its statistics, aggregated in each way."""
+        nonfinite = self.statistics.index("nonfinite")
+        names = [
+            name if how == AGGREGATES[0] else f"{name}.{how}"
+            for name in self.statistics
+            for how in AGGREGATES
+        ]
+        ids = self.ids
+        for chunk in self.chunks():
+            numbers = chunk.aggregates[:, ids]
+            rows, columns = np.nonzero(~np.isnan(numbers[:, :, nonfinite, 0]))
+            flat = numbers[rows, columns].reshape(len(rows), len(names))
+            yield self._keyed(chunk, rows, columns, dict(zip(names, flat.T, strict=True)))
+
+    def sample_tables(self) -> Iterator[pd.DataFrame]:
+        """Yields a line for each recorded sample of each tensor in each record."""
+        if not self.run.sample_count:
+            return
+        nonfinite = self.statistics.index("nonfinite")
+        for chunk in self.chunks():
+            parts = [chunk.samples(int(number)) for number in self.ids]
+            numbers = np.stack([part for part in parts if part is not None], axis=1)
+            rows, columns, samples = np.nonzero(~np.isnan(numbers[..., nonfinite]))
+            flat = numbers[rows, columns, samples]
+            named: dict[str, Any] = {"sample": samples.astype(np.int32)}
+            named |= dict(zip(self.statistics, flat.T, strict=True))
+            yield self._keyed(chunk, rows, columns, named)
+
+    def _keyed(
+        self,
+        chunk: Chunk,
+        rows: NDArray[np.int64],
+        columns: NDArray[np.int64],
+        named: dict[str, NDArray[Any]],
+    ) -> pd.DataFrame:
+        """Returns a table that says of each line which record and which slot it is about."""
+        steps = chunk.steps[rows]
+        types = pd.Categorical(np.asarray(chunk.types, object)[rows], categories=self.run.types)
+        keys: dict[str, Any] = {
+            "record": chunk.records[rows],
+            "step": steps,
+            "type": types,
+            "slot": self.ids[columns],
+        }
+        for key in KEYS:
+            keys[key] = self._slot_column(key)[columns]
+        return pd.DataFrame({**keys, **named})
+
+    def _slot_column(self, key: str) -> Any:
+        column = self.slots[key]
+        if key == "iteration":
+            return column.to_numpy(np.int32)
+        return pd.Categorical(column, categories=list(dict.fromkeys(column)))

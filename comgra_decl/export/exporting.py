@@ -1,0 +1,81 @@
+"""Writes a run in a format that other programs read; it appears when it is whole."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import tempfile
+from collections.abc import Callable, Mapping
+from importlib import import_module
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from comgra_decl.errors import StoreError, UnknownNameError, did_you_mean
+
+from .content import Content
+
+if TYPE_CHECKING:
+    from comgra_decl.query import Run
+
+FORMATS: Mapping[str, str] = {
+    "parquet": "a folder of Parquet tables (needs the extra 'parquet')",
+    "csv": "a folder of CSV tables",
+    "zarr": "a zarr v3 group: statistics, samples, histograms and values as arrays",
+    "npz": "one file of numpy arrays: the same without values",
+}
+"""The formats, and what each is."""
+
+Progress = Callable[[str, int, int], None]
+
+
+def export_run(
+    run: Run,
+    to: str | os.PathLike[str],
+    format_: str = "parquet",
+    *,
+    nodes: str | None = None,
+    progress: Progress | None = None,
+) -> Path:
+    """Writes what a run holds into other programs' formats.
+
+    Args:
+        run: what `open_run` returns; a live one is exported as of its last refresh.
+        to: the file or folder to be; nothing is overwritten.
+        format_: one of `FORMATS`.
+        nodes: only nodes of this pattern, as in a spec: `blocks.*`, `**.attention`.
+        progress: told what is being done, how much of it is done, and how much there is.
+
+    Returns:
+        The path written.
+
+    Raises:
+        UnknownNameError: there is no such format, or no node of that pattern.
+        MissingPackageError: the format needs a package that is not installed; names the extra.
+        StoreError: the target exists, or cannot be written.
+    """
+    if format_ not in FORMATS:
+        raise UnknownNameError(
+            f"there is no format {format_!r}{did_you_mean(format_, FORMATS) or '.'} "
+            f"Choose one of {', '.join(FORMATS)}."
+        )
+    write = import_module(f".{format_}", __package__).write
+    content = Content(run, nodes=nodes, progress=progress)
+    target = Path(to).absolute()
+    if target.exists() or target.is_symlink():
+        raise StoreError(f"{str(target)!r} exists; nothing is ever overwritten. Choose another.")
+    try:
+        target.parent.mkdir(parents=True, exist_ok=True)
+        draft = Path(tempfile.mkdtemp(prefix=f".exporting-{target.name}-", dir=target.parent))
+    except OSError as error:
+        raise StoreError(f"cannot write to {str(target.parent)!r}: {error}") from error
+    try:
+        written = draft / target.name
+        write(content, written)
+        written.rename(target)
+    except OSError as error:
+        if isinstance(error, StoreError):
+            raise
+        raise StoreError(f"cannot write {str(target)!r}: {error}") from error
+    finally:
+        shutil.rmtree(draft, ignore_errors=True)
+    return target

@@ -1,0 +1,24 @@
+"""Packages that only some exports need."""
+
+from __future__ import annotations
+
+from importlib import import_module
+from typing import Any
+
+from comgra_decl.errors import MissingPackageError
+
+
+def needed(module: str, extra: str) -> Any:
+    """Imports a module that the extra `extra` brings.
+
+    Raises:
+        MissingPackageError: it is not installed; says how to install it.
+    """
+    try:
+        return import_module(module)
+    except ImportError as error:
+        package = module.partition(".")[0]
+        raise MissingPackageError(
+            f"this needs the package {package!r}, which is not installed: "
+            f"pip install 'comgra-decl[{extra}]'"
+        ) from error

@@ -1,0 +1,41 @@
+"""The command `comgra-decl cp`."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from comgra_decl.launch.printing import AsJson, RunPath, print_json, run_folder
+
+PANEL = "Keep"
+
+
+def command(
+    run: RunPath,
+    target: Annotated[
+        Path, typer.Argument(help="The folder to be; in an existing one, the run keeps its name.")
+    ],
+    compact: Annotated[
+        bool, typer.Option("--compact", help="Leave out what is stored twice.")
+    ] = False,
+    version: Annotated[
+        int | None, typer.Option(help="Copy what there was in this version; see `verify`.")
+    ] = None,
+    as_json: AsJson = False,
+) -> None:
+    """Copy a whole run as it is now, also while it is being recorded.
+
+    The copy appears when it is whole. That of a live run is "stopped", and says why.
+    """
+    from comgra_decl.launch.progress import bar
+    from comgra_decl.store.copying import copy_run
+
+    folder = run_folder(run)
+    with bar() as tell:
+        copy = copy_run(folder, target, version=version, compact=compact, progress=tell)
+    if as_json:
+        print_json({"path": str(copy), "source": str(folder)})
+    else:
+        print(copy)

@@ -1,0 +1,49 @@
+"""The command `comgra-decl verify`."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import typer
+
+from comgra_decl.launch.exits import Exit
+from comgra_decl.launch.printing import AsJson, RunPath, print_json, run_folder
+
+if TYPE_CHECKING:
+    from comgra_decl.store.verify import Verdict
+
+PANEL = "Keep"
+
+
+def command(run: RunPath, as_json: AsJson = False) -> None:
+    """Read all of a run; say what is damaged, what that hides, and what can be rescued.
+
+    Changes nothing; the run may be live. Exit code 3: something is damaged.
+    """
+    from comgra_decl.launch.progress import bar
+    from comgra_decl.store.copying import databases
+    from comgra_decl.store.verify import verify
+
+    folder = run_folder(run)
+    with bar() as tell:
+        verdicts = [verify(path, progress=tell) for path in databases(folder)]
+    whole = all(verdict.whole for verdict in verdicts)
+    if as_json:
+        content = [_described(verdict) for verdict in verdicts]
+        print_json({"path": str(folder), "whole": whole, "databases": content})
+    else:
+        from comgra_decl.launch.check_tables import print_verdict
+
+        for verdict in verdicts:
+            print_verdict(verdict)
+    if not whole:
+        raise typer.Exit(Exit.WANTING)
+
+
+def _described(verdict: Verdict) -> dict[str, Any]:
+    return {
+        **vars(verdict),
+        "path": str(verdict.path),
+        "whole": verdict.whole,
+        "damages": [vars(damage) for damage in verdict.damages],
+    }

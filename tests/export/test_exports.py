@@ -1,0 +1,272 @@
+"""What other programs read from an export is what the run says."""
+
+from __future__ import annotations
+
+import json
+import sys
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import ml_dtypes
+import numpy as np
+import pandas as pd
+import pytest
+
+from comgra_decl.errors import MissingPackageError, StoreError, UnknownNameError
+from comgra_decl.export import FORMATS, export_run
+from comgra_decl.query import Run, open_run
+from comgra_decl.records import AGGREGATES, STATISTICS
+from comgra_decl.store import RunWriter
+from tests.query.conftest import NODES
+from tests.store.truth import Truth
+from tests.support.fake_run import FakeRun
+
+STEPS = 24
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory: pytest.TempPathFactory) -> Run:
+    """24 training and 2 evaluation records; from step 20 on a tensor holds a NaN."""
+    fake = FakeRun(tmp_path_factory.mktemp("export") / "run", nodes=NODES, nonfinite_from=20)
+    fake.write(STEPS, commit=5)
+    fake.close()
+    return open_run(fake.path)
+
+
+@pytest.fixture(scope="module")
+def exports(run: Run, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("exports")
+    for name in FORMATS:
+        export_run(run, folder / name, name)
+    return folder
+
+
+def column(statistic: str, over_batch: str) -> str:
+    return statistic if over_batch == "mean" else f"{statistic}.{over_batch}"
+
+
+def slots_in(run: Run) -> Iterator[tuple[int, dict[str, Any]]]:
+    """Yields the id of each slot and what names it."""
+    for number, slot in run.slots.iterrows():
+        yield (
+            int(str(number)),
+            {
+                "node": slot["node"],
+                "role": slot["role"],
+                "iteration": int(slot["iteration"]),
+                "pass_": slot["pass"],
+            },
+        )
+
+
+@pytest.mark.parametrize("format_", ["parquet", "csv"])
+def test_every_statistic_is_in_the_tables(run: Run, exports: Path, format_: str) -> None:
+    table = read(exports / format_, "statistics")
+    present = 0
+    for number, where in slots_in(run):
+        mine = table[table["slot"] == number]
+        for type_ in run.types:
+            of_type = mine[mine["type"] == type_].set_index("step")
+            for statistic in STATISTICS:
+                for over_batch in AGGREGATES:
+                    truth = run.series(**where, statistic=statistic, over_batch=over_batch,
+                                       type_=type_)  # fmt: skip
+                    told = of_type[column(statistic, over_batch)].reindex(truth.index)
+                    assert np.array_equal(told.to_numpy(np.float32), truth, equal_nan=True)
+            there = run.series(**where, statistic="nonfinite", type_=type_).notna()
+            assert of_type.index.tolist() == there[there].index.tolist()
+            present += int(there.sum())
+    assert len(table) == present
+    keys = table[["slot", "node", "role", "iteration", "pass"]].drop_duplicates()
+    slots = run.slots.reset_index()[keys.columns]
+    there = slots[slots["slot"].isin(keys["slot"])]
+    assert sorted(keys.astype(str).to_numpy().tolist()) == sorted(
+        there.astype(str).to_numpy().tolist()
+    )
+
+
+@pytest.mark.parametrize("format_", ["parquet", "csv"])
+def test_every_sample_is_in_the_tables(run: Run, exports: Path, format_: str) -> None:
+    table = read(exports / format_, "samples")
+    mine = table[(table["node"] == "head") & (table["pass"] == "forward")]
+    mine = mine[(mine["role"] == "output") & (mine["type"] == "train")]
+    for sample in range(run.sample_count):
+        told = mine[mine["sample"] == sample].set_index("step")
+        for statistic in STATISTICS:
+            truth = run.sample_series("head", statistic, sample)
+            assert np.array_equal(told[statistic].to_numpy(np.float32), truth, equal_nan=True)
+
+
+@pytest.mark.parametrize("format_", ["parquet", "csv"])
+def test_the_small_tables_are_whole(run: Run, exports: Path, format_: str) -> None:
+    kpis, truth = read(exports / format_, "kpis"), run.kpis()
+    assert kpis["name"].tolist() == truth["name"].tolist()
+    assert np.array_equal(kpis["value"], truth["value"])
+    assert read(exports / format_, "records")["step"].tolist() == run.records["step"].tolist()
+    slots = read(exports / format_, "slots")
+    assert [tuple(json.loads(s)) for s in slots["shape"]] == run.slots["shape"].tolist()
+    facts = json.loads((exports / format_ / "run.json").read_text())
+    assert facts["spec"] == run.spec.model_dump(mode="json")
+
+
+def read(folder: Path, name: str) -> pd.DataFrame:
+    """Reads a table with the tools of its format."""
+    if folder.name == "csv":
+        types = dict.fromkeys(f"{s}{a}" for s in STATISTICS for a in ("", ".std", ".abs_max"))
+        floats: Any = dict.fromkeys(types, np.float32)
+        return pd.read_csv(
+            folder / f"{name}.csv", dtype=floats, keep_default_na=False, na_values=["nan"]
+        )
+    parquet = pytest.importorskip("pyarrow.parquet")
+    table: pd.DataFrame = parquet.read_table(folder / f"{name}.parquet").to_pandas()
+    return table
+
+
+def test_zarr_python_reads_the_arrays(run: Run, exports: Path) -> None:
+    zarr = pytest.importorskip("zarr")
+    group = zarr.open_group(exports / "zarr", mode="r")
+    attributes = dict(group.attrs)
+    ids = [slot["slot"] for slot in attributes["slots"]]
+    check_arrays(run, {name: group[name] for name in group.array_keys()}, attributes, ids)
+    values = group["values"]
+    told = 0
+    for name in values.array_keys():
+        array = values[name]
+        about = dict(array.attrs)
+        for at, record in enumerate(about["records"]):
+            truth = run.values_of(record)[about["slot"]]
+            assert np.array_equal(array[at], truth, equal_nan=True)
+            told += 1
+    assert told == sum(len(run.values_of(record)) for record in range(len(run.records)))
+
+
+def test_xarray_reads_the_dims(exports: Path, run: Run) -> None:
+    xarray = pytest.importorskip("xarray")
+    pytest.importorskip("zarr")
+    with xarray.open_zarr(exports / "zarr", consolidated=False) as data:
+        assert data["statistics"].dims == ("record", "slot", "statistic", "aggregate")
+        assert data["statistics"].sizes["record"] == len(run.records)
+
+
+def test_numpy_reads_the_arrays(run: Run, exports: Path) -> None:
+    with np.load(exports / "npz", allow_pickle=False) as archive:
+        attributes = json.loads(str(archive["run_json"]))
+        attributes["types"] = archive["type_names"].tolist()
+        check_arrays(run, archive, attributes, archive["slot_id"].tolist())
+        assert np.array_equal(archive["kpi_value"], run.kpis()["value"])
+        assert archive["slot_node"].tolist() == run.slots["node"].tolist()
+
+
+def check_arrays(run: Run, arrays: Any, attributes: dict[str, Any], ids: list[int]) -> None:
+    """Compares arrays [record, slot, ...] with what the run says."""
+    assert ids == run.slots.index.tolist()
+    steps, types = np.asarray(arrays["step"][:]), np.asarray(arrays["type"][:])
+    assert steps.tolist() == run.records["step"].tolist()
+    assert [attributes["types"][code] for code in types] == run.records["type"].tolist()
+    names = attributes["statistics"]
+    table, samples = arrays["statistics"][:], arrays["samples"][:]
+    train = np.flatnonzero(types == attributes["types"].index("train"))
+    for number, where in slots_in(run):
+        at = ids.index(number)
+        for rank, statistic in enumerate(names):
+            for over, over_batch in enumerate(AGGREGATES):
+                truth = run.series(**where, statistic=statistic, over_batch=over_batch)
+                assert np.array_equal(table[train, at, rank, over], truth, equal_nan=True)
+            truth = run.sample_series(**where, statistic=statistic, sample=1)
+            assert np.array_equal(samples[train, at, 1, rank], truth, equal_nan=True)
+        found, counts, ranges = run.histograms(**where)
+        at_records = [int(train[steps[train].tolist().index(step)]) for step in found]
+        assert np.array_equal(arrays["histogram_counts"][:][at_records, at], counts)
+        assert np.array_equal(
+            arrays["histogram_ranges"][:][at_records, at], ranges.astype(np.float32)
+        )
+
+
+def test_some_nodes_alone(run: Run, tmp_path: Path) -> None:
+    with np.load(export_run(run, tmp_path / "some.npz", "npz", nodes="blocks.**")) as archive:
+        chosen = [node for node in run.slots["node"] if node.startswith("blocks.")]
+        assert archive["slot_node"].tolist() == chosen
+        assert archive["statistics"].shape[1] == len(chosen) > 0
+    with pytest.raises(UnknownNameError, match="did you mean 'head'"):
+        export_run(run, tmp_path / "none.npz", "npz", nodes="haed")
+
+
+def test_bfloat16_is_written_in_what_every_reader_knows(tmp_path: Path) -> None:
+    zarr = pytest.importorskip("zarr")
+    truth = Truth()
+    value = np.arange(6).reshape(2, 3).astype(ml_dtypes.bfloat16)
+    with_value = truth.batch(3, range(2), values={1: value})
+    writer = RunWriter.create(tmp_path / "run", truth.meta)
+    writer.commit([with_value])
+    writer.close()
+    export_run(open_run(tmp_path / "run"), tmp_path / "out", "zarr")
+    array = zarr.open_group(tmp_path / "out", mode="r")["values/1_bfloat16_2x3"]
+    assert array.attrs["dtype"] == "bfloat16"
+    assert array.shape == (3, 2, 3)
+    assert np.array_equal(array[2], value.astype(np.float32))
+
+
+@pytest.mark.parametrize("format_", FORMATS)
+def test_a_run_without_a_record_can_be_exported(tmp_path: Path, format_: str) -> None:
+    fake = FakeRun(tmp_path / "run", nodes=NODES)
+    export_run(open_run(fake.path), tmp_path / "out", format_)
+    assert (tmp_path / "out").exists()
+    fake.close()
+
+
+@pytest.mark.parametrize("format_", FORMATS)
+def test_a_live_run_is_exported_as_of_its_last_refresh(tmp_path: Path, format_: str) -> None:
+    fake = FakeRun(tmp_path / "run", nodes=NODES)
+    fake.write(12, commit=3)
+    run, ended = open_run(fake.path), threading.Event()
+
+    def go_on() -> None:
+        while not ended.is_set():
+            fake.write(3)
+
+    thread = threading.Thread(target=go_on)
+    thread.start()
+    try:
+        out = export_run(run, tmp_path / "out", format_)
+    finally:
+        ended.set()
+        thread.join()
+    fake.close()
+    if format_ in ("parquet", "csv"):
+        assert read_any(out, "records")["step"].tolist() == run.records["step"].tolist()
+        assert set(read_any(out, "statistics")["step"]) == set(run.records["step"])
+
+
+def read_any(folder: Path, name: str) -> pd.DataFrame:
+    path = folder / f"{name}.csv"
+    return pd.read_csv(path) if path.exists() else pd.read_parquet(folder / f"{name}.parquet")
+
+
+@pytest.mark.parametrize("format_", FORMATS)
+def test_nothing_is_overwritten_and_nothing_half_remains(
+    run: Run, tmp_path: Path, format_: str
+) -> None:
+    (tmp_path / "there").write_text("mine")
+    with pytest.raises(StoreError, match="exists; nothing is ever overwritten"):
+        export_run(run, tmp_path / "there", format_)
+
+    def broken(*_told: object) -> None:
+        raise OSError(28, "No space left on device")
+
+    with pytest.raises(StoreError, match=r"cannot write.*No space left"):
+        export_run(run, tmp_path / "new", format_, progress=broken)
+    assert [path.name for path in tmp_path.iterdir()] == ["there"]
+    assert (tmp_path / "there").read_text() == "mine"
+
+
+def test_an_unknown_format_and_a_missing_package_are_named(
+    run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with pytest.raises(UnknownNameError, match="did you mean 'parquet'"):
+        export_run(run, tmp_path / "out", "parket")
+    monkeypatch.setitem(sys.modules, "pyarrow", None)
+    with pytest.raises(MissingPackageError, match=r"pip install 'comgra-decl\[parquet\]'"):
+        export_run(run, tmp_path / "out", "parquet")
+    assert list(tmp_path.iterdir()) == []
