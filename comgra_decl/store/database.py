@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 import os
 import re
+import zlib
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -21,6 +22,16 @@ from comgra_decl.errors import ComgraError, DamagedRunError, StoreError
 from .layout import DATABASE, NODE_BYTES, ArrayForm
 
 _RETRYABLE = ("RESOURCE_EXHAUSTED", "UNAVAILABLE", "DEADLINE_EXCEEDED", "ABORTED")
+_RAISED = (
+    ValueError,
+    LookupError,
+    RuntimeError,
+    OSError,
+    NotImplementedError,
+    OverflowError,
+    MemoryError,
+)
+_LONGEST_REASON = 200
 _opened_in: int | None = None
 
 
@@ -90,6 +101,7 @@ class Database:
         create: bool = False,
         transaction: ts.Transaction | None = None,
         recheck: float | bool = True,
+        cached: bool = True,
     ) -> ts.TensorStore:
         """Opens (or creates) an array.
 
@@ -99,6 +111,7 @@ class Database:
                 because written buffers may be referenced, and must not outlive the commit.
             transaction: bind the handle to it.
             recheck: unix time; cached state younger than this needs no revalidation.
+            cached: keep chunks; not for writing, see `create`.
         """
         spec: dict[str, Any] = {
             "driver": "zarr3",
@@ -109,9 +122,9 @@ class Database:
             "fill_missing_data_reads": False,
             "store_data_equal_to_fill_value": True,
         }
-        if create:
+        if create or not cached:
             spec["cache_pool"] = "cache_pool#none"
-        else:
+        if not create:
             spec["assume_metadata"] = True
         return ts.open(spec, context=self.context, create=create, transaction=transaction).result()
 
@@ -146,12 +159,20 @@ class Database:
         return sorted(key.decode() for key in found)
 
     def parse(self, key: str, value: bytes) -> Any:
-        """Parses JSON; a deleted data file reads as empty bytes, which is told as damage."""
+        """Returns what `encode` has made bytes of; DamagedRunError if they are not the same.
+
+        A deleted data file reads as empty bytes.
+        """
+        text, _, seal = value.rpartition(b"\n")
         try:
-            return json.loads(value)
+            if not value:
+                raise ValueError("it is empty (a data file was deleted?)")
+            if seal != _seal(text):
+                raise ValueError("its checksum does not fit")
+            return json.loads(text)
         except (ValueError, RecursionError) as error:
-            reason = "is empty (a data file was deleted?)" if not value else f"is no JSON: {error}"
-            raise DamagedRunError(f"{self.path}: key {key!r} {reason}") from error
+            reason = str(error)[:_LONGEST_REASON]
+            raise DamagedRunError(f"{self.path}: key {key!r} is damaged: {reason}") from error
 
     @contextmanager
     def reading(self, what: str) -> Iterator[None]:
@@ -160,7 +181,7 @@ class Database:
             yield
         except ComgraError:
             raise
-        except (ValueError, KeyError, RuntimeError, OSError, NotImplementedError) as error:
+        except _RAISED as error:
             raise DamagedRunError(f"{self.path}: cannot read {what!r}: {_text(error)}") from error
 
     @contextmanager
@@ -170,14 +191,22 @@ class Database:
             yield
         except ComgraError:
             raise
-        except (ValueError, KeyError, RuntimeError, OSError, NotImplementedError) as error:
+        except _RAISED as error:
             kind = TransientStoreError if _text(error).startswith(_RETRYABLE) else StoreError
             raise kind(f"{self.path}: writing {what} failed: {_text(error)}") from error
 
 
 def encode(value: Any) -> bytes:
-    """Encodes JSON compactly; what JSON does not know (paths, dates) becomes its text."""
-    return json.dumps(value, separators=(",", ":"), default=str).encode()
+    """Encodes JSON compactly; what JSON does not know (paths, dates) becomes its text.
+
+    A line with the checksum follows: nothing below would notice a flipped bit.
+    """
+    text = json.dumps(value, separators=(",", ":"), default=str).encode()
+    return text + b"\n" + _seal(text)
+
+
+def _seal(text: bytes) -> bytes:
+    return b"%08x" % zlib.crc32(text)
 
 
 def database_exists(run: str | os.PathLike[str]) -> bool:

@@ -18,12 +18,16 @@ from .database import Database, database_exists, new_context
 from .layout import HEAD_KEY, LOGS, RUN_KEY, ArrayForm, log_key
 from .logs import read_slot
 from .meta import RunMeta, check_version, writer_alive
+from .plausible import check_form, check_head
 from .scalars import ScalarReader
 from .view import Tables, View
 
 CACHE_BYTES = 128 << 20
 """Decoded chunks and index nodes kept by all readers of this process together."""
 
+
+_WRONG = (KeyError, TypeError, ValueError, IndexError, OverflowError, AttributeError)
+"""What reading JSON of a wrong form raises."""
 
 _context: ts.Context | None = None
 
@@ -97,12 +101,18 @@ class Reader:
         return self._head
 
     @property
+    def writer(self) -> Mapping[str, Any]:
+        """Who writes the run, or has written it last: a run may be resumed by another process."""
+        found: Mapping[str, Any] = self._head.get("writer") or self.meta.writer
+        return found
+
+    @property
     def state(self) -> str:
         """Returns "waiting", "live", "finished" or "stopped" (the writer is gone or gave up)."""
         head = self._head
         if head["closed"]:
             return "stopped" if head.get("error") else "finished"
-        if not writer_alive(self.meta.writer, last_commit=float(head["time"])):
+        if not writer_alive(self.writer, last_commit=float(head["time"])):
             return "stopped"
         return "live" if head["n"] else "waiting"
 
@@ -132,7 +142,7 @@ class Reader:
         if value == self._head_bytes:
             return False
         head = self._db.parse(HEAD_KEY, value)
-        check_version(head, where=self._db.path)
+        self._check(head)
         if head.get("uuid") != self.meta.uuid:
             raise DamagedRunError(f"{self._db.path}: the run was replaced by another; reopen it.")
         if self._head and head.get("compacted") != self._head.get("compacted"):
@@ -141,13 +151,33 @@ class Reader:
         self._head, self._head_bytes, self._bound = head, value, bound
         return True
 
+    def _check(self, head: Any) -> None:
+        if not isinstance(head, dict):
+            raise DamagedRunError(f"{self._db.path}: key {HEAD_KEY!r} is no table.")
+        check_version(head, where=self._db.path)
+        try:
+            check_head(head)
+        except _WRONG as error:
+            raise DamagedRunError(f"{self._db.path}: key {HEAD_KEY!r} is wrong: {error}") from error
+
     def _load(self) -> View:
         for log in LOGS:
-            self._read_log(log, int(self._head["logs"].get(log, 0)))  # an older run has no notes
+            self._read_log_or_tell(log, int(self._head["logs"].get(log, 0)))
         tables = self._tables.snapshot()
         view = View(self._db, self.meta, tables, self._head, self._bound, scalars=self._scalars)
         self._tables.records = view.load_records()
+        self._tables.losses = list(tables.losses)
         return view
+
+    def _read_log_or_tell(self, name: str, count: int) -> None:
+        """Reads a table; without notes, or the places of raw values, the rest can be seen."""
+        try:
+            self._read_log(name, count)
+        except DamagedRunError as error:
+            if name not in ("notes", "lanes"):
+                raise
+            self._tables.losses.append(f"{name} from row {self._tables.counts[name]} on: {error}")
+            self._tables.counts[name] = count
 
     def _read_log(self, name: str, count: int) -> None:
         known = self._tables.counts[name]
@@ -169,14 +199,14 @@ class Reader:
             elif name == "names":
                 tables.names.setdefault(str(row[0]), []).append(str(row[1]))
             elif name == "arrays":
-                form = ArrayForm.from_json(row)
+                form = check_form(ArrayForm.from_json(row))
                 tables.forms[form.name] = form
             elif name == "notes":
                 tables.notes.append(Note(int(row[0]), str(row[1]), float(row[2]), str(row[3])))
             else:
                 lanes = tables.lanes.setdefault(str(row[0]), {})
                 lanes[int(row[1])] = len(lanes)
-        except (KeyError, TypeError, ValueError, IndexError) as error:
+        except _WRONG as error:
             raise DamagedRunError(f"{self._db.path}: key {key!r} is wrong at {error}.") from error
 
 

@@ -66,6 +66,11 @@ class ScalarTable:
         """The commit failed; it will be staged anew."""
         self._staged = None
 
+    def resume(self, rows: Rows) -> None:
+        """Takes all scalars of a run that is continued."""
+        self._edge = len(rows) // SCALAR_BLOCK * SCALAR_BLOCK
+        self._open = rows[self._edge :].copy()
+
     def _rows(self, said: Said) -> Rows:
         rows = np.empty(len(said.names), ROW)
         rows["step"], rows["value"] = said.steps, said.values
@@ -127,7 +132,10 @@ def packed(rows: Rows) -> bytes:
 
 def unpacked(value: bytes) -> Rows:
     """Returns the rows of stored bytes; zlib.error or ValueError if they are damaged."""
-    data = zlib.decompress(value)
+    decoder = zlib.decompressobj()
+    data = decoder.decompress(value, SCALAR_BLOCK * ROW.itemsize + 1)  # no key holds more
+    if not decoder.eof or decoder.unused_data:
+        raise ValueError("it does not end where it should")
     count, rest = divmod(len(data), ROW.itemsize)
     if rest:
         raise ValueError(f"{len(data)} bytes are no whole rows")

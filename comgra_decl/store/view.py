@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from functools import cached_property, lru_cache
@@ -25,11 +26,16 @@ from .layout import (
     step_key,
 )
 from .meta import RunMeta
+from .plausible import check_edges, check_facts, check_records
 from .scalars import ScalarReader
 from .sessions import Session, read_sessions, superseded
 from .surviving import LOST, FactsReader
 
 Index = tuple[int | slice, ...]
+
+_LARGE = 64 << 20  # bytes; reading less never fails for want of memory
+_WRONG = (KeyError, TypeError, ValueError, IndexError, OverflowError)
+"""What reading JSON of a wrong form raises."""
 
 
 @dataclass
@@ -134,7 +140,8 @@ class View:
         train = modes.index("train") if "train" in modes else -1
         trained: NDArray[np.bool_] = self.records[:, RecordColumn.MODE] == train
         again = superseded(steps, trained, [(s.record, s.step) for s in self.sessions])
-        return again | (steps == LOST)
+        lost: NDArray[np.bool_] = steps == LOST
+        return again | lost
 
     @cached_property
     def superseded_scalars(self) -> NDArray[np.bool_]:
@@ -154,6 +161,10 @@ class View:
         reader = FactsReader(lambda name, where: self._read(name, where, columns), self._block)
         self._tables.records = np.concatenate([known, *reader.facts(len(known), self.n)])
         self._tables.losses += reader.losses
+        try:
+            check_records(self._tables.records, self._tables.names)
+        except ValueError as error:
+            raise DamagedRunError(f"{self._db.path}: {error}") from error
         return self._tables.records
 
     # -- statistics
@@ -240,6 +251,13 @@ class View:
 
     # -- values and JSON
 
+    def padded_row(self, family: str, record: int) -> NDArray[Any]:
+        """Returns what was written of a record's row, [1, columns, ...], padding included."""
+        kpis = family == "kpi"
+        column = RecordColumn.KPIS if kpis else RecordColumn.WIDTH
+        width = int(self.records[record, column])
+        return self._read(f"{family}/row", slice(record, record + 1), slice(0, width))
+
     def value(self, record: int, slot: int, sample: int | None = None) -> NDArray[Any] | None:
         """Returns a slot's raw value [samples, *dims] (or of one sample); None if not stored."""
         stored = self._fact("values", record) or {}
@@ -288,8 +306,9 @@ class View:
         try:
             keys = [SlotKey(node, role, int(k), pass_) for node, role, k, pass_ in row["keys"]]
             edges = [(int(a), int(b), bool(gradient)) for a, b, gradient in row["edges"]]
+            check_edges(edges, nodes=len(keys))
             return Structure(row["hash"], keys, list(row["kinds"]), edges, list(row["cuts"]))
-        except (KeyError, TypeError, ValueError) as error:
+        except _WRONG as error:
             raise DamagedRunError(f"{self._db.path}: key {key!r} is wrong at {error}.") from error
 
     def _fact(self, name: str, record: int) -> Any:
@@ -308,10 +327,11 @@ class View:
             raise DamagedRunError(f"{self._db.path}: the facts of record {record} are lost.")
 
     def _read_facts(self, first: int) -> Mapping[str, Any]:
-        facts = self._db.read_json(step_key(first))
-        if not isinstance(facts, dict) or not {"samples", "extra", "values"} <= facts.keys():
-            raise DamagedRunError(f"{self._db.path}: key {step_key(first)!r} is incomplete.")
-        return facts
+        key = step_key(first)
+        try:
+            return check_facts(self._db.read_json(key))
+        except _WRONG as error:
+            raise DamagedRunError(f"{self._db.path}: key {key!r} is wrong at {error}.") from error
 
     # -- arrays
 
@@ -322,7 +342,9 @@ class View:
 
     def _read(self, name: str, *index: int | slice) -> NDArray[Any]:
         with self._db.reading(name):
-            data: NDArray[Any] = self._handle(name)[index].read().result()
+            part = self._handle(name)[index]
+            _reserve(part)
+            data: NDArray[Any] = part.read().result()
         return data
 
     def _handle(self, name: str) -> ts.TensorStore:
@@ -333,6 +355,16 @@ class View:
                 raise DamagedRunError(f"{self._db.path}: the array table lacks {name!r}.")
             handle = self._handles[name] = self._db.array(form, recheck=self._bound)
         return handle
+
+
+def _reserve(part: ts.TensorStore) -> None:
+    """Fails where there is no memory for what is read: TensorStore would end the process."""
+    size = math.prod(part.shape) * part.dtype.numpy_dtype.itemsize
+    if size > _LARGE:
+        try:
+            np.empty(size, np.uint8)
+        except (MemoryError, ValueError):
+            raise ValueError(f"it would take {size / 1e9:.1f} GB of memory at once") from None
 
 
 def _equal_spans(

@@ -41,6 +41,7 @@ def batch_of(first: int, count: int) -> StepBatch:
         samples=numbers(first, count, SLOTS, 2, 3),
         counts=numbers(first, count, SLOTS, 4).astype(np.uint32),
         ranges=numbers(first, count, SLOTS, 2),
+        rows=np.arange(SLOTS),
         values=[{0: numbers(first + i, 1, 2, 50)[0]} for i in range(count)],
         kpis=[{"loss": float(first + i)} for i in range(count)],
         new_slots=[slot_info(number) for number in range(SLOTS)] if first == 0 else [],
@@ -54,8 +55,9 @@ def check(view: View, first: int = 0) -> None:
         return
     count = view.n - first
     expected = numbers(first, count, SLOTS, 3, 3).reshape(count, SLOTS, 9)
+    rows = np.broadcast_to(np.arange(SLOTS)[:, None], (count, SLOTS, 1))
     ranges = numbers(first, count, SLOTS, 2)
-    assert np.array_equal(view.heat("agg")[first:], np.concatenate([expected, ranges], axis=2))
+    assert np.array_equal(view.heat("agg")[first:], np.concatenate([expected, rows, ranges], 2))
     assert np.array_equal(view.heat("smp")[first:], numbers(first, count, SLOTS, 2, 3))
     assert np.array_equal(view.heat("hist")[first:], numbers(first, count, SLOTS, 4))
     steps = view.records[first:, RecordColumn.STEP]

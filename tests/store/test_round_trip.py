@@ -85,9 +85,9 @@ def test_slots_beyond_the_first_chunk_appear_later(tmp_path: Path) -> None:
 
 def test_many_slots_from_the_start_use_several_chunks_and_smaller_blocks(tmp_path: Path) -> None:
     truth = Truth()
-    writer = write(tmp_path / "run", truth, truth.batch(2, range(700)))
-    assert writer.block_steps == 256
-    batch = truth.batch(513, [0, 255, 256, 699])
+    writer = write(tmp_path / "run", truth, truth.batch(2, range(3000)))
+    assert writer.block_steps == 128
+    batch = truth.batch(127, [0, 255, 256, 2999])
     writer.commit([batch])
     truth.keep([batch])
     truth.check(Reader(tmp_path / "run").view)
@@ -110,7 +110,7 @@ def test_many_slots_from_the_start_use_several_chunks_and_smaller_blocks(tmp_pat
     bins=st.sampled_from([None, 4]),
     samples=st.sampled_from([0, 2]),
 )
-@settings(max_examples=25, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@settings(max_examples=15, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 def test_any_sequence_of_batches_is_read_back(
     commits: list[list[tuple[int, list[int]]]], seed: int, bins: int | None, samples: int
 ) -> None:

@@ -169,17 +169,6 @@ def test_a_damaged_block_is_an_error_that_names_it(tmp_path: Path) -> None:
         _ = Reader(tmp_path / "run").view.scalars
 
 
-def test_a_run_of_before_there_were_scalars_has_none(tmp_path: Path) -> None:
-    import json
-
-    writer = RunWriter.create(tmp_path / "run", meta_of())
-    head = json.loads(writer._db.read_bytes("head") or b"")
-    del head["scalars"], head["logs"]["notes"]
-    writer._db.kv.write("head", json.dumps(head).encode()).result()
-    view = Reader(tmp_path / "run").view
-    assert (len(view.scalars), view.notes) == (0, [])
-
-
 # -- the writer thread
 
 

@@ -403,6 +403,6 @@ def test_a_run_says_what_writing_took_and_how_long_the_training_waited(tmp_path:
         thread.put(raw(step, 20_000))
     thread.close(PATIENCE)
     usage = Reader(tmp_path / "run").head["usage"]
-    assert 0 < usage["cpu"]
+    assert usage["cpu"] > 0
     assert usage["share"] == pytest.approx(usage["cpu"] / usage["wall"], rel=0.01)
     assert 0 < usage["waited"] < usage["wall"], "the queue holds two steps"

@@ -74,6 +74,7 @@ class Truth:
             samples=self._floats((k, n, c, s)),
             counts=self.rng.integers(0, 60000, (k, n, bins), np.uint32) if bins else None,
             ranges=self._floats((k, n, 2)) if bins else None,
+            rows=self.rng.integers(1, 9, n),
             values=[dict(values or {}) for _ in range(k)],
             kpis=[{name: self._kpi() for name in kpis} for _ in range(k)],
             new_slots=[slot_info(number) for number in sorted(new)],
@@ -181,7 +182,9 @@ def same(a: NDArray[Any], b: NDArray[Any]) -> bool:
 
 
 def _parts(batch: StepBatch, record: int, i: int, meta: RunMeta) -> dict[str, NDArray[Any]]:
-    parts = {"agg": batch.aggregates[record, i].ravel(), "smp": batch.samples[record, i]}
+    assert batch.rows is not None
+    aggregates = np.append(batch.aggregates[record, i].ravel(), batch.rows[i]).astype(np.float32)
+    parts = {"agg": aggregates, "smp": batch.samples[record, i]}
     if meta.bins:
         assert batch.counts is not None
         assert batch.ranges is not None

@@ -1,0 +1,87 @@
+"""The numeric facts of records, from whichever of their three copies can be read.
+
+They lie in the large chunks of `records`, in blocks and in rows. A record whose facts can be read
+nowhere is lost: it is told, and left out of everything, so that the others can be seen.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from itertools import pairwise
+
+import numpy as np
+from numpy.typing import NDArray
+
+from comgra_decl.errors import DamagedRunError
+
+from .layout import RECORDS_ARRAY, RECORDS_CHUNK, SYSTEM_COLUMNS, RecordColumn
+
+Facts = NDArray[np.float64]
+Read = Callable[[str, slice], Facts]
+"""Reads the facts [records, SYSTEM_COLUMNS] of some records from an array."""
+
+LOST = -1.0
+"""The step of a record whose facts are lost."""
+
+_MOST_LOST = 2000
+"""Lost records after which the rest is not looked for: a whole run would take minutes."""
+
+_NONE = {
+    RecordColumn.STEP: LOST,
+    RecordColumn.TIME: np.nan,
+    RecordColumn.COST: np.nan,
+    RecordColumn.TYPE: -1.0,
+    RecordColumn.MODE: -1.0,
+    RecordColumn.STRUCTURE: -1.0,
+    RecordColumn.BATCH_SIZE: -1.0,
+}
+
+
+class FactsReader:
+    """Reads the facts of records in as few reads as the damage allows."""
+
+    def __init__(self, read: Read, block: int) -> None:
+        self._read = read
+        self._copies = ((RECORDS_ARRAY, RECORDS_CHUNK), ("kpi/blk", block), ("kpi/row", 1))
+        self.losses: list[str] = []
+
+    def facts(self, first: int, last: int) -> list[Facts]:
+        """Returns the facts of the records [first, last), in parts."""
+        parts, at = [], first
+        for level, (_, chunk) in enumerate(self._copies):
+            edge = last // chunk * chunk
+            if at < edge:
+                parts += self._whole(level, at, edge)
+                at = edge
+        return parts
+
+    def _whole(self, level: int, first: int, last: int) -> list[Facts]:
+        """Reads records that are in whole chunks of a copy, from others where it is damaged."""
+        name, chunk = self._copies[level]
+        try:
+            return [self._read(name, slice(first, last))]
+        except DamagedRunError as error:
+            bounds = _bounds(first, last, chunk)
+            if len(bounds) > 1:
+                return [part for low, high in bounds for part in self._whole(level, low, high)]
+            if level + 1 < len(self._copies):
+                return self._whole(level + 1, first, last)
+            self.losses.append(f"record {first} is lost: {error}")
+            if len(self.losses) > _MOST_LOST:
+                raise DamagedRunError(
+                    f"more than {_MOST_LOST} records are lost; the first: {self.losses[0]}"
+                ) from error
+            return [_lost(last - first)]
+
+
+def _bounds(first: int, last: int, chunk: int) -> Sequence[tuple[int, int]]:
+    """Cuts records where the chunks end."""
+    edges = [first, *range((first // chunk + 1) * chunk, last, chunk), last]
+    return list(pairwise(edges))
+
+
+def _lost(count: int) -> Facts:
+    facts = np.zeros((count, SYSTEM_COLUMNS))
+    for column, value in _NONE.items():
+        facts[:, column] = value
+    return facts
