@@ -37,6 +37,7 @@ if TYPE_CHECKING:
 
     from comgra_decl.hooks.words.hearing import Hearing
     from comgra_decl.spec import Spec
+    from comgra_decl.spec.schedule import ScheduleSpec
 
 _EVERY_SAMPLE = 1 << 30
 
@@ -76,7 +77,7 @@ class Attachment(ABC):
         self._train = _new_capture(spec, followed=True)
         self._reporter = Reporter(spec)
         self._meter = meter
-        self._budget = Budget(spec.schedule.budget, meter=meter, say=self._say)
+        self._budget = self._new_budget(spec.schedule)
         self._evaluation = EvaluationPhases(
             _new_capture(spec, followed=False), spec.schedule.eval, factor=self._budget.factor
         )
@@ -134,10 +135,19 @@ class Attachment(ABC):
 
     # -- choices -------------------------------------------------------------------------------
 
-    def _say(self, what: str, sentence: str) -> None:
+    def _new_budget(self, schedule: ScheduleSpec, *, before: Budget | None = None) -> Budget:
+        return Budget(
+            schedule.budget,
+            meter=self._meter,
+            say=self._say,
+            types=schedule.type_budgets,
+            before=before,
+        )
+
+    def _say(self, key: str, what: str, sentence: str) -> None:
         """A choice was made that the person behind the program should know of."""
-        self._reporter.say(what, sentence)
-        self._scalars.note(f"schedule.budget: {sentence}")
+        self._reporter.say(what if key == "budget" else f"{key}.{what}", sentence)
+        self._scalars.note(f"schedule.{key}: {sentence}")
 
     def _follow(self, spec: Spec) -> None:
         """Makes everything that depends on what is selected."""
@@ -270,7 +280,7 @@ class Attachment(ABC):
             self._stop_graph()
         raw.scheduled = scheduled
         if scheduled:
-            self._budget.recorded()
+            self._budget.recorded(*([info.type, *info.extra.get("tags", ())] if training else []))
         raw.documents = self._reporter.documents(self._tracer.called_tops, capture, info)
         self._sink(raw)
 

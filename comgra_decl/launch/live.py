@@ -112,7 +112,7 @@ class Attendant:
         self._meter = meter
         self._writer = writer
         self._change = change
-        self._measures = spec.schedule.budget.bytes is not None
+        self._measures = spec.schedule.limits_disk
         self._end = threading.Event()
         self._thread = threading.Thread(target=self._run, name="comgra-attendant", daemon=True)
 
@@ -146,7 +146,7 @@ class Attendant:
             return
         if changed is not None:
             spec, keys = changed
-            self._measures = spec.schedule.budget.bytes is not None
+            self._measures = spec.schedule.limits_disk
             self._change(spec, f"{SPEC_FILE} was changed: {keys}")
 
     def _measure(self) -> None:

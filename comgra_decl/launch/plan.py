@@ -199,7 +199,8 @@ def _remarks(spec: Spec) -> list[str]:
         remarks.append("schedule.types is not foreseen: types are known only as they come")
     if spec.schedule.seconds is not None:
         remarks.append("schedule.seconds is not foreseen: it adds records by the clock")
-    if spec.schedule.budget.time or spec.schedule.budget.disk:
+    budgets = (spec.schedule.budget, *spec.schedule.type_budgets.values())
+    if any(budget.time or budget.disk for budget in budgets):
         remarks.append("schedule.budget makes records rarer where they cost more than it allows")
     if spec.keep is not None:
         remarks.append("keep captures every step, which the share counts; what it stores is extra")

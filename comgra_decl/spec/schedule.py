@@ -92,6 +92,11 @@ class EvalSpec(CadenceSpec):
 class TypeCadenceSpec(CadenceSpec):
     """Which of the steps of one type are recorded; only those are counted."""
 
+    budget: BudgetSpec = BudgetSpec()
+    """What the records of this type may cost, beside what `schedule.budget` allows all records
+    together; under "*" each type not named has one of its own. A step of several types must be
+    within the budget of each."""
+
 
 class ScheduleSpec(CadenceSpec):
     """Which training steps are recorded; steps count from 0."""
@@ -123,3 +128,15 @@ class ScheduleSpec(CadenceSpec):
     any optimizer; explicit: `comgra.step()` only; a number or a class such as Adam: the steps of
     that optimizer, counted from 0 in the order in which they first step. Whatever this says, a
     program that calls `comgra.step()` ends its steps there."""
+
+    @property
+    def type_budgets(self) -> dict[str, BudgetSpec]:
+        """The budgets of types of execution; with `steps`, types have no say."""
+        own = {} if self.steps is not None else self.types
+        return {name: each.budget for name, each in own.items() if each is not None}
+
+    @property
+    def limits_disk(self) -> bool:
+        """Whether the size of the run's folder has a say."""
+        budgets = (self.budget, *self.type_budgets.values())
+        return any(each.bytes is not None for each in budgets)

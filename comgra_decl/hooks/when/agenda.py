@@ -6,6 +6,7 @@ import math
 import time
 from collections.abc import Callable, Iterable
 from enum import Enum
+from functools import partial
 from typing import TYPE_CHECKING
 
 from comgra_decl.hooks.when.countdown import Countdown
@@ -63,6 +64,7 @@ class Agenda:
         self._clock = clock
         self._step = 0
         self.labels: dict[str, None] = {}  # of the step in progress, in order
+        self.ended: list[str] = []  # labels of the step that ended last
         self._counts: dict[str, int] = {}  # steps of each type, without the one in progress
         self._seen: set[str] = set()  # types of which there is a record
         self._missed: dict[str, None] = {}  # types without a record though there was a step
@@ -79,6 +81,12 @@ class Agenda:
             if own is not None:
                 own.recorded(count - 1)
         self._all.recorded(self._step - 1)
+
+    def resume(self, step: int) -> None:
+        """The training goes on at `step`, which is recorded whatever the schedule says."""
+        self._step = step
+        self._all.recorded(step - 1)
+        self._all.next = step
 
     # -- before a step -------------------------------------------------------------------------
 
@@ -103,7 +111,7 @@ class Agenda:
         self._step = step
         if self._keep:
             return Plan.ARM
-        if self._budget.exhausted:
+        if self._budget.exhausted():
             return Plan.WAIT
         if not self.typed:
             return Plan.ARM if self._due_by_number else Plan.WAIT
@@ -131,14 +139,24 @@ class Agenda:
     def due(self) -> bool:
         """Whether the step in progress is to be recorded, by the labels it has until now."""
         labels = self.labels or (TRAIN,)
-        if self._budget.exhausted or any(self._never(label) for label in labels):
+        if self._budget.exhausted(*labels) or any(self._never(label) for label in labels):
             return False
-        return any(self._due_for(label) for label in labels)
+        if not self._budget.indebted(*labels):
+            return any(self._due_for(label) for label in labels)
+        return any(self._explicit_for(label) for label in labels)
+
+    def _explicit_for(self, label: str) -> bool:
+        """Whether a step of this type is to be recorded whatever it costs."""
+        own = self._own_of(label)
+        of_its_own = own is not None and own.explicit(self._counts.get(label, 0))
+        return of_its_own or self._all.explicit(self._step)
 
     def _due_for(self, label: str) -> bool:
-        if self._all.explicit(self._step):
+        if self._budget.exhausted(label):
+            return False
+        if self._explicit_for(label):
             return True
-        if self._budget.indebted:
+        if self._budget.indebted(label):
             return False
         own = self._own_of(label)
         if own is not None:
@@ -149,7 +167,7 @@ class Agenda:
     def _due_by_number(self) -> bool:
         if self._all.explicit(self._step):
             return True
-        return self._all.due(self._step) and not self._budget.indebted
+        return self._all.due(self._step) and not self._budget.indebted()
 
     def _is_news(self, label: str) -> bool:
         """Whether this is a type without a record: the first one is recorded at once."""
@@ -166,7 +184,7 @@ class Agenda:
             cadence = self._cadences.get(label, self._cadences.get(_OTHERS))
             self._own[label] = None
             if cadence is not None:
-                factor = self._budget.factor
+                factor = partial(self._budget.factor, label)
                 self._own[label] = Countdown(cadence, clock=self._clock, factor=factor)
         return self._own[label]
 
@@ -174,7 +192,7 @@ class Agenda:
 
     def end(self, *, recorded: bool) -> None:
         """The step in progress has ended."""
-        labels = [*self.labels] or [TRAIN]
+        labels = self.ended = [*self.labels] or [TRAIN]
         self.labels = {}
         general = [self._count(label, recorded=recorded) for label in labels]
         if recorded and any(general):

@@ -5,9 +5,12 @@ from __future__ import annotations
 import math
 import time
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Collection, Mapping
+from functools import partial
 from statistics import median
 from typing import TYPE_CHECKING
+
+from comgra_decl.hooks.when.allowance import Allowance
 
 if TYPE_CHECKING:
     from comgra_decl.spec.budget import BudgetSpec
@@ -18,8 +21,7 @@ _REMEMBERED = 32
 _ENOUGH = 5
 """Steps without a record from which on their median is worth saying."""
 
-_SAY_AGAIN = 2.0
-"""What was chosen is said again when it has changed by more than this factor."""
+_OTHERS = "*"
 
 
 class Meter:
@@ -38,22 +40,20 @@ class Meter:
 
 
 class Budget:
-    """Keeps recording below a share of the time and a size on disk.
+    """Measures what records cost, and charges it to all of them and to those of their types.
 
-    Time: every record makes a debt of what it cost, and the training pays it off with `share` of
-    the time that passes without records; while there is a debt, no record is due. A record cost
-    what its step took longer than a plain one, but at least what the capture itself measured, and
-    the processor time of the writer on top.
-
-    Disk: whenever half of what remained is used, gaps become four times longer. So each half of the
-    remainder lasts twice as long as the one before, and a training of unknown length is recorded
-    ever more rarely, but until its end.
+    A record cost what its step took longer than a plain one, but at least what the capture itself
+    measured, and the processor time of the writer on top. On disk it took its part of what the
+    run's folder has grown by while it was written, one of several its equal part.
 
     Args:
-        spec: the budget; None in it means no limit.
+        spec: the budget of all records together; None in it means no limit.
         meter: what is measured elsewhere.
-        say: told what was chosen: ("time" or "disk", a sentence).
+        say: told what was chosen: (the key of the spec below `schedule`, "time" or "disk", a
+            sentence).
+        types: budgets of types of execution; "*" for each of those that are not named.
         clock: seconds that pass evenly.
+        before: the budget until now, where the spec has changed while the run lives.
     """
 
     def __init__(
@@ -61,122 +61,116 @@ class Budget:
         spec: BudgetSpec,
         *,
         meter: Meter,
-        say: Callable[[str, str], None],
+        say: Callable[[str, str, str], None],
+        types: Mapping[str, BudgetSpec] | None = None,
         clock: Callable[[], float] = time.perf_counter,
+        before: Budget | None = None,
     ) -> None:
-        self.timed = spec.share is not None
-        self._share = spec.share or 1.0
-        self._limit = spec.bytes
-        self._spec = spec
+        self._types = types or {}
+        self.timed = any(each.share is not None for each in (spec, *self._types.values()))
         self._meter = meter
         self._say = say
         self._clock = clock
+        self._before = before
+        whole = None if before is None else before._all
+        self._all: Allowance = Allowance(spec, say=partial(say, "budget"), before=whole)
+        self._own: dict[str, Allowance] = {}  # of types that have been asked for
+        if before is not None:
+            for label in before._own:
+                self._of(label)
+        self._before = None
         self._plain: deque[float] = deque(maxlen=_REMEMBERED)
-        self._cost = 0.0  # of the last record
         self._last: float | None = None  # end of the last step
-        self._paid = -math.inf  # when the debt will be paid off
         self._writer = meter.writer_seconds
-        self._polls, self._polled = 0, 0.0
-        self._records = self._then = self._before = 0  # now, at the newest measurement, the last
-        self._said: dict[str, float] = {}
+        self._polls, self._size = 0, self._all.bytes
+        self._parts: dict[str, float] = {}  # of what was written last, by type
 
-    # -- time ----------------------------------------------------------------------------------
+    def _of(self, label: str) -> Allowance | None:
+        """Returns what the records of one type may cost, None if there is no limit to that."""
+        known = self._own.get(label)
+        spec = self._types.get(label, self._types.get(_OTHERS))
+        if known is not None or spec is None:
+            return known
+        before = None if self._before is None else self._before._own.get(label)
+        say = partial(self._say, f"types.{label}.budget")
+        own = self._own[label] = Allowance(spec, say=say, whose=label, before=before)
+        return own
 
-    @property
-    def indebted(self) -> bool:
-        """Whether past records are still to be paid off."""
-        return self.timed and self._clock() < self._paid
+    def _concerned(self, labels: Collection[str]) -> list[Allowance]:
+        """Returns what limits a record with these labels."""
+        own = (self._of(label) for label in labels) if self._types else ()
+        return [self._all, *(each for each in own if each is not None)]
 
-    def step_ended(self, cost: float | None) -> None:
-        """A step has ended; `cost`: what its record is known to have cost, None without one."""
+    # -- what is asked -------------------------------------------------------------------------
+
+    def indebted(self, *labels: str) -> bool:
+        """Whether past records, all or those of a type, are still to be paid off."""
+        if not self.timed:
+            return False
+        now = self._clock()
+        return any(each.indebted(now) for each in self._concerned(labels))
+
+    def exhausted(self, *labels: str) -> bool:
+        """Whether the disk's budget, of all records or of a type, is used up."""
+        self._measure()
+        return any(each.exhausted(self._per_record(each)) for each in self._concerned(labels))
+
+    def factor(self, *labels: str) -> float:
+        """By how much gaps are stretched to save space."""
+        self._measure()
+        return max(each.factor(self._per_record(each)) for each in self._concerned(labels))
+
+    # -- what has happened ---------------------------------------------------------------------
+
+    def recorded(self, *labels: str) -> None:
+        """A record was handed over, of a step of training with these labels."""
+        for each in self._concerned(labels):
+            each.records += 1
+
+    def step_ended(self, cost: float | None, labels: Collection[str] = ()) -> None:
+        """A step has ended.
+
+        Args:
+            cost: what its record is known to have cost, in seconds; None without one.
+            labels: its types of execution.
+        """
         now = self._clock()
         took = None if self._last is None else now - self._last
         self._last = now
-        if cost is None:
-            if took is not None:
-                self._plain.append(took)
-                if len(self._plain) == _ENOUGH:
-                    self._tell_gap(median(self._plain))
-            return
-        plain = median(self._plain) if self._plain else math.inf
-        self._charge(now, max(cost, 0.0 if took is None else took - plain), plain)
+        if cost is not None:
+            plain = median(self._plain) if self._plain else math.inf
+            self._charge(now, max(cost, 0.0 if took is None else took - plain), labels)
+        elif took is not None:
+            self._plain.append(took)
+        if len(self._plain) == _ENOUGH or (cost is not None and len(self._plain) > _ENOUGH):
+            for each in (self._all, *self._own.values()):
+                each.tell_gap(median(self._plain))
+
+    def _charge(self, now: float, cost: float, labels: Collection[str]) -> None:
+        written = self._meter.writer_seconds
+        cost, self._writer = cost + written - self._writer, written
+        for each in self._concerned(labels):
+            each.charge(now, cost)
 
     def restart(self) -> None:
         """What has passed since the last step was no training step (an evaluation, a pause)."""
         self._last = None
 
-    def _charge(self, now: float, cost: float, plain: float) -> None:
-        written = self._meter.writer_seconds
-        cost, self._writer = cost + written - self._writer, written
-        self._paid = max(self._paid, now) + cost * (1 / self._share - 1)
-        self._cost = cost
-        if len(self._plain) >= _ENOUGH:
-            self._tell_gap(plain)
+    # -- the disk ------------------------------------------------------------------------------
 
-    def _tell_gap(self, plain: float) -> None:
-        """Says how far apart records are from now on."""
-        gap = max(1, math.ceil(self._cost * (1 / self._share - 1) / max(plain, 1e-9)))
-        if self._cost and self._news("time", gap):
-            self._say(
-                "time",
-                f"a record costs about {_seconds(self._cost)} and a step without one takes "
-                f"{_seconds(plain)}: to stay below {self._spec.time} of the time, records are at "
-                f"least {gap} steps apart",
-            )
+    def _measure(self) -> None:
+        """Takes a new measurement, and shares out what the folder has grown by."""
+        if self._polls == self._meter.polls:
+            return
+        self._polls, size = self._meter.polls, self._meter.disk_bytes
+        growth, self._size = size - self._size, size
+        handed_over = self._all.records - self._all.then
+        if handed_over:
+            own = self._own.items()
+            self._parts = {la: (each.records - each.then) / handed_over for la, each in own}
+        self._all.measured(size)
+        for label, each in self._own.items():
+            each.measured(each.bytes + growth * self._parts.get(label, 0.0))
 
-    # -- disk ----------------------------------------------------------------------------------
-
-    @property
-    def exhausted(self) -> bool:
-        """Whether the disk's budget is used up."""
-        if self._limit is None or self._used() + self._per_record() <= self._limit:
-            return False
-        if self._news("full", 1.0):
-            self._say("disk", f"the disk's budget of {self._spec.disk} is used up: no more records")
-        return True
-
-    def factor(self) -> float:
-        """By how much gaps are stretched to save space."""
-        if self._limit is None:
-            return 1.0
-        left = max(1 - self._used() / self._limit, 2.0**-30)
-        factor = 4.0 ** math.floor(-math.log2(left))
-        if factor > 1 and self._news("disk", factor):
-            self._say(
-                "disk",
-                f"{1 - left:.0%} of the disk's budget of {self._spec.disk} is used: gaps between "
-                f"records are {factor:.0f} times longer",
-            )
-        return factor
-
-    def recorded(self) -> None:
-        """A record was handed over."""
-        self._records += 1
-
-    def _per_record(self) -> float:
-        return self._polled / self._then if self._then else 0.0
-
-    def _used(self) -> float:
-        """Bytes on disk, with what is on its way there.
-
-        What was recorded since the last measurement but one may not have been written yet.
-        """
-        if self._polls != self._meter.polls:
-            self._polls, self._polled = self._meter.polls, self._meter.disk_bytes
-            self._before, self._then = self._then, self._records
-        return self._polled + (self._records - self._before) * self._per_record()
-
-    def _news(self, what: str, value: float) -> bool:
-        """Whether `value` differs from what was said last by more than a factor."""
-        said = self._said.get(what)
-        if said is not None and said / _SAY_AGAIN <= value <= said * _SAY_AGAIN:
-            return False
-        self._said[what] = value
-        return True
-
-
-def _seconds(value: float) -> str:
-    for unit, factor in (("s", 1.0), ("ms", 1e-3)):
-        if value >= factor:
-            return f"{value / factor:.2g} {unit}"
-    return f"{value / 1e-6:.2g} us"
+    def _per_record(self, allowance: Allowance) -> float:
+        return allowance.per_record() or self._all.per_record()

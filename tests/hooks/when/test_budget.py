@@ -28,7 +28,7 @@ class Training:
         self.budget = Budget(
             spec.schedule.budget,
             meter=self.meter,
-            say=lambda what, text: self.said.append((what, text)),
+            say=lambda _, what, text: self.said.append((what, text)),
             clock=lambda: self.now,
         )
         self.agenda = Agenda(spec, self.budget, clock=lambda: self.now)
