@@ -173,8 +173,8 @@ class StepBatch:
     `aggregates` float32 [k, n, len(statistics), 3]: each statistic's mean, std, abs-max over the
     batch (AGGREGATES). `samples` float32 [k, n, c, len(statistics)]: the same statistics of the
     recorded samples, NaN where a slot has fewer. `counts` uint32 [k, n, bins] and `ranges`
-    float32 [k, n, 2] (lowest and highest edge), or None. `rows` int64 [n]: the samples that were
-    aggregated, by which several ranks' aggregates can be joined; None if not known.
+    float32 [k, n, 2] (lowest and highest edge), or None. `rows` [n] or [k, n]: how many samples
+    were aggregated, by which several ranks' aggregates are joined; None if not known.
     """
 
     steps: list[StepInfo]
@@ -188,7 +188,7 @@ class StepBatch:
     new_slots: list[SlotInfo]
     new_structures: list[Structure]
     documents: dict[str, Any] = field(default_factory=dict)
-    rows: NDArray[np.int64] | None = None
+    rows: NDArray[Any] | None = None
 
     @property
     def nbytes(self) -> int:
@@ -196,6 +196,10 @@ class StepBatch:
         arrays = (self.aggregates, self.samples, self.counts, self.ranges)
         values = sum(v.nbytes for by_slot in self.values for v in by_slot.values())
         return sum(a.nbytes for a in arrays if a is not None) + values + 512 * len(self.steps)
+
+
+RESUMED = "resume"
+"""Type of the note with which a program goes on with a run; its step is the first one."""
 
 
 class Note(NamedTuple):

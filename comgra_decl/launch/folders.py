@@ -103,6 +103,32 @@ def place_of_rank(folder: Path, run: RunSpec, rank: Rank | None) -> Place:
     return Place(folder, rank_folder(folder, rank.number, recorded), rank, tuple(recorded))
 
 
+def resumed_folder(run: RunSpec, context: RunContext) -> Path | None:
+    """Returns the folder of the run that the spec says to go on with; None for a new one.
+
+    Raises:
+        StoreError: there is no such run.
+    """
+    from comgra_decl.query.listing import list_runs
+    from comgra_decl.query.opening import is_run
+
+    if run.resume is False:
+        return None
+    if run.resume is not True:
+        folder = context.base.absolute() / Path(run.resume).expanduser()
+        if not is_run(folder):
+            raise StoreError(
+                f"there is no run in {folder} to go on with; run.resume is the folder of a run, or "
+                "true for the newest one of the group"
+            )
+        return folder.resolve()
+    group = run_group(run, context)
+    if run.name is not None:
+        return group / run.name if is_run(group / run.name) else None
+    readable = [r.path for r in list_runs(group) if r.state not in ("damaged", "unreadable")]
+    return readable[-1] if readable else None
+
+
 def run_group(run: RunSpec, context: RunContext) -> Path:
     """Returns the folder that new runs are made in; it need not be there."""
     root = context.base.absolute() / Path(run.root).expanduser()

@@ -25,7 +25,8 @@ if TYPE_CHECKING:
     from comgra_decl.launch.live import Attendant
     from comgra_decl.launch.ranks import Rank
     from comgra_decl.spec import Spec
-    from comgra_decl.store import RunMeta, WriterThread
+    from comgra_decl.store import RunMeta, RunWriter, WriterThread
+    from comgra_decl.store.appending import Past
 
 _log = logging.getLogger("comgra_decl")
 
@@ -56,6 +57,7 @@ class Session:
         self._place: Place | None = None
         self._uuid = ""
         self._settled = False  # whether it is known which rank this process is
+        self._past: Past | None = None  # what the run holds that is gone on with
         self._late_facts: dict[str, Any] | None = None  # of a rank, told with the next record
         self.path: Path | None = None
 
@@ -82,6 +84,8 @@ class Session:
             meter=self._meter,
         )
         self._attend()
+        if self._past is not None:
+            self._go_on(self._hooks, self._past)
         self._hooks.attach()
         atexit.register(self.finish)
         _log.info("recording to %s", self.path)
@@ -118,19 +122,23 @@ class Session:
         return False
 
     def _new_place(self, rank: Rank | None, own: Path | None = None) -> Place:
-        from comgra_decl.launch.folders import place_run
+        from comgra_decl.launch.folders import place_of_rank, place_run, resumed_folder
 
-        return place_run(self._spec.run, self._context, rank=rank, own=own)
+        run = self._spec.run
+        folder = resumed_folder(run, self._context) if own is None else None
+        if folder is not None:
+            return place_of_rank(folder, run, rank)
+        return place_run(run, self._context, rank=rank, own=own)
 
     def _open(self) -> None:
         """Starts writing at the place that is ours."""
-        from comgra_decl.store import RunWriter, WriterThread
+        from comgra_decl.store import WriterThread
 
         assert self._place is not None
-        path, meta = self._place.path, self._meta()
+        meta = self._meta()
         self.path, self._uuid = self._place.run, meta.uuid
         self._writer = WriterThread(
-            lambda: RunWriter.create(path, meta),
+            self._make_writer(self._place.path, meta),
             transform=self._transform,
             commit_interval=self._spec.store.commit_interval,
             queue_bytes=self._spec.store.queue_mb * 2**20,
@@ -140,11 +148,33 @@ class Session:
         )
         self._say = self._writer.say
 
+    def _make_writer(self, path: Path, meta: RunMeta) -> Callable[[], RunWriter]:
+        """Returns what makes, on the writer thread, a new run, or hands over one to go on with."""
+        from comgra_decl.store import RunWriter
+        from comgra_decl.store.database import database_exists
+
+        if self._spec.run.resume is False or not database_exists(path):
+            return lambda: RunWriter.create(path, meta)
+        from comgra_decl.store.appending import append_to
+
+        writer, self._past = append_to(path, meta)
+        return lambda: writer
+
+    def _go_on(self, hooks: HookManager, past: Past) -> None:
+        """Tells what follows the program that it goes on with a run."""
+        from comgra_decl.hooks.when.resuming import Resumption
+
+        if self._rules is not None:
+            self._rules.resume(past.slots)
+        hooks.resume(past.slots, Resumption(self._spec.run.resume_step, past.step))
+
     def _attend(self) -> None:
         """Starts to look after the run's spec and its size."""
         from comgra_decl.launch.live import Attendant
 
-        assert self._place is not None and self._writer is not None and self._hooks is not None
+        assert self._place is not None
+        assert self._writer is not None
+        assert self._hooks is not None
         self._attendant = Attendant(
             self._place.path,
             self._spec,
@@ -177,7 +207,7 @@ class Session:
         """The first thing is to be stored: only now a program may have said what rank it is."""
         self._settled = True
         place = self._place
-        if place is None or place.rank is not None:
+        if place is None or place.rank is not None or self._past is not None:
             return
         try:
             rank = self._rank()

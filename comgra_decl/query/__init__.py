@@ -7,9 +7,19 @@ run.value("blocks.0.attn", step=100)        # numpy array [samples, ...]
 ```
 """
 
+from .compare import compare, differences
 from .group import Group, open_group
 from .listing import RunSummary, list_runs
 from .opening import open_run
 from .run import Run
 
-__all__ = ["Group", "Run", "RunSummary", "list_runs", "open_group", "open_run"]
+__all__ = [
+    "Group",
+    "Run",
+    "RunSummary",
+    "compare",
+    "differences",
+    "list_runs",
+    "open_group",
+    "open_run",
+]

@@ -6,8 +6,11 @@ import os
 from collections.abc import Iterator
 from pathlib import Path
 
+import pandas as pd
+
 from comgra_decl.errors import RunNotFoundError, UnknownNameError, did_you_mean
 
+from .compare import compare, differences
 from .display import table_html
 from .listing import RunSummary, list_runs
 from .run import Run
@@ -72,6 +75,36 @@ class Group:
         raise UnknownNameError(
             f"no run in {str(self.path)!r} is called {key!r}{did_you_mean(key, self.names)}."
         )
+
+    def compare(
+        self,
+        node: str,
+        statistic: str = "mean",
+        *,
+        role: str = "output",
+        pass_: str = "forward",
+        iteration: int = 0,
+        over_batch: str = "mean",
+        type_: str | None = None,
+    ) -> pd.DataFrame:
+        """Returns one statistic of one tensor in all runs: a line per step, a column per run.
+
+        NaN where a run did not record it; see `comgra_decl.query.compare`.
+        """
+        return compare(
+            self,
+            node,
+            statistic,
+            role=role,
+            pass_=pass_,
+            iteration=iteration,
+            over_batch=over_batch,
+            type_=type_,
+        )
+
+    def differences(self) -> pd.DataFrame:
+        """Returns the settings in which the runs differ: a line per setting, a column per run."""
+        return differences(self)
 
     @property
     def _readable(self) -> list[RunSummary]:

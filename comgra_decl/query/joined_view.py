@@ -24,7 +24,7 @@ from . import joining, rank_facts
 
 @dataclass
 class _Member:
-    """One rank: its view, its slot for each joint slot (-1: none), its record for each joint one."""
+    """One rank: its view, and its slots (-1: none) and records for each of the joint ones."""
 
     view: View
     ids: NDArray[np.int64]

@@ -97,7 +97,7 @@ class Ranks:
 
 
 def _elements(slots: list[list[SlotInfo | None]]) -> Floats:
-    """Returns how many elements of a tensor count on each rank [ranks, slots]; copies count once."""
+    """Returns how many elements count on each rank [ranks, slots]; the same part counts once."""
     counts = np.ones((len(slots), len(slots[0])))
     for at, column in enumerate(zip(*slots, strict=True)):
         seen = set()

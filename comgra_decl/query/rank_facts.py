@@ -132,9 +132,11 @@ def join_notes(notes: Sequence[list[Note]], ranks: Sequence[int]) -> list[Note]:
     joined = list(notes[0])
     known = {(note.step, note.text) for note in joined}
     for rank, written in zip(ranks[1:], notes[1:], strict=True):
-        for note in written:
-            if (note.step, note.text) not in known:
-                joined.append(note._replace(text=f"rank {rank}: {note.text}"))
+        joined += [
+            note._replace(text=f"rank {rank}: {note.text}")
+            for note in written
+            if (note.step, note.text) not in known
+        ]
     return sorted(joined, key=lambda note: note.time)
 
 

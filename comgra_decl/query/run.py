@@ -13,16 +13,18 @@ import pandas as pd
 from numpy.typing import NDArray
 
 from comgra_decl.records import Structure
-from . import derived, distributions, graphs, statistics
+from . import derived, distributions, graphs, statistics, xarrays
 from .chunks import Chunk, chunks
 from .display import table_html
 from .joined_view import JoinedView
 from .rank_facts import differences_table
 from .ranks import JoinedReader, open_reader
 from .snapshot import Snapshot
-from .tables import findings_table
+from .tables import findings_table, sessions_table
 
 if TYPE_CHECKING:
+    import xarray
+
     from comgra_decl.spec import Spec
 
 
@@ -100,6 +102,15 @@ class Run:
             UnknownNameError: that rank was not recorded.
         """
         return Run(self.path, rank=number)
+
+    @property
+    def sessions(self) -> pd.DataFrame:
+        """The programs that wrote the run, one after another; more than one if it was resumed.
+
+        `started` (unix seconds), `step` (the first one; <NA> for the session that began the run, or
+        if it never trained), `first_record`.
+        """
+        return sessions_table(self._snapshot.view.sessions, self.started)
 
     def rank_differences(self) -> pd.DataFrame:
         """Returns tensors that ought to be the same on all ranks and are not: usually none.
@@ -335,6 +346,28 @@ class Run:
     ) -> pd.DataFrame:
         """Returns one statistic of a pass: a line per slot (by id), a column per step."""
         return statistics.heat(self._snapshot, statistic, pass_, over_batch, type_)
+
+    def to_xarray(
+        self,
+        *names: str,
+        pass_: str = "forward",
+        over_batch: str = "mean",
+        type_: str | None = None,
+    ) -> xarray.Dataset:
+        """Returns statistics of a pass as an `xarray.Dataset` with the dims slot and step.
+
+        Args:
+            names: the statistics; none: all that were recorded.
+            pass_: "forward", "grad", ...
+            over_batch: "mean", "std" or "abs_max".
+            type_: type of execution; None: training.
+
+        Raises:
+            MissingPackageError: xarray is not installed; names the extra that brings it.
+            UnknownNameError: no such statistic.
+        """
+        wanted = names or self._reader.meta.statistics
+        return xarrays.dataset(self._snapshot, wanted, pass_, over_batch, type_)
 
     # -- its tensors
 

@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 
 from comgra_decl.store.dense import MISSING
 from comgra_decl.store.layout import SYSTEM_COLUMNS, RecordColumn
+from comgra_decl.store.sessions import Session
 from comgra_decl.store.view import View
 
 from .kept import kept_reasons
@@ -51,6 +52,18 @@ def records_table(view: View) -> pd.DataFrame:
             "tags": tags_by_code(view)[facts[:, RecordColumn.TAGS].astype(np.int64)],
         },
         index=pd.RangeIndex(len(facts), name="record"),
+    )
+
+
+def sessions_table(sessions: list[Session], started: float) -> pd.DataFrame:
+    """Returns one line per session, see `Run.sessions`."""
+    return pd.DataFrame(
+        {
+            "started": [started if s.started is None else s.started for s in sessions],
+            "step": pd.array([s.step for s in sessions], dtype="Int64"),
+            "first_record": [s.record for s in sessions],
+        },
+        index=pd.RangeIndex(len(sessions), name="session"),
     )
 
 

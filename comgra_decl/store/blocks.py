@@ -60,6 +60,10 @@ class BlockBuffer:
             # copies, so that a large commit is not kept alive by its last few rows
             self._pending.append({k: v[rest:].copy() if rest else v for k, v in families.items()})
 
+    def resume(self, rows: list[Families]) -> None:
+        """Takes the rows of the block that is still filling, of a run that is continued."""
+        self._pending = rows
+
     def _boundary(self, first: int, count: int) -> int | None:
         """End of the block that was open before this commit, if this commit fills it."""
         end = -(-first // self._block) * self._block

@@ -17,6 +17,7 @@ from .database import Database, encode
 from .dense import MISSING, Families, record_columns, runs_of, stack
 from .layout import (
     LOGS,
+    RECORDS_CHUNK,
     SLOTS_LIMIT,
     ArrayForm,
     RecordColumn,
@@ -30,6 +31,7 @@ from .logs import Facts, Log, Names, Stage, slot_row
 from .meta import RunMeta
 from .scalars import ScalarTable
 from .values import ValueTable
+from .view import View
 
 _FILLS: dict[str, Any] = {"kpi": MISSING, "agg": float("nan"), "smp": float("nan"), "hist": 0}
 
@@ -98,6 +100,38 @@ class Contents:
         for name, at, data in self._records.pieces(first, families["kpi"]):
             commit.write(self._array(self._forms[name], commit), at, data)
         self._written = first, families
+
+    def resume(self, view: View, head: Mapping[str, Any]) -> None:
+        """Takes in what a run holds that is continued.
+
+        Args:
+            view: everything below its head.
+            head: the head.
+        """
+        tables = view.tables
+        for name, log in self._logs.items():
+            log.count = int(head["logs"].get(name, 0))
+        self._names.resume(tables.names)
+        self._scalars.resume(view.scalars)
+        self._slots = len(tables.slots)
+        if not tables.forms:  # no record yet
+            return
+        raw = {name: form for name, form in tables.forms.items() if name.startswith("raw/")}
+        self._values.resume(raw, tables.lanes)
+        self._forms = {name: form for name, form in tables.forms.items() if name not in raw}
+        self._handles = {
+            name: self._db.array(form, cached=False) for name, form in tables.forms.items()
+        }
+        block = self._forms["kpi/blk"].chunk[0]
+        self._blocks = BlockBuffer(block, _FILLS)
+        families = [name.removesuffix("/row") for name in self._forms if name.endswith("/row")]
+        self._blocks.resume(
+            [
+                {family: view.padded_row(family, record) for family in families}
+                for record in range(view.n // block * block, view.n)
+            ]
+        )
+        self._records.resume(view.records[view.n // RECORDS_CHUNK * RECORDS_CHUNK :])
 
     def accept(self) -> None:
         """The commit succeeded."""

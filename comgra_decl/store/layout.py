@@ -25,6 +25,9 @@ VERSION = 2
 MIN_READER = 2
 
 RUN_KEY = "meta/run.json"
+SESSION_KEY = "meta/run.{}.json"
+"""As `RUN_KEY`, of each program that went on with the run; the first of them is number 2."""
+
 HEAD_KEY = "head"
 DIGITS = 12  # of record numbers and row numbers in keys, so that keys sort as numbers
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from typing import Any, Protocol
 
 from comgra_decl.records import Piece, SlotInfo, SlotKey
@@ -57,6 +58,12 @@ class Names:
         self._log = log
         self._codes: dict[str, dict[str, int]] = {}
         self._staged: list[tuple[str, str]] = []
+
+    def resume(self, names: Mapping[str, Sequence[str]]) -> None:
+        """Takes the names of a run that is continued, by table."""
+        self._codes = {
+            table: {name: code for code, name in enumerate(rows)} for table, rows in names.items()
+        }
 
     def code(self, table: str, name: str) -> int:
         """Returns the code of a name, staging it if it is new."""

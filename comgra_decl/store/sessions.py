@@ -2,7 +2,7 @@
 
 The programs that write a run one after another are its sessions. Each but the first one is a line
 of `head.sessions`, which says how much of the run was there when it began, and who writes it. Which
-step it went on with is known only when it has trained one; the note of type `RESUME` says it.
+step it went on with is known only when it has trained one; the note of type `RESUMED` says it.
 """
 
 from __future__ import annotations
@@ -14,10 +14,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from comgra_decl.records import Note
-
-RESUME = "resume"
-"""Type of the note that a session begins with; its step is the first one of the session."""
+from comgra_decl.records import RESUMED, Note
 
 
 @dataclass(frozen=True)
@@ -43,7 +40,7 @@ def read_sessions(lines: Sequence[Mapping[str, Any]], notes: Sequence[Note]) -> 
     for number, line in enumerate(lines):
         first = int(line["note"])
         last = int(lines[number + 1]["note"]) if number + 1 < len(lines) else len(notes)
-        marks = [note.step for note in notes[first:last] if note.type == RESUME]
+        marks = [note.step for note in notes[first:last] if note.type == RESUMED]
         step = marks[0] if marks else None
         sessions.append(Session(int(line["record"]), int(line["scalar"]), step, line["time"]))
     return sessions

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any
@@ -45,6 +45,14 @@ class ValueTable:
         self._lanes_log = lanes
         self._arrays: dict[str, _RawArray] = {}
         self._staged: list[tuple[str, int | None]] = []
+
+    def resume(
+        self, forms: Mapping[str, ArrayForm], lanes: Mapping[str, Mapping[int, int]]
+    ) -> None:
+        """Takes the arrays and lanes of a run that is continued."""
+        self._arrays = {
+            name: _RawArray(form, dict(lanes.get(name, {}))) for name, form in forms.items()
+        }
 
     def pieces(self, values: Sequence[dict[int, NDArray[Any]]]) -> Iterator[ValuePiece]:
         """Yields the writes of a commit; `values[i]` are those of its i-th record, by slot."""

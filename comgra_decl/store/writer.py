@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -14,8 +14,9 @@ from comgra_decl.records import Said, StepBatch
 from .commit import Commit
 from .contents import Contents
 from .database import Database, encode, new_context
-from .layout import HEAD_KEY, LOGS, MIN_READER, RUN_KEY, VERSION
+from .layout import HEAD_KEY, LOGS, MIN_READER, RUN_KEY, SESSION_KEY, VERSION
 from .meta import RunMeta, writer_identity
+from .reader import Reader
 
 _NODE_CACHE = 16 << 20  # keeps index nodes, so that a commit does not read them again
 
@@ -49,6 +50,32 @@ class RunWriter:
             raise StoreError(f"cannot create the run's folder: {error}") from error
         writer = cls(Database(path, new_context(cache_bytes=_NODE_CACHE)), meta)
         writer._create()
+        return writer
+
+    @classmethod
+    def resume(cls, reader: Reader, meta: RunMeta) -> RunWriter:
+        """Goes on with a run; `appending.append_to` says whether that may be.
+
+        Args:
+            reader: of the run, as it is now.
+            meta: what is to be known of the program that goes on with it.
+
+        Raises:
+            StoreError: another writer was quicker, or the folder cannot be written.
+        """
+        database = Database(reader.path, new_context(cache_bytes=_NODE_CACHE))
+        writer = cls(database, reader.meta)
+        with database.reading("what the run holds"):
+            writer._contents.resume(reader.view, reader.head)
+        with database.writing("the resumption of the run"):
+            commit = Commit(database)
+            if commit.read(HEAD_KEY) != encode(dict(reader.head)):
+                raise StoreError(f"{database.path}: another writer has changed this run; stopping.")
+            meta.writer = writer_identity()
+            head = resumed_head(reader.head, meta)
+            key = SESSION_KEY.format(len(head["sessions"]) + 1)
+            commit.put(key, encode(meta.to_json()))
+            writer._finish(commit, head)
         return writer
 
     @property
@@ -132,6 +159,18 @@ class RunWriter:
             raise StoreError("a forked child cannot write to its parent's run.")
         if self._closed:
             raise StoreError(f"{self._db.path}: the run is closed.")
+
+
+def resumed_head(head: Mapping[str, Any], meta: RunMeta) -> dict[str, Any]:
+    """Returns the head with which another program goes on with a run."""
+    line = {
+        "record": head["n"],
+        "scalar": head.get("scalars", 0),
+        "note": head["logs"].get("notes", 0),
+        "time": meta.started,
+    }
+    changes = {"closed": False, "error": None, "writer": meta.writer}
+    return {**head, **changes, "sessions": [*head.get("sessions", []), line]}
 
 
 def _first_head(meta: RunMeta) -> dict[str, Any]:

@@ -107,6 +107,12 @@ class SlotTable:
         """All slots are about to be made anew: those of the same name go on where they were."""
         self._former = dict(self._keys)
 
+    def resume(self, slots: Iterable[SlotInfo]) -> None:
+        """Takes the slots of a run that is continued: those of the same name go on."""
+        self._keys = {slot.key: slot.id for slot in slots}
+        self._former = dict(self._keys)
+        self._next = len(self._keys)
+
     def settle(self, slots: Iterable[Slot]) -> list[SlotInfo]:
         """Gives ids to the slots that have none yet and returns their table lines."""
         settled = [self._settle(slot) for slot in slots if slot.id < 0]
