@@ -81,9 +81,9 @@ def test_every_statistic_is_in_the_tables(run: Run, exports: Path, format_: str)
     assert len(table) == present
     keys = table[["slot", "node", "role", "iteration", "pass"]].drop_duplicates()
     slots = run.slots.reset_index()[keys.columns]
-    there = slots[slots["slot"].isin(keys["slot"])]
+    used = slots[slots["slot"].isin(keys["slot"])]
     assert sorted(keys.astype(str).to_numpy().tolist()) == sorted(
-        there.astype(str).to_numpy().tolist()
+        used.astype(str).to_numpy().tolist()
     )
 
 

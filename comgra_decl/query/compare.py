@@ -1,0 +1,126 @@
+"""Runs side by side: one statistic of all of them, and the settings in which they differ."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping
+from typing import Any
+
+import pandas as pd
+
+from comgra_decl.errors import UnknownNameError
+
+from .run import Run
+
+
+def compare(
+    runs: Iterable[Run],
+    node: str,
+    statistic: str = "mean",
+    *,
+    role: str = "output",
+    pass_: str = "forward",
+    iteration: int = 0,
+    over_batch: str = "mean",
+    type_: str | None = None,
+) -> pd.DataFrame:
+    """Returns one statistic of one tensor in several runs: a line per step, a column per run.
+
+    NaN where a run did not record the step, and in all of a run that lacks the tensor. Where a
+    step has several records (of several evaluations, say), the last counts.
+
+    Args:
+        runs: a `Group`, or any runs; columns are called as they are, with the group where two
+            have the same name.
+        node: the rest as in `Run.series`.
+        statistic: one that the runs have.
+        role: which of the node's tensors.
+        pass_: "forward", "grad", ...
+        iteration: which call within the step.
+        over_batch: "mean", "std" or "abs_max".
+        type_: type of execution; None: training.
+
+    Raises:
+        UnknownNameError: no run has it; says what the last one asked has instead.
+    """
+    columns: dict[str, pd.Series[float]] = {}
+    missing: UnknownNameError | None = None
+    found = False
+    for name, run in _named(list(runs)):
+        try:
+            series = run.series(
+                node,
+                statistic,
+                role=role,
+                pass_=pass_,
+                iteration=iteration,
+                over_batch=over_batch,
+                type_=type_,
+            )
+            found = True
+        except UnknownNameError as error:
+            missing = error
+            series = pd.Series(dtype="float32", index=pd.Index([], dtype="int64"))
+        columns[name] = series[~series.index.duplicated(keep="last")]
+    if missing is not None and not found:
+        raise missing
+    table = pd.DataFrame(columns).sort_index()
+    table.index.name, table.columns.name = "step", "run"
+    return table
+
+
+def differences(runs: Iterable[Run]) -> pd.DataFrame:
+    """Returns the settings in which runs differ: a line per setting, a column per run.
+
+    Settings of the spec are called `spec.schedule.every`, those of the program's own
+    configuration `config.optimizer.lr`. <NA> where a run does not have the setting. Where a run
+    is recorded to is no difference.
+    """
+    named = _named(list(runs))
+    settings = {name: dict(_settings(run)) for name, run in named}
+    keys = list(dict.fromkeys(key for one in settings.values() for key in one))
+    lines = {
+        key: [one.get(key, pd.NA) for one in settings.values()]
+        for key in keys
+        if len({repr(one.get(key, pd.NA)) for one in settings.values()}) > 1
+    }
+    names = [name for name, _ in named]
+    table = pd.DataFrame.from_dict(lines, orient="index", columns=names, dtype=object)
+    table.index.name, table.columns.name = "setting", "run"
+    return table
+
+
+def _named(runs: list[Run]) -> list[tuple[str, Run]]:
+    """Gives each run the shortest name that no other has."""
+    for name_of in (_name, _long_name, _path):
+        names = [name_of(run) for run in runs]
+        if len(set(names)) == len(names):
+            return list(zip(names, runs, strict=True))
+    return [(f"{_path(run)} ({number})", run) for number, run in enumerate(runs)]
+
+
+def _name(run: Run) -> str:
+    return run.name
+
+
+def _long_name(run: Run) -> str:
+    return f"{run.group}/{run.name}"
+
+
+def _path(run: Run) -> str:
+    return str(run.path)
+
+
+def _settings(run: Run) -> Iterator[tuple[str, Any]]:
+    spec = run.spec.model_dump(mode="json")
+    spec.pop("run", None)
+    yield from _flat("spec", spec)
+    yield from _flat("config", run.config or {})
+
+
+def _flat(key: str, value: Any) -> Iterator[tuple[str, Any]]:
+    """Yields the settings within a mapping, lists as a whole."""
+    if isinstance(value, Mapping) and value:
+        for name, part in value.items():
+            yield from _flat(f"{key}.{name}", part)
+    elif not isinstance(value, Mapping):
+        yield key, value
