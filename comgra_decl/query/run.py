@@ -13,6 +13,7 @@ import pandas as pd
 from numpy.typing import NDArray
 
 from comgra_decl.records import Structure
+
 from . import derived, distributions, graphs, statistics, xarrays
 from .chunks import Chunk, chunks
 from .display import table_html
@@ -236,8 +237,9 @@ class Run:
         return findings_table(self._snapshot.view.document("findings"))
 
     def chunks(self) -> Iterator[Chunk]:
-        """Yields all records in the order in which they were stored, some at a time: for whoever
-        looks at everything, as the rules do, in little memory.
+        """Yields all records in the order in which they were stored, some at a time.
+
+        For whoever looks at everything, as the rules do, in little memory.
         """
         return chunks(self._snapshot)
 

@@ -1,0 +1,115 @@
+"""Runs side by side."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from comgra_decl.errors import MissingPackageError, UnknownNameError
+from comgra_decl.query import Group, Run, compare, differences, open_group, open_run
+from tests.support.fake_model import spec_of
+from tests.support.fake_run import FakeRun
+
+
+@pytest.fixture(scope="module")
+def group(tmp_path_factory: pytest.TempPathFactory) -> Group:
+    """Three runs: of 8 and 12 steps, and one without the node `head`."""
+    root = tmp_path_factory.mktemp("compare") / "group"
+    for name, nodes, layers, steps in (
+        ("a", ("embed", "head"), 2, 8),
+        ("b", ("embed", "head"), 3, 12),
+        ("c", ("embed",), 2, 8),
+    ):
+        fake = FakeRun(root / name, nodes=nodes, layers=layers, start=ord(name))
+        fake.write(steps)
+        fake.close()
+    return open_group(root)
+
+
+def test_a_column_per_run_and_a_line_per_step(group: Group) -> None:
+    table = group.compare("head", "std", pass_="grad")
+    assert table.columns.tolist() == ["a", "b", "c"]
+    assert (table.index.name, table.columns.name) == ("step", "run")
+    assert table.index.tolist() == list(range(12))
+    for name, steps in (("a", 8), ("b", 12)):
+        truth = group[name].series("head", "std", pass_="grad")
+        assert np.array_equal(table[name][:steps], truth)
+        assert table[name][steps:].isna().all()
+    assert table["c"].isna().all()
+    same = compare([group["a"], group["b"], group["c"]], "head", "std", pass_="grad")
+    assert same.equals(table)
+
+
+def test_evaluations_that_share_a_step_count_once(group: Group) -> None:
+    table = group.compare("embed", "mean", type_="eval")
+    assert table.index.tolist() == [10]
+    assert table["b"].notna().all()
+
+
+def test_what_no_run_has_is_an_error_that_suggests(group: Group) -> None:
+    with pytest.raises(UnknownNameError, match="did you mean 'embed'"):
+        group.compare("embbed")
+    with pytest.raises(UnknownNameError, match="std"):
+        group.compare("embed", "stdd")
+
+
+def test_runs_of_one_name_are_told_apart(group: Group, tmp_path: Path) -> None:
+    FakeRun(tmp_path / "other" / "a", nodes=("embed",)).close()
+    runs = [group["a"], open_run(tmp_path / "other" / "a")]
+    assert compare(runs, "embed").columns.tolist() == ["group/a", "other/a"]
+    assert compare([group["a"]] * 2, "embed").shape[1] == 2
+    assert compare([], "embed").shape == (0, 0)
+
+
+def test_only_settings_that_differ_are_listed(group: Group) -> None:
+    table = differences(group)
+    assert table.index.tolist() == ["config.model.layers"]
+    assert list(table.loc["config.model.layers"]) == [2, 3, 2]
+    assert group.differences().equals(table)
+    assert differences([group["a"], group["a"]]).empty
+
+
+def test_settings_of_the_spec_and_missing_ones(group: Group, tmp_path: Path) -> None:
+    fake = FakeRun(tmp_path / "d", nodes=("embed",), samples=2)
+    fake.close()
+    one = open_run(tmp_path / "d")
+    table = differences([group["a"], one])
+    assert spec_of(2, 32)["samples"]["count"] == 2
+    assert list(table.loc["spec.samples.count"]) == [4, 2]
+    assert not any(key.startswith("spec.run.") for key in table.index)
+
+
+def test_to_xarray_is_the_heat_map(group: Group) -> None:
+    pytest.importorskip("xarray")
+    run = group["b"]
+    data = run.to_xarray("std", "mean", pass_="grad", over_batch="abs_max")
+    assert set(data.data_vars) == {"std", "mean"}
+    assert data["std"].dims == ("slot", "step")
+    truth = run.heat("std", pass_="grad", over_batch="abs_max")
+    assert np.array_equal(data["std"].to_numpy(), truth, equal_nan=True)
+    assert data["slot"].to_numpy().tolist() == truth.index.tolist()
+    assert data["node"].to_numpy().tolist() == run.slots["node"].loc[truth.index].tolist()
+    assert set(run.to_xarray().data_vars) == set(run.statistics)
+
+
+def test_without_xarray_the_extra_is_named(group: Group, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "xarray", None)
+    with pytest.raises(MissingPackageError, match=r"pip install 'comgra-decl\[xarray\]'"):
+        group["a"].to_xarray()
+
+
+def test_runs_and_groups_escape_what_they_show(tmp_path: Path) -> None:
+    evil = tmp_path / "<img src=x onerror=alert(1)>" / "<script>alert(1)<&>"
+    evil.parent.mkdir()
+    fake = FakeRun(tmp_path / "run", nodes=("embed",))
+    fake.write(2)
+    fake.writer.close(error="<b>gone</b>")
+    fake.path.rename(evil)
+    for html in (Run(evil)._repr_html_(), open_group(evil.parent)._repr_html_()):
+        assert "<script" not in html
+        assert "<img" not in html
+        assert "<b>" not in html
+        assert "&lt;script&gt;" in html or "&lt;img" in html
