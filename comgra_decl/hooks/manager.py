@@ -12,6 +12,7 @@ import math
 import time
 from collections import deque
 from collections.abc import Callable, Iterable, Mapping
+from threading import get_ident
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -23,7 +24,7 @@ from comgra_decl.hooks import modes
 from comgra_decl.hooks.attachment import Attachment
 from comgra_decl.hooks.patches import watch_mode
 from comgra_decl.hooks.reading.capture import StepCapture
-from comgra_decl.hooks.tree import Top, has_parameters
+from comgra_decl.hooks.tree import Top, has_parameters, trains_beside
 from comgra_decl.hooks.when.agenda import TRAIN, Agenda, Plan
 from comgra_decl.hooks.when.budget import Meter
 from comgra_decl.hooks.when.ending import StepEnd
@@ -329,6 +330,8 @@ class HookManager(Attachment):
         """A module was switched to training or evaluation, as each of its children was before."""
         if training == (not self._evaluating) or self._stopped or torch.compiler.is_compiling():
             return
+        if self._tracer.thread not in (0, get_ident()):  # another thread evaluates meanwhile
+            return
         self._resting = 0
         try:
             modes.sweep()
@@ -341,7 +344,7 @@ class HookManager(Attachment):
     def _is_frozen(self, module: nn.Module) -> bool:
         """Whether a module is only a part, kept in evaluation mode, of one that is trained."""
         top = self._owners.top_of(module)
-        return top is not module and top.training
+        return top is not module and top.training and trains_beside(top, module)
 
     def _begin_evaluation(self) -> None:
         self._structures.pause()

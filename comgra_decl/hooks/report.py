@@ -124,8 +124,8 @@ class Reporter:
         if silent:
             shown = ", ".join(silent[:5]) + (", ..." if len(silent) > 5 else "")
             self.warn(
-                f"selected but never called in this step: {shown} ({len(silent)} in all); a module "
-                "whose parent uses its weights directly has no output of its own"
+                f"selected but never called in this step: {shown} ({len(silent)} in all); what is "
+                "not called, or only lends its weights, has no output of its own"
             )
         for name, reason in report["refused"].items():
             self.warn(f"{name} is not recorded: {reason}")

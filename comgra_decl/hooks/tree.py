@@ -127,6 +127,15 @@ def has_parameters(module: nn.Module) -> bool:
     return False
 
 
+def trains_beside(top: nn.Module, part: nn.Module) -> bool:
+    """Whether `top` trains parameters that do not belong to its part.
+
+    If it does not, it only wraps that part: for a loss, for a task, for another framework.
+    """
+    own = {id(parameter) for parameter in part.parameters()}
+    return any(p.requires_grad and id(p) not in own for p in top.parameters())
+
+
 def unwrapped_class(module: nn.Module) -> str:
     """Returns the class name of a module below its wrappers (DDP, `torch.compile`)."""
     for name in ("module", "_orig_mod"):
