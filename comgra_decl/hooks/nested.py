@@ -61,5 +61,5 @@ def first_batch_size(*values: Any) -> int | None:
     for value in values:
         for _, tensor in tensors_in(value):
             if tensor.dim() > 0:
-                return int(tensor.shape[0])
+                return int(tensor.size(0))  # nested tensors have no `shape`
     return None

@@ -103,8 +103,8 @@ class TensorPlan:
         if module is None:
             return None
         held = module._buffers if self.slot.kind == "buffer" else module._parameters
-        # not `get`: what a scripted module holds is no dict
-        return held[self.attribute] if self.attribute in held else None
+        # what a scripted module holds is no dict
+        return held[self.attribute] if self.attribute in held else None  # noqa: SIM401
 
     def state(self, name: str, iteration: int) -> Slot:
         """Returns the slot of one tensor that the optimizer keeps for this parameter."""

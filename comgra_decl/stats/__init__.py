@@ -3,5 +3,14 @@
 from comgra_decl.stats.finalise import finalise
 from comgra_decl.stats.reducer import Reduced, Reducer
 from comgra_decl.stats.support import CannotReduceError, dtype_name, to_numpy
+from comgra_decl.stats.unusual import ordinary
 
-__all__ = ["CannotReduceError", "Reduced", "Reducer", "dtype_name", "finalise", "to_numpy"]
+__all__ = [
+    "CannotReduceError",
+    "Reduced",
+    "Reducer",
+    "dtype_name",
+    "finalise",
+    "ordinary",
+    "to_numpy",
+]

@@ -57,6 +57,9 @@ class Recording:
     def rows(self, node: str, role: str = "output", **where: Any) -> NDArray[np.float64]:
         """The raw rows of one slot in one record: one row per sample."""
         step = self.steps[where.get("step", 0)]
+        if step.wait is not None:  # what the writer thread does
+            step.wait()
+            step.wait = None
         position = self._position(node, role, **where)
         assert position is not None, f"no {node} {role} {where} in {sorted(self.slots)}"
         tensor = step.layout.tensors[position]

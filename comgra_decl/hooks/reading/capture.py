@@ -11,7 +11,7 @@ import numpy as np
 
 from comgra_decl.hooks.reading.gradients import Backwards
 from comgra_decl.records import Layout, RawStep, StepInfo
-from comgra_decl.stats import CannotReduceError, Reducer
+from comgra_decl.stats import CannotReduceError, Reducer, ordinary
 
 if TYPE_CHECKING:
     import torch
@@ -102,8 +102,7 @@ class StepCapture:
             keep = (values or self._spare_values) and self._small_enough(tensor, dim)
             index = self._reducer.add(tensor, batch_dim=dim, values=keep)
         except CannotReduceError as error:
-            self.refused[f"{slot.node()} {slot.role}"] = str(error)
-            return None
+            return self._add_written_out(slot, tensor, dim, values, str(error))
         if slot.id < 0 and not slot.dtype:
             slot.describe(tensor, dim)
         if keep and not values:
@@ -114,8 +113,20 @@ class StepCapture:
         self.cost += time.perf_counter() - started
         return index
 
+    def _add_written_out(
+        self, slot: Slot, tensor: torch.Tensor, dim: int | None, values: bool, why: str
+    ) -> int | None:
+        """Reads a sparse, nested or quantised tensor as an ordinary one; reports any other."""
+        whole = ordinary(tensor)
+        if whole is None:
+            self.refused[f"{slot.node()} {slot.role}"] = why
+            return None
+        return self.add(slot, whole, batch_dim=dim, values=values)
+
     def batch_dim(self, tensor: torch.Tensor, declared: int | str | None) -> int | None:
         """Returns the declared batch dim, or for "auto" dim 0 where it has the batch's size."""
+        if tensor.is_nested:
+            return None
         shape = tensor.shape
         if isinstance(declared, int):
             return declared if -len(shape) <= declared < len(shape) else None

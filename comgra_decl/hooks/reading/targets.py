@@ -163,11 +163,11 @@ class Targets(TorchFunctionMode):
             value = args[position] if len(args) > position else kwargs.get(name)
             yield from (t for _, t in tensors_in(value) if self._could_be(t))
             return
-        rows = {tensor.shape[0] for tensor in computed if tensor.dim()}
+        rows = {tensor.size(0) for tensor in computed if tensor.dim()}  # nested: no `shape`
         for tensor in inputs:
             if (
                 tensor.dim()
-                and tensor.shape[0] in rows
+                and tensor.size(0) in rows
                 and tensor.dtype is not torch.bool
                 and self._could_be(tensor)
                 and not _is_in(self._made, tensor)

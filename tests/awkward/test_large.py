@@ -1,0 +1,46 @@
+"""A model of two thousand modules."""
+
+from __future__ import annotations
+
+import gc
+
+import torch
+from torch import Tensor, nn
+
+from tests.awkward.watching import assert_recorded, watched
+from tests.support.recording import recording
+
+LAYERS = 1_000
+
+
+class Block(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear = nn.Linear(4, 4)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x + self.linear(x) / 100
+
+
+def test_two_thousand_modules_are_recorded_and_nothing_is_kept_between_steps() -> None:
+    model = nn.Sequential(*(Block() for _ in range(LAYERS)))
+    assert len(list(model.modules())) == 2 * LAYERS + 1
+    optimizer = torch.optim.SGD(model.parameters(), lr=1e-3)
+    alive = []
+    with recording() as traced:
+        for _ in range(3):
+            with watched(model) as seen:
+                model(torch.randn(2, 4)).square().sum().backward()
+            optimizer.step()
+            optimizer.zero_grad()
+            gc.collect()
+            seen_last = seen
+            alive.append(_on_a_graph())
+    assert traced.faults == []
+    assert_recorded(seen_last, traced, root="Sequential", step=2)
+    assert alive == [0, 0, 0]
+
+
+def _on_a_graph() -> int:
+    """Counts the tensors alive that hold a part of autograd's graph."""
+    return sum(1 for one in gc.get_objects() if type(one) is Tensor and one.grad_fn is not None)
