@@ -1,4 +1,4 @@
-"""Where annotations meet whoever listens to them: two module globals and nothing else.
+"""Where annotations meet whoever listens to them: module globals and nothing else.
 
 The functions that a program calls test these globals; the tracer sets them. Neither side imports
 the other, so a program that says `comgra.node` needs no torch and no session.
@@ -7,6 +7,7 @@ the other, so a program that says `comgra.node` needs no torch and no session.
 from __future__ import annotations
 
 import os
+from collections.abc import Callable
 from typing import Any, Protocol
 
 
@@ -36,15 +37,19 @@ listener: Listener | None = None
 """Whoever listens; None outside any session."""
 
 recording: bool = False
-"""Whether a step is being recorded right now: the one test of a `node` nobody needs."""
+"""Whether a step is being recorded right now."""
+
+switches: list[Callable[[bool], None]] = []
+"""Told whenever `recording` changes: a function that tests a global of its own module is faster."""
 
 _fork_seen_to = False
 
 
 def listen(to: Listener) -> None:
     """Makes `to` the listener; the one before it hears nothing more."""
-    global listener, recording, _fork_seen_to
-    listener, recording = to, False
+    global listener, _fork_seen_to
+    listener = to
+    _record(False)
     if not _fork_seen_to and hasattr(os, "register_at_fork"):
         os.register_at_fork(after_in_child=_forget)  # a data loader's worker has no session
         _fork_seen_to = True
@@ -58,11 +63,18 @@ def unlisten(to: Listener) -> None:
 
 def set_recording(of: Listener, value: bool) -> None:
     """Says whether a step is being recorded; only the present listener is believed."""
-    global recording
     if listener is of:
-        recording = value
+        _record(value)
 
 
 def _forget() -> None:
-    global listener, recording
-    listener, recording = None, False
+    global listener
+    listener = None
+    _record(False)
+
+
+def _record(value: bool) -> None:
+    global recording
+    recording = value
+    for switch in switches:
+        switch(value)

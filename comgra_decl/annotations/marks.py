@@ -62,9 +62,21 @@ def node(
         AnnotationError: there is no name, or no such kind. It is raised whether or not anything
             is recorded.
     """
-    if hub.recording or kind is not None or not name:
+    if _recording or kind is not None or not name:
         return _told(value, name, role, kind)
     return value
+
+
+_recording = False
+"""Whether a step is being recorded: all that is tested of a `node` nobody needs."""
+
+
+def _switch(value: bool) -> None:
+    global _recording
+    _recording = value
+
+
+hub.switches.append(_switch)
 
 
 def _told(value: Any, name: str | None, role: str | None, kind: str | None) -> Any:
@@ -75,7 +87,7 @@ def _told(value: Any, name: str | None, role: str | None, kind: str | None) -> A
     if not name:
         _refuse(_NO_TEXT.format(name))
     _check(kind)
-    if hub.recording and hub.listener is not None:
+    if _recording and hub.listener is not None:
         hub.listener.node(value, str(name), role, kind)  # what a quiet step takes, this one does
     return value
 
@@ -138,7 +150,7 @@ def _wrapped(mark: Mark, function: Callable[..., Any]) -> Callable[..., Any]:
 
     @functools.wraps(function)
     def named(*args: Any, **kwargs: Any) -> Any:
-        if hub.recording:
+        if _recording:
             return _told(function(*args, **kwargs), name, role, kind)
         return function(*args, **kwargs)
 
