@@ -8,6 +8,7 @@ from __future__ import annotations
 import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable
+from threading import get_ident
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -176,6 +177,7 @@ class Attachment(ABC):
     def _arm(self) -> None:
         self._train.begin()
         self._armed = True
+        self._tracer.thread = get_ident() if self._step else 0  # armed by the step before
         self._install()
         self._tracer.provenance = self._structures.start()
         if self._before_step is None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Callable, Iterator, Mapping
 from functools import partial
+from threading import get_ident
 from types import FrameType
 from typing import TYPE_CHECKING, Any
 
@@ -83,6 +84,7 @@ class ModuleTracer:
         self._ends = Ends(spec, recorder=self._recorder, on_fault=on_fault)
         self._in_model = False  # whether the root being called has parameters: no loss, no metric
         self.parameters = Parameters(on_fault=on_fault)
+        self.thread = 0  # the one that trains, whose calls are followed; 0: not known yet
         self._depth = 0
         self._epoch = -1  # the step that the last model call belonged to
         self._capture: StepCapture | None = None
@@ -130,6 +132,12 @@ class ModuleTracer:
             self.recover()
         return frame is not None
 
+    def _claim(self) -> bool:
+        """Whether this thread is followed: the first that trains is, and until then all are."""
+        claimed = self.thread != 0
+        self.thread = self.thread or (get_ident() if torch.is_grad_enabled() else 0)
+        return not claimed
+
     def recover(self) -> None:
         """Forgets calls that never returned: Ctrl-C in a notebook runs no hook."""
         self._depth = 0
@@ -171,7 +179,7 @@ class ModuleTracer:
     # -- following calls -----------------------------------------------------------------------
 
     def _before(self, module: nn.Module, args: tuple[Any, ...]) -> None:
-        if is_no_step():
+        if is_no_step() or (get_ident() != self.thread and not self._claim()):
             return
         self._depth += 1
         if self._depth == 1:
@@ -222,6 +230,8 @@ class ModuleTracer:
         if is_no_step():
             if self._recomputed.capture is not None:
                 self._recomputed.read(module, self._plans.get(id(module)), output)
+            return
+        if self.thread not in (0, get_ident()):
             return
         try:
             if self._graph is not None and self._graph is self.provenance:
