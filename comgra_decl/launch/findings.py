@@ -195,6 +195,7 @@ def window_of(batch: StepBatch, engine: Engine, *, first: int) -> Window:
         aggregates=aggregates,
         details=_Details(batch, {slot: at for at, slot in enumerate(slots.tolist())}),
         structures=[info.structure for info in batch.steps],
+        histograms=batch.counts is not None,
     )
 
 

@@ -43,13 +43,18 @@ class Chunk:
         """All slots of the run, also those that come later."""
         return self.snapshot.view.slots
 
+    @property
+    def has_histograms(self) -> bool:
+        """Whether the run has histograms."""
+        return bool(self.snapshot.view.meta.bins)
+
     def structure(self, digest: str) -> Structure:
         """Returns the graph of a hash in `structures`."""
         return self.snapshot.view.structure(digest)
 
     def histograms(self, slot: int) -> tuple[NDArray[Any], NDArray[Any]] | None:
         """Returns counts [k, bins] and ranges [k, 2] of a slot, None without histograms."""
-        if not self.snapshot.view.meta.bins:
+        if not self.has_histograms:
             return None
         counts, ranges = self._histograms
         return counts[:, slot], ranges[:, slot]

@@ -87,6 +87,7 @@ def _window(chunk: Chunk, engine: Engine) -> Window:
         aggregates=chunk.aggregates,
         details=chunk,
         structures=chunk.structures,
+        histograms=chunk.has_histograms,
     )
 
 

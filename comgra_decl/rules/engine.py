@@ -99,7 +99,7 @@ class Engine:
         train = np.flatnonzero(window.train)
         evaluation = np.flatnonzero(~window.train)
         self.scene.last_step = max(self.scene.last_step, int(window.steps.max()))
-        self.scene.has_histograms = self.scene.has_histograms or _has_histograms(window)
+        self.scene.has_histograms = self.scene.has_histograms or window.histograms
         if len(train):
             part = window.only(train, self.scene.records)
             self.scene.records += len(train)
@@ -156,10 +156,6 @@ class Engine:
                 if reason is not None:
                     reasons[rule.name] = reason
         return [Unchecked(name, reasons[name]) for name in sorted(reasons)]
-
-
-def _has_histograms(window: Window) -> bool:
-    return len(window.table) > 0 and window.details.histograms(0) is not None
 
 
 def _explained(findings: list[Finding], rules: Sequence[Rule]) -> list[Finding]:

@@ -45,6 +45,7 @@ class Window:
         train: bool [k], which records are of the training and not of an evaluation.
         aggregates: float32 [k, n, statistics, 3]; NaN where a slot is not in a record.
         details: the rest.
+        histograms: whether the run has histograms.
         structures: hash of each record's dependency graph, None where none was followed.
     """
 
@@ -57,6 +58,7 @@ class Window:
     aggregates: Floats
     details: Details
     structures: list[str | None] = field(default_factory=list)
+    histograms: bool = False
 
     def __len__(self) -> int:
         return len(self.steps)
@@ -87,6 +89,7 @@ class Window:
             self.aggregates if len(rows) == len(self) else self.aggregates[rows],
             self.details if len(rows) == len(self) else _Some(self.details, rows),
             [self.structures[row] for row in rows] if self.structures else [],
+            self.histograms,
         )
 
 

@@ -36,9 +36,8 @@ class PoorInitialisation(SlotRule):
     certainty = 0.65
     definition = (
         "In the first `within` records, the standard deviation of a layer with weights is above "
-        "`ratio` times the median of the network's layers, or that median is above `ratio` or "
-        "below 1 / `ratio`^2, or the deviations fall by `ratio`^2 from the largest to the smallest "
-        "and do so with depth; for `patience` records."
+        "`ratio` times the median of the network's layers or below 1 / `ratio`^2 of it, or above "
+        "`ratio` or with that median below 1 / `ratio`^2 itself; for `patience` records."
     )
     source = (
         "SageMaker Debugger (largest to smallest variance of layers above 10), TheDeepChecker "
@@ -72,7 +71,7 @@ class PoorInitialisation(SlotRule):
         middle[some] = np.nanmedian(spread[some], axis=1, keepdims=True)
         large = np.fmax(spread / middle, spread / limit) / limit
         small = np.where(middle < limit**-2, 1 / (middle * limit**2), 0.0)
-        excess = np.fmax(np.fmax(large, small), _falling(spread, window.table.order[at]) / limit**2)
+        excess = np.fmax(np.fmax(large, small), middle / (spread * limit**2))
         early = window.first + np.arange(len(window)) < self.parameters.within
         return (excess > 1) & early[:, None], excess * limit
 
@@ -82,16 +81,6 @@ class PoorInitialisation(SlotRule):
             f"{scene.table.place(slot)} begins {self.streak.worst[slot]:.3g} times too large or "
             "too small for its network."
         )
-
-
-def _falling(spread: NDArray[np.float64], order: NDArray[np.int64]) -> NDArray[np.float64]:
-    """Returns how far the deviation of each layer is below the largest, if all fall with depth."""
-    if spread.shape[1] < 4:
-        return np.zeros(spread.shape)
-    sorted_ = np.log(spread[:, np.argsort(order, kind="stable")])
-    falls = (np.diff(sorted_, axis=1) < 0).mean(1, keepdims=True) > 0.8
-    largest = np.fmax.reduce(spread, axis=1, keepdims=True)
-    return np.where(falls, largest / spread, 0.0)
 
 
 class DriftParameters(Patient):

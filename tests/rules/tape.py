@@ -1,0 +1,153 @@
+"""A run made of tensors written down in a test, played to rules in windows of any length."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from comgra_decl.records import AGGREGATES, STATISTICS, SlotInfo, SlotKey, Structure
+from comgra_decl.rules import Engine, Finding, Numbers, Rule, Window
+
+BINS = 64
+
+
+def statistics_of(tensor: Any, batch_dim: int | None) -> NDArray[np.float64]:
+    """Returns [statistics, 3] of a tensor by plain numpy, NaN and all."""
+    tensor = np.asarray(tensor, np.float64)
+    rows = tensor.reshape(1, -1) if batch_dim is None else tensor.reshape(len(tensor), -1)
+    with np.errstate(all="ignore"):
+        each = {
+            "mean": rows.mean(1),
+            "abs_mean": np.abs(rows).mean(1),
+            "std": rows.std(1),
+            "min": rows.min(1),
+            "max": rows.max(1),
+            "abs_max": np.abs(rows).max(1),
+            "l2": np.sqrt((rows**2).sum(1)),
+            "zero_fraction": (rows == 0).mean(1),
+            "nonfinite": (~np.isfinite(rows)).sum(1).astype(float),
+        }
+        found = [(each[n].mean(), each[n].std(), np.abs(each[n]).max()) for n in STATISTICS]
+    return np.array(found)
+
+
+@dataclass
+class Tape:
+    """Records, numbers and graphs of a run; slots are named by what they are recorded under."""
+
+    slots: list[SlotInfo] = field(default_factory=list)
+    rows: list[dict[int, Any]] = field(default_factory=list)
+    steps: list[int] = field(default_factory=list)
+    modes: list[str] = field(default_factory=list)
+    numbers: list[tuple[str, str, int, float]] = field(default_factory=list)
+    structure: Structure | None = None
+    documents: dict[str, Any] = field(default_factory=dict)
+
+    def slot(
+        self,
+        node: str,
+        shape: Sequence[int],
+        *,
+        role: str = "output",
+        pass_: str = "forward",
+        kind: str = "computed",
+        class_: str = "Linear",
+        dtype: str = "float32",
+        iteration: int = 0,
+    ) -> int:
+        """Adds a slot and returns its number; parameters have no batch dimension."""
+        batch_dim = None if kind == "parameter" or not len(shape) else 0
+        key = SlotKey(node, role, iteration, pass_)
+        info = SlotInfo(len(self.slots), key, kind, dtype, tuple(shape), batch_dim, class_)
+        self.slots.append(info)
+        return info.id
+
+    def record(self, tensors: Mapping[int, Any], *, step: int | None = None, mode: str = "train"):
+        """Adds a record with these tensors by slot."""
+        self.steps.append(len(self.steps) if step is None else step)
+        self.modes.append(mode)
+        self.rows.append(dict(tensors))
+
+    def graph(self, edges: Sequence[tuple[int, int]], cut: Sequence[tuple[int, int]] = ()) -> None:
+        """Connects slots; those in `cut` carry no gradient."""
+        keys, kinds = [s.key for s in self.slots], [s.kind for s in self.slots]
+        pairs = [(a, b, True) for a, b in edges] + [(a, b, False) for a, b in cut]
+        self.structure = Structure("g", keys, kinds, pairs)
+
+    def losses(self, values: Sequence[float], *, name: str = "loss", type_: str = "train") -> None:
+        """Adds a number for each step."""
+        self.numbers += [(name, type_, step, float(v)) for step, v in enumerate(values)]
+
+    def play(self, *rules: Rule, window: int = 7) -> Engine:
+        """Shows all of it to rules, `window` records or numbers at a time."""
+        engine = Engine(list(rules), STATISTICS)
+        engine.add_slots(self.slots)
+        if self.structure is not None:
+            engine.add_structure(self.structure)
+        for name, document in self.documents.items():
+            engine.add_document(name, document)
+        for first in range(0, len(self.rows), window):
+            engine.look(self._window(engine, slice(first, first + window)))
+        for name, type_ in dict.fromkeys((n, t) for n, t, _, _ in self.numbers):
+            said = [(s, v) for n, t, s, v in self.numbers if (n, t) == (name, type_)]
+            for first in range(0, len(said), window):
+                steps, values = zip(*said[first : first + window], strict=True)
+                engine.hear(Numbers(name, type_, np.array(steps), np.array(values)))
+        return engine
+
+    def findings(self, rule: Rule, *, window: int = 7) -> list[Finding]:
+        """Returns what one rule finds; no rule may fail silently."""
+        engine = self.play(rule, window=window)
+        found = engine.findings()
+        assert not [u for u in engine.unchecked() if u.reason.startswith("it failed")], (
+            engine.unchecked()
+        )
+        return found
+
+    def _window(self, engine: Engine, part: slice) -> Window:
+        rows = self.rows[part]
+        table = np.full((len(rows), len(self.slots), len(STATISTICS), len(AGGREGATES)), np.nan)
+        for i, tensors in enumerate(rows):
+            for slot, tensor in tensors.items():
+                table[i, slot] = statistics_of(tensor, self.slots[slot].batch_dim)
+        return Window(
+            table=engine.scene.table,
+            statistics=STATISTICS,
+            first=part.start,
+            steps=np.array(self.steps[part]),
+            types=list(self.modes[part]),
+            train=np.array([mode == "train" for mode in self.modes[part]]),
+            aggregates=table.astype(np.float32),
+            details=_Details(self, rows),
+            structures=[self.structure.hash if self.structure else None] * len(rows),
+            histograms=True,
+        )
+
+
+@dataclass
+class _Details:
+    tape: Tape
+    rows: list[dict[int, Any]]
+
+    def histograms(self, slot: int) -> tuple[NDArray[Any], NDArray[Any]]:
+        counts, ranges = np.zeros((len(self.rows), BINS), int), np.full((len(self.rows), 2), np.nan)
+        for i, tensors in enumerate(self.rows):
+            if slot in tensors:
+                counts[i], edges = np.histogram(tensors[slot], BINS)
+                ranges[i] = edges[0], edges[-1]
+        return counts, ranges
+
+    def samples(self, slot: int) -> NDArray[Any]:
+        size = max(len(row[slot]) if slot in row else 0 for row in self.rows)
+        found = np.full((len(self.rows), size, len(STATISTICS)), np.nan)
+        for i, tensors in enumerate(self.rows):
+            for j, sample in enumerate(tensors.get(slot, [])):
+                found[i, j] = statistics_of(np.asarray(sample)[None], 0)[:, 0]
+        return found
+
+    def values(self, row: int, slot: int) -> Any:
+        return self.rows[row].get(slot)

@@ -1,0 +1,189 @@
+"""Rules about data and about how a network is put together."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from comgra_decl.rules.data.evaluation import EvaluationGap
+from comgra_decl.rules.data.inputs import InputScale
+from comgra_decl.rules.data.targets import ClassImbalance, SingleClass, Unshuffled
+from comgra_decl.rules.structure.branches import BranchIgnored, GradientImbalance
+from comgra_decl.rules.structure.broadcasting import SilentBroadcasting
+from comgra_decl.rules.structure.detached import Detached
+from comgra_decl.rules.structure.probabilities import ProbabilitiesAsLogits
+from comgra_decl.rules.structure.rectified import RectifiedAnswer
+from tests.rules.tape import Tape
+
+
+@pytest.mark.parametrize(
+    ("values", "wrong"),
+    [
+        (np.linspace(0, 255, 40), True),  # pixels
+        (np.linspace(0, 1, 40), False),
+        (np.linspace(-2, 2, 40), False),
+        (np.linspace(19, 21, 40), True),  # far from zero for its spread
+        (np.linspace(-1e-4, 1e-4, 40), True),
+    ],
+)
+def test_inputs_that_are_not_normalised(values: np.ndarray, wrong: bool) -> None:
+    tape = Tape()
+    slot = tape.slot("input", (4, 10), kind="input", role="input")
+    for _ in range(3):
+        tape.record({slot: values.reshape(10, 4).T})
+    assert bool(tape.findings(InputScale())) is wrong
+
+
+def labels(batches: np.ndarray) -> Tape:
+    tape = Tape()
+    slot = tape.slot("target", (batches.shape[1],), kind="target", role="target", dtype="int64")
+    for batch in batches:
+        tape.record({slot: batch})
+    return tape
+
+
+def test_batches_of_one_class_each() -> None:
+    batches = np.repeat(np.arange(20) % 10, 32).reshape(20, 32)
+    (found,) = labels(batches).findings(SingleClass())
+    assert found.first_step == 0
+
+
+def test_sorted_batches_are_not_shuffled_and_shuffled_ones_are() -> None:
+    rng = np.random.default_rng(0)
+    data = np.repeat(np.arange(10), 100)
+    (found,) = labels(data[:992].reshape(31, 32)).findings(Unshuffled())
+    assert float(found.evidence["ratio"]) > 100
+    for _ in range(20):
+        assert not labels(rng.permutation(data)[:992].reshape(31, 32)).findings(Unshuffled())
+
+
+def test_a_class_twenty_times_as_frequent_is_out_of_balance() -> None:
+    rng = np.random.default_rng(0)
+    data = rng.permutation(np.repeat([0, 1, 2], [600, 320, 30]))[:928]
+    (found,) = labels(data.reshape(29, 32)).findings(ClassImbalance())
+    counts = np.bincount(data)
+    assert found.evidence["ratio"] == pytest.approx(counts[0] / counts[2])
+    assert not labels(rng.integers(0, 3, (29, 32))).findings(ClassImbalance())
+
+
+def test_activations_that_are_others_in_evaluation() -> None:
+    tape = Tape()
+    slot = tape.slot("bn", (4, 10))
+    wave = np.random.default_rng(0).normal(size=(4, 10))
+    for step in range(4):
+        tape.record({slot: wave}, step=step)
+        tape.record({slot: wave * 5}, step=step, mode="eval")
+    (found,) = tape.findings(EvaluationGap())
+    assert found.evidence["factor"] == pytest.approx(5, rel=1e-4)
+
+
+def branches(size: float, records: int = 30) -> Tape:
+    tape = Tape()
+    skip, branch = tape.slot("x", (4, 6)), tape.slot("mlp", (4, 6))
+    out = tape.slot("block", (4, 6))
+    backward = [tape.slot(n, (4, 6), pass_="grad") for n in ("x", "mlp")]
+    tape.graph([(skip, branch), (skip, out), (branch, out)])
+    ones = np.ones((4, 6))
+    for _ in range(records):
+        tape.record(
+            {
+                skip: ones,
+                branch: size * ones,
+                out: ones,
+                backward[0]: ones,
+                backward[1]: size * ones,
+            }
+        )
+    return tape
+
+
+def test_a_branch_of_a_ten_thousandth_does_not_count() -> None:
+    (found,) = branches(1e-4).findings(BranchIgnored())
+    assert found.place is not None
+    assert (found.place.node, found.first_step) == ("mlp", 10)
+    (found,) = branches(1e-4).findings(GradientImbalance())
+    assert found.place is not None
+    assert (found.place.node, found.place.pass_) == ("mlp", "grad")
+    assert not branches(1e-2).findings(BranchIgnored())
+    assert not branches(1e-4, records=15).findings(BranchIgnored())
+
+
+def answered(shape: tuple[int, ...], target: tuple[int, ...], dtype: str) -> Tape:
+    tape = Tape()
+    answer = tape.slot("net", shape)
+    goal = tape.slot("target", target, kind="target", role="target", dtype=dtype)
+    loss = tape.slot("loss", (), kind="loss")
+    tape.graph([(answer, loss)], cut=[(goal, loss)])
+    return tape
+
+
+@pytest.mark.parametrize(
+    ("answer", "target", "wrong"),
+    [
+        ((64, 1), (64,), True),
+        ((64,), (64, 1), True),
+        ((64, 1), (64, 1), False),
+        ((64, 3), (3,), False),
+    ],
+)
+def test_shapes_that_broadcast(answer: tuple[int, ...], target: tuple[int, ...], wrong: bool):
+    tape = answered(answer, target, "float32")
+    tape.record({0: np.zeros(answer), 1: np.zeros(target)})
+    assert bool(tape.findings(SilentBroadcasting())) is wrong
+
+
+def test_probabilities_where_logits_should_be() -> None:
+    rng = np.random.default_rng(0)
+    logits = rng.normal(size=(8, 10))
+    probabilities = np.exp(logits) / np.exp(logits).sum(1, keepdims=True)
+    for values, losses, wrong in (
+        (probabilities, [2.3, 1.6, 1.47], True),  # ln(1 + 9 / e) = 1.461
+        (probabilities, [2.3, 1.0, 0.2], False),  # a loss of their logarithm gets lower
+        (logits, [2.3, 1.6, 1.47], False),
+    ):
+        tape = answered((8, 10), (8,), "int64")
+        tape.losses(losses)
+        for _ in range(6):
+            tape.record({0: values, 1: np.arange(8)})
+        assert bool(tape.findings(ProbabilitiesAsLogits())) is wrong
+
+
+@pytest.mark.parametrize(("slope", "wrong"), [(0.0, True), (0.01, True), (1.0, False)])
+def test_a_rectifier_behind_the_last_layer(slope: float, wrong: bool) -> None:
+    tape = Tape()
+    hidden, out = tape.slot("last", (8, 3)), tape.slot("out", (8, 3))
+    answer = tape.slot("sigmoid", (8, 3), class_="Sigmoid")
+    target = tape.slot("target", (8, 3), kind="target", role="target")
+    loss = tape.slot("loss", (), kind="loss")
+    tape.graph([(hidden, out), (out, answer), (answer, loss)], cut=[(target, loss)])
+    rng = np.random.default_rng(0)
+    for _ in range(6):
+        x = rng.normal(size=(8, 3))
+        y = np.where(x > 0, x, slope * x)
+        goal = (rng.random((8, 3)) > 0.5).astype(float)
+        tape.record({hidden: x, out: y, answer: 1 / (1 + np.exp(-y)), target: goal})
+    found = tape.findings(RectifiedAnswer())
+    assert bool(found) is wrong
+    if wrong:
+        assert found[0].place is not None
+        assert found[0].place.node == "out"
+        assert found[0].evidence["share of the smallest value that is left"] == pytest.approx(slope)
+
+
+def test_a_branch_that_is_cut_off_is_named() -> None:
+    tape = Tape()
+    w1 = tape.slot("a", (4, 4), role="weight", kind="parameter")
+    w2 = tape.slot("b", (4, 4), role="weight", kind="parameter")
+    a, b = tape.slot("a", (8, 4)), tape.slot("b", (8, 4))
+    loss = tape.slot("loss", (), kind="loss")
+    gradient = tape.slot("b", (4, 4), role="weight", kind="parameter", pass_="grad")
+    tape.graph([(w1, a), (w2, b), (b, loss)], cut=[(a, b)])
+    tape.documents["modules"] = [
+        {"node": name, "parameters": {"weight": {"trainable": True, "tied_to": None}}}
+        for name in "ab"
+    ]
+    for _ in range(3):
+        tape.record({i: np.ones(tape.slots[i].shape) for i in (w1, w2, a, b, gradient)})
+    (found,) = tape.findings(Detached())
+    assert found.place is not None
+    assert found.place.node == "a"
