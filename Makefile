@@ -13,7 +13,7 @@ export PIP_CONSTRAINT := $(CURDIR)/constraints.txt
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test lint format bench docs clean
+.PHONY: help demo test lint format bench neutrality docs clean
 
 help:  ## show this list
 	@sed -n 's/^\([a-z]*\):.*## */  make \1\t/p' $(MAKEFILE_LIST) | expand -t 18
@@ -40,7 +40,11 @@ format: $(VENV)/.test  ## let ruff format and fix what it can
 bench: $(VENV)/.test  ## measure what tracing costs on this machine
 	$(BIN)/python -m benchmarks $(ARGS)
 
+neutrality: $(VENV)/.zoo  ## train a zoo of models with and without tracing, compare every bit
+	PYTHONPATH=$(CURDIR)/$(VENV)/zoo $(BIN)/python -m benchmarks.neutrality $(ARGS)
+
 docs: $(VENV)/.test  ## write the pages anew that come from the code and the measurements
+	$(BIN)/python -m docs.compatibility
 	$(BIN)/python -m docs.cost
 	$(BIN)/python -m docs.reference
 
@@ -62,3 +66,9 @@ $(VENV)/.demo: $(BIN)/python pyproject.toml constraints.txt
 $(VENV)/.test: $(BIN)/python pyproject.toml constraints.txt
 	$(BIN)/python -m pip install --quiet --editable '.[dev]'
 	@touch $@ $(VENV)/.demo
+
+# Beside the environment, not in it: torchvision's wheels are made for a torch with CUDA, and where
+# torch has none, other libraries that find torchvision fail when they import it.
+$(VENV)/.zoo: $(VENV)/.test
+	$(BIN)/python -m pip install --quiet --no-deps --target $(VENV)/zoo --upgrade timm torchvision
+	@touch $@

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import platform
+from collections.abc import Sequence
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
@@ -11,7 +12,7 @@ from typing import Any
 PACKAGES = ("torch", "numpy", "tensorstore", "comgra-decl", "comgra")
 
 
-def machine_facts() -> dict[str, Any]:
+def machine_facts(packages: Sequence[str] = PACKAGES) -> dict[str, Any]:
     """Returns processor, cores, memory in GiB, load, versions and thread settings."""
     import torch
 
@@ -23,7 +24,7 @@ def machine_facts() -> dict[str, Any]:
         "load_before": round(os.getloadavg()[0], 2),
         "system": f"{platform.system()} {platform.release()}",
         "python": platform.python_version(),
-        "packages": {name: _version(name) for name in PACKAGES},
+        "packages": {name: _version(name) for name in packages},
         "torch_threads": torch.get_num_threads(),
     }
 

@@ -61,7 +61,7 @@ class Makes(nn.Module):
 
 CASES: dict[str, tuple[Callable[[Tensor], Any], set[str]]] = {
     "dataclass": (lambda x: Found([x, x + 1], x.mean()), {"hidden[0]", "hidden[1]", "loss"}),
-    "dataclass with none": (lambda x: Found([]), set()),
+    "dataclass with none": (lambda _: Found([]), set()),
     "named tuple": (lambda x: Pair(x, x + 1), {"mean", "spread"}),
     "ordered dict": (lambda x: Output(a=x, b=(x + 1, None)), {"a", "b[0]"}),
     "nested": (lambda x: {"a": [{"b": (x,)}], "c": 3, "d": "text"}, {"a[0].b[0]"}),

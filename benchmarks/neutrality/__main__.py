@@ -1,0 +1,59 @@
+"""`python -m benchmarks.neutrality`: tries every program of the zoo and stores the verdicts."""
+
+from __future__ import annotations
+
+import argparse
+import fnmatch
+import sys
+import time
+from collections.abc import Sequence
+from pathlib import Path
+
+from benchmarks import machine
+from benchmarks.neutrality import pool, results, zoo
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Tries the programs that the command line asks for; returns the exit status."""
+    options = _options(arguments)
+    chosen = _chosen(options.only)
+    table = results.load(options.save) if options.resume else results.Table()
+    table.machine = machine.machine_facts(("torch", "transformers", "timm", "torchvision"))
+    started = time.monotonic()
+    todo = [name for name in chosen if name not in table.verdicts]
+    for number, verdict in enumerate(pool.run_all(todo, jobs=options.jobs, limit=options.limit), 1):
+        table.verdicts[verdict["name"]] = verdict
+        print(f"{number:4}/{len(todo)} {results.line(verdict)}", flush=True)
+        if options.save is not None:
+            table.seconds += 0.0
+            results.save(table, options.save)
+    table.seconds += time.monotonic() - started
+    if options.save is not None:
+        print(f"written to {results.save(table, options.save)}", file=sys.stderr)
+    print(results.summary(table))
+    return int(any(not v["sound"] for v in table.verdicts.values()))
+
+
+def _chosen(patterns: Sequence[str] | None) -> list[str]:
+    for family in zoo.FAMILIES:
+        if not zoo.installed(family):
+            print(f"{family} is not installed: its programs are left out", file=sys.stderr)
+    known = [n for f in zoo.FAMILIES if zoo.installed(f) for n in zoo.names(f)]
+    if not patterns:
+        return known
+    return [name for name in known if any(fnmatch.fnmatch(name, p) for p in patterns)]
+
+
+def _options(arguments: Sequence[str] | None) -> argparse.Namespace:
+    parser = argparse.ArgumentParser(prog="python -m benchmarks.neutrality", description=__doc__)
+    parser.add_argument("--only", nargs="+", metavar="GLOB", help="such as 'torch/*'; default: all")
+    parser.add_argument("--jobs", type=int, default=2, help="processes at a time (%(default)s)")
+    parser.add_argument("--limit", type=float, default=120, help="seconds each (%(default)s)")
+    parser.add_argument("--resume", action="store_true", help="keep the verdicts stored today")
+    parser.add_argument("--save", type=Path, default=results.FOLDER, help="folder (%(default)s)")
+    parser.add_argument("--no-save", dest="save", action="store_const", const=None)
+    return parser.parse_args(arguments)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,20 @@
+"""What is to be said of programs that are not plainly bit-equal and wholly recorded."""
+
+from __future__ import annotations
+
+from fnmatch import fnmatch
+
+EXPLAINED = {
+    "torch/compiled*": "Recorded steps run eagerly, all others compiled. The kernels that a"
+    " compiler makes round in another order than eager ones; here every step is recorded, so it is"
+    " eager kernels throughout against compiled ones.",
+    "torch/spectral-norm": "The training is bit-equal. Parametrisations are called once while they"
+    " are built, before anything owns them: those calls are part of the first record, under a name"
+    " of their own, which the layer of the same path has to share (`0` and `0#2`).",
+}
+"""By the name of the program, as a glob."""
+
+
+def explanation(name: str) -> str:
+    """Returns why a program is an exception; empty if nobody has explained it."""
+    return next((text for glob, text in EXPLAINED.items() if fnmatch(name, glob)), "")

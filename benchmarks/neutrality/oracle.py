@@ -1,0 +1,83 @@
+"""What the modules of a program return in its first step, seen without any of our code."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn.modules.module import register_module_forward_hook
+
+from benchmarks.neutrality.program import Program
+
+_NUMBERS = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
+
+
+@dataclass
+class Seen:
+    """What hooks saw in one step.
+
+    Attributes:
+        called: paths of modules that returned at least one tensor.
+        means: mean of the first tensor that a module returned in its first call, by path; only of
+            finite floating tensors with elements.
+    """
+
+    called: set[str] = dataclasses.field(default_factory=set)
+    means: dict[str, float] = dataclasses.field(default_factory=dict)
+
+
+def first_step(program: Program) -> Seen:
+    """Runs the first step with a global hook of torch, which leaves native kernels alone.
+
+    Modules with hooks of the program's own, which may replace what they return, get one after them.
+    """
+    seen = Seen()
+    named = list(program.models[0].named_modules())
+    hooked = [(path, module) for path, module in named if module._forward_hooks]
+    late = {id(module): path for path, module in hooked}
+    paths = {id(module): path for path, module in named if id(module) not in late}
+    handles = [module.register_forward_hook(partial(_note, seen, late)) for _, module in hooked]
+    handles.append(register_module_forward_hook(partial(_note, seen, paths)))
+    try:
+        program.step(0)
+    finally:
+        for handle in handles:
+            handle.remove()
+    return seen
+
+
+def _note(seen: Seen, paths: dict[int, str], module: nn.Module, _args: Any, output: Any) -> None:
+    path = paths.get(id(module))
+    if path is None or path in seen.called or torch._C._current_graph_task_id() != -1:
+        return
+    first = next(_tensors(output), None)
+    if first is None:
+        return
+    seen.called.add(path)
+    if first.dtype in _NUMBERS and first.layout == torch.strided and not first.is_nested:
+        mean = first.detach().double().mean().item() if first.numel() else float("nan")
+        if mean - mean == 0:
+            seen.means[path] = mean
+
+
+def _tensors(value: Any, depth: int = 0) -> Iterator[Tensor]:
+    if isinstance(value, Tensor):
+        yield value
+    elif depth < 8:
+        for child in _children(value):
+            yield from _tensors(child, depth + 1)
+
+
+def _children(value: Any) -> list[Any]:
+    if isinstance(value, Mapping):
+        return list(value.values())
+    if isinstance(value, (list, tuple)):
+        return list(value)
+    if dataclasses.is_dataclass(value) and not isinstance(value, type):
+        return [getattr(value, field.name, None) for field in dataclasses.fields(value)]
+    return []

@@ -1,0 +1,297 @@
+"""One program, trained without and with full tracing, and the verdict about it."""
+
+from __future__ import annotations
+
+import gc
+import logging
+import time
+import traceback
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass, field
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+import comgra_decl as comgra
+from benchmarks.neutrality.oracle import Seen, first_step
+from benchmarks.neutrality.program import STEPS, Program, seed_everything
+from benchmarks.neutrality.state import State, bits, gradients_and_parameters, state_of
+from benchmarks.neutrality.surroundings import functions, surroundings
+
+EVERYTHING: dict[str, Any] = {
+    "nodes": {
+        "all": {
+            "select": "**",
+            "capture": [
+                "output",
+                "output_grad",
+                "input",
+                "input_grad",
+                "parameter",
+                "parameter_grad",
+                "parameter_grad_raw",
+                "update",
+                "buffer",
+                "optimizer_state",
+            ],
+            "values": True,
+        }
+    },
+    "graph": True,
+    "schedule": {"first": 1_000_000},
+}
+"""Full tracing: whatever can be captured, of every module, at every step, with graph and values."""
+
+_MOST_LINES = 12
+_TOLERANCE = 2e-4  # of a mean, relative to the mean absolute value: sums of float32 in other orders
+
+
+@dataclass
+class Verdict:
+    """What came out for one program.
+
+    `status` is "equal" (every bit), "close" (as close as two kernels for the same, where the
+    program says that it computes with another in recorded steps), "different", "irreproducible"
+    (two untraced trainings differ), or "broken" (the program does not train here, traced or not).
+    `faults` are errors of ours.
+    """
+
+    name: str
+    status: str = "broken"
+    error: str = ""
+    differences: list[str] = field(default_factory=list)
+    first_step: int | None = None
+    largest: dict[str, float] = field(default_factory=dict)
+    faults: list[str] = field(default_factory=list)
+    warnings: list[str] = field(default_factory=list)
+    parameters: int = 0
+    finite: bool = True
+    compared: int = 0
+    called: int = 0
+    missing: list[str] = field(default_factory=list)
+    means: int = 0
+    wrong: list[str] = field(default_factory=list)
+    series: int = 0
+    seconds: dict[str, float] = field(default_factory=dict)
+
+    @property
+    def sound(self) -> bool:
+        """Whether training is unchanged, nothing of ours failed and the record is right."""
+        recorded = not (self.missing or self.wrong or self.faults)
+        return self.status in ("equal", "close") and recorded and self.finite
+
+
+@dataclass
+class _Training:
+    program: Program
+    losses: list[torch.Tensor]
+    states: list[State]
+    seconds: float
+
+    @cached_property
+    def final(self) -> State:
+        """What is left when whatever watched the training has gone."""
+        return state_of(self.program)
+
+
+def try_program(name: str, build: Callable[[], Program], folder: Path) -> Verdict:
+    """Trains what `build` returns from the same seed without and with tracing, and compares.
+
+    Args:
+        name: of the program.
+        build: makes it; called after seeding.
+        folder: where the run is recorded.
+    """
+    verdict = Verdict(name)
+    try:
+        _try(verdict, build, folder)
+    except Exception as error:  # noqa: BLE001 - a program that fails is a line of the table
+        text = f"{type(error).__name__}: {error}"
+        verdict.error = f"{text} ({traceback.extract_tb(error.__traceback__)[-1].name})"[:400]
+    return verdict
+
+
+def to_json(verdict: Verdict) -> dict[str, Any]:
+    """Returns a verdict as it is stored."""
+    return asdict(verdict) | {"sound": verdict.sound}
+
+
+def _try(verdict: Verdict, build: Callable[[], Program], folder: Path) -> None:
+    build()  # the first time something is imported, which may draw random numbers
+    plain = _train(build)
+    verdict.compared = len(plain.final)
+    verdict.parameters = sum(p.numel() for m in plain.program.models for p in m.parameters())
+    verdict.finite = bool(torch.stack([loss.double() for loss in plain.losses]).isfinite().all())
+    verdict.status = "different"  # until shown otherwise, also if the traced training fails
+    before, replaced = surroundings(), functions()
+    with _listening() as said, comgra.trace(EVERYTHING, root=folder, group="zoo") as session:
+        traced = _train(build)
+    after, now = surroundings(), functions()
+    verdict.seconds = {"plain": plain.seconds, "traced": traced.seconds}
+    verdict.faults = [r.getMessage()[:200] for r in said if "has stopped" in r.getMessage()]
+    verdict.faults += [repr(r.exc_info[1])[:300] for r in said if r.exc_info]
+    verdict.warnings = [r.getMessage()[:200] for r in said if r.levelno == logging.WARNING]
+    verdict.compared += STEPS * (1 + len(plain.states[0])) + len(before)
+    _compare(verdict, plain, traced)
+    verdict.differences += _changed(before, after)
+    verdict.differences += [f"replaced: {k}" for k in _changed(replaced, now, present=True)]
+    verdict.status = "different" if verdict.differences else "equal"
+    if traced.program.rounds_differently:
+        verdict.status = "close" if verdict.largest else "equal"
+    elif verdict.differences:
+        _control(verdict, plain, build)
+    _look(verdict, session.path, traced, _seen(build))
+
+
+def _train(build: Callable[[], Program]) -> _Training:
+    gc.collect()
+    seed_everything()
+    program = build()
+    losses, states = [], []
+    started = time.perf_counter()
+    for number in range(STEPS):
+        losses.append(program.step(number).clone())
+        states.append(gradients_and_parameters(program))
+    return _Training(program, losses, states, round(time.perf_counter() - started, 3))
+
+
+def _seen(build: Callable[[], Program]) -> Seen:
+    seed_everything()
+    return first_step(build())
+
+
+@contextmanager
+def _listening() -> Iterator[list[logging.LogRecord]]:
+    """Collects what comgra_decl logs."""
+    records: list[logging.LogRecord] = []
+    handler = logging.Handler()
+    handler.emit = records.append  # type: ignore[method-assign]
+    logger = logging.getLogger("comgra_decl")
+    logger.addHandler(handler)
+    try:
+        yield records
+    finally:
+        logger.removeHandler(handler)
+
+
+# -- the training --------------------------------------------------------------------------------
+
+
+def _compare(verdict: Verdict, plain: _Training, traced: _Training) -> None:
+    found = []
+    for number in range(STEPS):
+        one = {"loss": bits(plain.losses[number]), **plain.states[number]}
+        other = {"loss": bits(traced.losses[number]), **traced.states[number]}
+        parted = _changed(one, other)
+        if parted:
+            verdict.first_step = number
+            found += [f"step {number}: {name}" for name in parted[:_MOST_LINES]]
+            break
+    found += _changed(plain.final, traced.final)
+    verdict.differences = found[: 2 * _MOST_LINES]
+    if found:
+        verdict.largest = _largest(plain, traced)
+
+
+def _changed(one: State, other: State, *, present: bool = False) -> list[str]:
+    """Returns the names under which two states differ; `present`: of those that were in `one`."""
+    names = one.keys() if present else one.keys() | other.keys()
+    absent = object()
+    return sorted(n for n in names if one.get(n, absent) != other.get(n, absent))
+
+
+def _largest(plain: _Training, traced: _Training) -> dict[str, float]:
+    """Returns the largest absolute difference of losses and of parameters after the last step."""
+    losses = max(_distance(a, b) for a, b in zip(plain.losses, traced.losses, strict=True))
+    pairs = [
+        (a, b)
+        for one, other in zip(plain.program.models, traced.program.models, strict=True)
+        for a, b in zip(one.parameters(), other.parameters(), strict=True)
+    ]
+    return {"loss": losses, "parameter": max(_distance(a, b) for a, b in pairs)}
+
+
+def _distance(a: torch.Tensor, b: torch.Tensor) -> float:
+    if a.numel() == 0:
+        return 0.0
+    wide = torch.complex128 if a.is_complex() else torch.float64
+    return float((a.detach().to(wide) - b.detach().to(wide)).abs().max())
+
+
+def _control(verdict: Verdict, plain: _Training, build: Callable[[], Program]) -> None:
+    """Trains without tracing once more: a program that differs from itself proves nothing."""
+    again = Verdict(verdict.name)
+    _compare(again, plain, _train(build))
+    if again.differences:
+        verdict.status = "irreproducible"
+
+
+# -- the record ----------------------------------------------------------------------------------
+
+
+def _look(verdict: Verdict, path: Path | None, traced: _Training, seen: Seen) -> None:
+    """Compares what was recorded with what the program itself says and hooks of torch saw."""
+    assert path is not None
+    run = comgra.open_run(path)
+    slots = run.slots
+    verdict.series, verdict.called = len(slots), len(seen.called)
+    if run.steps.tolist() != list(range(STEPS)):
+        verdict.wrong.append(f"recorded steps: {run.steps.tolist()}")
+    node_of = _nodes(run, traced.program)
+    outputs = slots[slots.role.str.startswith("output") & (slots["pass"] == "forward")]
+    recorded, unseen = set(outputs.node), traced.program.unseen
+    verdict.missing = sorted(p for p in seen.called if node_of.get(p) not in recorded | unseen)
+    if traced.program.plain_loss:
+        _check_loss(verdict, run, traced)
+    for path_, mean in seen.means.items():
+        if node_of.get(path_) in recorded:
+            _check_mean(
+                verdict, run, node_of[path_], mean, calls_before=traced.program.calls_before
+            )
+
+
+def _nodes(run: Any, program: Program) -> dict[str, str]:
+    """Returns the node of each module path of the first model.
+
+    The run lists modules model by model, each beginning with the whole: its path is empty.
+    """
+    model = program.models[0]
+    kind = type(getattr(model, "_orig_mod", model)).__name__
+    found: dict[str, str] = {}
+    mine = False
+    for module in run.modules:
+        if not module["path"]:
+            mine = module["class"] in (kind, type(model).__name__) and not found
+        if mine:
+            found[module["path"]] = module["node"]
+    wrapped = {f"_orig_mod.{path}".removesuffix("."): node for path, node in found.items()}
+    return found | wrapped
+
+
+def _check_loss(verdict: Verdict, run: Any, traced: _Training) -> None:
+    recorded = run.series("loss").to_numpy(np.float32)
+    actual = np.array([float(loss) for loss in traced.losses], np.float32)
+    verdict.means += STEPS
+    if not np.array_equal(recorded, actual, equal_nan=True):
+        verdict.wrong.append(f"loss: {recorded.tolist()} instead of {actual.tolist()}")
+
+
+def _check_mean(verdict: Verdict, run: Any, node: str, mean: float, *, calls_before: int) -> None:
+    """Compares with the module's first call in the step: the one after those that built it."""
+    slots = run.slots
+    mine = slots[(slots.node == node) & (slots["pass"] == "forward")]
+    role = next(r for r in mine.role if r.startswith("output"))
+    verdict.means += 1
+    for iteration in mine.iteration[mine.role == role]:
+        slot = {"role": role, "iteration": iteration}
+        recorded = float(run.series(node, "mean", **slot).iloc[0])
+        size = float(run.series(node, "abs_mean", **slot).iloc[0])
+        if abs(recorded - mean) <= _TOLERANCE * max(size, abs(mean)) + 1e-12:
+            return
+        if iteration >= calls_before:
+            break
+    verdict.wrong.append(f"{node} {role}: mean {recorded:.6g} instead of {mean:.6g}")

@@ -1,0 +1,17 @@
+"""The family of hand-made nets: layers, sequences, architectures, ways of training."""
+
+from __future__ import annotations
+
+from benchmarks.neutrality.program import Program
+from benchmarks.neutrality.zoo.architectures import ARCHITECTURES
+from benchmarks.neutrality.zoo.layers import LAYERS
+from benchmarks.neutrality.zoo.sequences import SEQUENCES
+from benchmarks.neutrality.zoo.trainings import TRAININGS
+
+_ALL = {**LAYERS, **SEQUENCES, **ARCHITECTURES, **TRAININGS}
+NAMES = list(_ALL)
+
+
+def build(name: str) -> Program:
+    """Returns a new training."""
+    return _ALL[name]()

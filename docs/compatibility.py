@@ -1,0 +1,191 @@
+"""Writes `compatibility.md` from the newest table of the zoo and the pages beside it.
+
+python -m benchmarks.neutrality && python -m docs.compatibility
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+from benchmarks.neutrality.explained import explanation
+
+ROOT = Path(__file__).parents[1]
+PAGE = Path(__file__).with_name("compatibility.md")
+PIECES = Path(__file__).with_name("compatibility")
+RESULTS = ROOT / "benchmarks" / "results"
+WRITTEN_BY_HAND = ("ways.md", "distributed.md", "scripts.md")
+
+Verdict = dict[str, Any]
+
+INTRODUCTION = """\
+# Compatibility
+
+What comgra_decl works on, what it does there, and the proof that it changes nothing.
+{contents}
+## Every bit of a zoo
+
+`make neutrality` trains each program of a zoo for {steps} steps, once as it is and once with full
+tracing: graph, values, all modules, every step, and everything that can be captured (outputs,
+inputs, their gradients, parameters, their gradients before and after clipping, updates, buffers,
+optimizer states). Both start from the same seed, and then all this is compared bit for bit:
+
+- the loss, all parameters, gradients and buffers after each step;
+- optimizer states, the state of the random generators of Python, NumPy and torch;
+- `requires_grad`, train and eval flags, attributes of modules and parameters, keys of the state
+  dict;
+- hooks of modules, tensors and optimizers, global hooks, modes, torch's global flags, threads,
+  signal handlers, and every function of torch and of the model's library that a tracer could have
+  replaced.
+
+The record is looked at, too: each module that returned a tensor (as a hook of torch saw it) must
+be in it, with the mean that a separate computation in float64 gives, and the recorded losses must
+be the program's own.
+
+{tried} programs, {equal} of them bit-equal{close}; {compared:,} things compared, {means:,} recorded
+figures checked, {called:,} modules found. {machine}. Measured on {date}; all verdicts are in
+[neutrality-{date}.json](../benchmarks/results/neutrality-{date}.json).
+
+{families}
+
+## Exceptions
+
+{exceptions}
+
+## The programs
+
+{programs}
+"""
+
+FAMILIES = {
+    "torch": "layers of torch, hand-made nets, ways of training",
+    "examples": "the three examples of this repository",
+    "transformers": "models of transformers, from tiny configurations",
+    "timm": "image models of timm",
+    "torchvision": "models of torchvision",
+}
+
+
+def main() -> None:
+    """Writes the page."""
+    PAGE.write_text(page(newest()))
+    sys.stdout.write(f"{PAGE} is written\n")
+
+
+def newest() -> dict[str, Any]:
+    """Returns the newest table of the zoo."""
+    files = sorted(RESULTS.glob("neutrality-*.json"))
+    content: dict[str, Any] = json.loads(files[-1].read_text())
+    return content
+
+
+def page(table: dict[str, Any]) -> str:
+    """Returns the page about this table."""
+    verdicts: dict[str, Verdict] = table["verdicts"]
+    counts = Counter(verdict["status"] for verdict in verdicts.values())
+    close = f", {counts['close']} equal up to rounding" if counts["close"] else ""
+    pieces = _pieces()
+    zoo = INTRODUCTION.format(
+        contents="".join(f"\n{_link(text)}" for text in pieces) + ("\n" if pieces else ""),
+        steps=10,
+        tried=len(verdicts),
+        equal=counts["equal"],
+        close=close,
+        compared=_sum(verdicts, "compared"),
+        means=_sum(verdicts, "means"),
+        called=_sum(verdicts, "called"),
+        machine=_machine(table["machine"]),
+        date=table["date"],
+        families=_families(verdicts),
+        exceptions=_exceptions(verdicts),
+        programs=_programs(verdicts),
+    )
+    return "\n".join([zoo, *pieces])
+
+
+def _pieces() -> list[str]:
+    return [(PIECES / name).read_text() for name in WRITTEN_BY_HAND if (PIECES / name).exists()]
+
+
+def _link(text: str) -> str:
+    title = text.splitlines()[0].lstrip("# ")
+    anchor = "".join(c for c in title.lower() if c.isalnum() or c in " -").replace(" ", "-")
+    return f"- [{title}](#{anchor})"
+
+
+def _sum(verdicts: dict[str, Verdict], key: str) -> int:
+    return sum(verdict.get(key, 0) for verdict in verdicts.values())
+
+
+def _machine(machine: dict[str, Any]) -> str:
+    packages = ", ".join(f"{name} {v}" for name, v in machine["packages"].items() if v)
+    cores, threads = machine["cores"], machine["torch_threads"]
+    thread = "one thread" if threads == 1 else f"{threads} threads"
+    where = f"{machine['processor']}, {cores} cores, {thread} each"
+    return f"{where}, Python {machine['python']}, {packages}"
+
+
+def _of(verdicts: dict[str, Verdict], family: str) -> dict[str, Verdict]:
+    return {name: v for name, v in verdicts.items() if name.partition("/")[0] == family}
+
+
+def _families(verdicts: dict[str, Verdict]) -> str:
+    lines = [
+        "| family | programs | bit-equal | recorded modules | compared |",
+        "| --- | ---: | ---: | ---: | ---: |",
+    ]
+    for family, what in FAMILIES.items():
+        mine = _of(verdicts, family)
+        equal = sum(v["status"] == "equal" for v in mine.values())
+        called = _sum(mine, "called")
+        recorded = called - sum(len(v.get("missing", ())) for v in mine.values())
+        lines.append(
+            f"| {what} | {len(mine)} | {equal} | {recorded:,} of {called:,} | "
+            f"{_sum(mine, 'compared'):,} |"
+        )
+    return "\n".join(lines)
+
+
+def _exceptions(verdicts: dict[str, Verdict]) -> str:
+    lines = []
+    for name, verdict in sorted(verdicts.items()):
+        if verdict["sound"] and verdict["status"] == "equal":
+            continue
+        lines.append(f"- **`{name}`**: {_said(verdict)} {explanation(name)}".rstrip())
+    return "\n".join(lines) or "None."
+
+
+def _said(verdict: Verdict) -> str:
+    """Returns the facts of one exception."""
+    parts = [verdict["status"]]
+    if verdict.get("largest"):
+        loss, parameter = verdict["largest"]["loss"], verdict["largest"]["parameter"]
+        parts.append(f"losses differ by up to {loss:.2g}, parameters by up to {parameter:.2g}")
+    parts += [
+        f"{key}: {'; '.join(f'`{text}`' for text in verdict[key][:3])}"
+        for key in ("missing", "wrong", "faults")
+        if verdict.get(key)
+    ]
+    if verdict.get("error"):
+        parts.append(verdict["error"])
+    return "; ".join(parts) + "."
+
+
+def _programs(verdicts: dict[str, Verdict]) -> str:
+    sections = []
+    for family, what in FAMILIES.items():
+        mine = _of(verdicts, family)
+        named = ", ".join(
+            name.partition("/")[2]
+            + ("" if v["sound"] and v["status"] == "equal" else " (see above)")
+            for name, v in sorted(mine.items())
+        )
+        sections.append(f"**{what[0].upper()}{what[1:]}** ({len(mine)}): {named or 'none'}.")
+    return "\n\n".join(sections)
+
+
+if __name__ == "__main__":
+    main()
