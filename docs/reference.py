@@ -172,6 +172,7 @@ _NAMES: dict[Any, str] = {
     bool: "`true` or `false`",
     str: "text",
     type(None): "`null`",
+    Any: "anything",
     Any: "any value",
 }
 
