@@ -112,8 +112,9 @@ class _Reader:
         if depth > _DEEPEST:
             raise ExpressionError(f"{self._text!r} is nested too deep")
         below = depth + 1
-        if isinstance(node, ast.Constant) and type(node.value) in (int, float):
-            number = np.float64(node.value)
+        value = node.value if isinstance(node, ast.Constant) else None
+        if isinstance(value, (int, float)) and not isinstance(value, bool):
+            number = np.float64(value)
             return lambda _read, _at: np.asarray(number)
         if isinstance(node, (ast.Name, ast.Attribute)):
             return self._quantity(node)
@@ -166,7 +167,7 @@ class _Reader:
 
     def _chained(self, terms: list[Term], how: Callable[..., Any]) -> Term:
         def chained(read: Read, at: Slots) -> NDArray[Any]:
-            result = _true(terms[0](read, at))
+            result: NDArray[Any] = _true(terms[0](read, at))
             for term in terms[1:]:
                 result = how(result, _true(term(read, at)))
             return result

@@ -25,6 +25,20 @@ def grown(array: NDArray[Any], count: int, fill: Any) -> NDArray[Any]:
     return np.pad(array, widths, constant_values=fill)
 
 
+def row_quantile(values: Matrix, share: float) -> Matrix:
+    """Returns a quantile of each row's numbers [k, 1], NaN left out, as numpy's `nanquantile`.
+
+    Much faster for few rows; NaN where a row has no number.
+    """
+    ordered = np.sort(values, axis=1)  # NaN last
+    count = values.shape[1] - np.isnan(values).sum(1)
+    place = share * np.maximum(count - 1, 0)
+    rows, low = np.arange(len(values)), np.floor(place).astype(np.intp)
+    high = np.minimum(low + 1, np.maximum(count - 1, 0))
+    a, b = ordered[rows, low], ordered[rows, high]
+    return np.asarray(a + (place - low) * (b - a))[:, None]
+
+
 class Streak:
     """For how many records in a row something holds; records without the slot are passed over.
 
@@ -128,6 +142,7 @@ class Early:
         self._size = count
         self._values = np.full((count, 0), np.nan)
         self._taken = np.zeros(0, np.int64)
+        self._median = np.zeros(0)
 
     def look(self, at: Slots, values: NDArray[Any]) -> Matrix:
         """Takes values [k, slots], NaN where there is none; returns the median where it is known.
@@ -135,20 +150,20 @@ class Early:
         It is NaN for the values that it is made of.
         """
         width = int(at.max(initial=-1)) + 1
-        self._values = grown(self._values, width, np.nan)
-        self._taken = grown(self._taken, width, 0)
+        if width > len(self._taken):
+            self._values = grown(self._values, width, np.nan)
+            self._taken = grown(self._taken, width, 0)
+            self._median = grown(self._median, width, np.nan)
         known = self._taken[at]
-        if (known < self._size).any():
-            rank = known + np.cumsum(~np.isnan(values), axis=0)
-            row, column = np.nonzero(~np.isnan(values) & (rank <= self._size))
-            self._values[rank[row, column] - 1, at[column]] = values[row, column]
-            self._taken[at] = np.minimum(rank[-1] if len(rank) else known, self._size)
-            complete = self._taken[at] >= self._size
-            median = np.full(len(at), np.nan)
-            median[complete] = np.median(self._values[:, at[complete]], axis=0)
-            return np.where(rank > self._size, median, np.nan)
-        median = np.median(self._values[:, at], axis=0)
-        return np.broadcast_to(median, values.shape)
+        if not len(values) or (known >= self._size).all():
+            return np.broadcast_to(self._median[at], values.shape)
+        rank = known + np.cumsum(~np.isnan(values), axis=0)
+        row, column = np.nonzero(~np.isnan(values) & (rank <= self._size))
+        self._values[rank[row, column] - 1, at[column]] = values[row, column]
+        self._taken[at] = np.minimum(rank[-1], self._size)
+        new = at[(known < self._size) & (rank[-1] >= self._size)]
+        self._median[new] = np.median(self._values[:, new], axis=0)
+        return np.where(rank > self._size, self._median[at], np.nan)
 
 
 class Largest:

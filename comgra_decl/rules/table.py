@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Sequence
 from functools import cached_property
 from math import prod
+from typing import Any, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -12,6 +13,7 @@ from numpy.typing import NDArray
 from comgra_decl.records import SlotInfo, SlotKey
 from comgra_decl.rules.finding import Place
 
+T = TypeVar("T")
 Mask = NDArray[np.bool_]
 
 
@@ -20,6 +22,14 @@ class SlotTable:
 
     def __init__(self, infos: Sequence[SlotInfo] = ()) -> None:
         self.infos = list(infos)
+        self._remembered: dict[object, Any] = {}
+
+    def remembered(self, key: object, make: Callable[[SlotTable], T]) -> T:
+        """Returns what `make` makes of the table, which is made once: tables do not change."""
+        if key not in self._remembered:
+            self._remembered[key] = make(self)
+        found: T = self._remembered[key]
+        return found
 
     def __len__(self) -> int:
         return len(self.infos)

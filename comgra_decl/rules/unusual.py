@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import NDArray
 
-from comgra_decl.rules.memory import Early, Slots, Streak
+from comgra_decl.rules.memory import Early, Slots, Streak, row_quantile
 from comgra_decl.rules.table import SlotTable
 from comgra_decl.rules.window import Window
 
@@ -65,10 +65,7 @@ class Unusual:
         distance = np.full(sizes.shape, np.nan)
         for columns in self._groups:
             part = sizes[:, columns]
-            row = ~np.isnan(part).all(1)
-            distance[np.ix_(row, columns)] = part[row] - np.nanmedian(
-                part[row], axis=1, keepdims=True
-            )
+            distance[:, columns] = part - row_quantile(part, 0.5)
         return distance
 
     def of(self, slot: int) -> tuple[int, str] | None:

@@ -67,8 +67,7 @@ class NotifySpec(SpecModel):
 class FindingSpec(SpecModel):
     """What happens when a rule has found something, by least severity.
 
-    Every finding is stored with the run in any case. To keep the step at which something is found,
-    and those before it, in full, put `finding` among the triggers of `keep.when`.
+    Every finding is stored with the run in any case.
     """
 
     log: Limit = "warning"

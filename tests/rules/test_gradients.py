@@ -21,7 +21,9 @@ def chain(sizes: list[list[float]]) -> Tape:
     tape.graph([(i, i + 1) for i in range(LAYERS - 1)])
     for norms in sizes:
         values = dict.fromkeys(forward, np.ones((2, 4)))
-        tape.record(values | {b: np.full((2, 4), n / 2) for b, n in zip(backward, norms)})
+        tape.record(
+            values | {b: np.full((2, 4), n / 2) for b, n in zip(backward, norms, strict=True)}
+        )
     return tape
 
 

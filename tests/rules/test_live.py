@@ -106,9 +106,9 @@ def test_a_finding_ends_the_training_if_the_spec_says_so(tmp_path: Path) -> None
         "store": {"commit_interval": 0},
         "on_finding": {"stop": "error"},
     }
-    with pytest.raises(SystemExit, match="silent_broadcasting|nonfinite"):
-        with comgra.trace(declared, root=tmp_path):
-            train(5_000_000)
+    ended = pytest.raises(SystemExit, match=r"silent_broadcasting|nonfinite")
+    with ended, comgra.trace(declared, root=tmp_path):
+        train(5_000_000)
 
 
 @pytest.mark.filterwarnings("ignore:Using a target size")

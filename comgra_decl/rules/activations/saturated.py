@@ -52,7 +52,7 @@ class Saturated(SlotRule):
         """Computes the mean slope from the output."""
         square = window.read("l2", at).astype(np.float64) ** 2 / window.table.elements[at]
         mean = window.read("mean", at).astype(np.float64)
-        tanh = np.array([window.table.infos[i].module_class == "Tanh" for i in at.tolist()])
+        tanh = window.table.remembered(Saturated, _tanh)[at]
         slope = np.where(tanh, 1 - square, 4 * (mean - square))
         return slope < self.parameters.slope, slope
 
@@ -66,3 +66,7 @@ class Saturated(SlotRule):
             f"{scene.table.place(slot)} is saturated: its mean slope is "
             f"{max(0.0, self.streak.worst[slot]):.2%} of the steepest."
         )
+
+
+def _tanh(table: SlotTable) -> Mask:
+    return table.where(lambda info: info.module_class == "Tanh")

@@ -9,7 +9,7 @@ from numpy.typing import NDArray
 from pydantic import Field
 
 from comgra_decl.rules.base import Patient, Scene, SlotRule
-from comgra_decl.rules.memory import Bools, Early, Slots
+from comgra_decl.rules.memory import Bools, Early, Slots, row_quantile
 from comgra_decl.rules.paths import answers, beyond_targets
 from comgra_decl.rules.table import Mask, SlotTable
 from comgra_decl.rules.window import Window
@@ -66,9 +66,7 @@ class PoorInitialisation(SlotRule):
         spread = window.read("std", at).astype(np.float64)
         elements = window.table.elements[at] > 1
         spread = np.where((spread > 0) & elements, spread, np.nan)
-        middle = np.full((len(window), 1), np.nan)
-        some = (~np.isnan(spread)).any(1)
-        middle[some] = np.nanmedian(spread[some], axis=1, keepdims=True)
+        middle = row_quantile(spread, 0.5)
         large = np.fmax(spread / middle, spread / limit) / limit
         small = np.where(middle < limit**-2, 1 / (middle * limit**2), 0.0)
         excess = np.fmax(np.fmax(large, small), middle / (spread * limit**2))

@@ -85,7 +85,8 @@ class Unshuffled(Rule):
         """Adds up means and variances of the batches."""
         if not window.has("mean"):
             return
-        for slot in np.flatnonzero(_targets(window.table)).tolist():
+        targets = window.table.remembered(Unshuffled, _targets)
+        for slot in np.flatnonzero(targets).tolist():
             info = window.table.infos[slot]
             at = np.array([slot])
             mean = window.read("mean", at)[:, 0].astype(np.float64)
@@ -160,7 +161,7 @@ class ClassImbalance(Rule):
     def look(self, window: Window) -> None:
         """Counts classes by the histograms of targets."""
         table = window.table
-        wanted = _targets(table, one=True) & table.where(lambda i: "int" in i.dtype)
+        wanted = table.remembered(ClassImbalance, _classes)
         for slot in np.flatnonzero(wanted).tolist():
             found = window.details.histograms(slot)
             if found is not None:
@@ -217,3 +218,7 @@ def _targets(table: SlotTable, *, one: bool = False) -> Mask:
             and (not one or len(i.shape) == 1)
         )
     )
+
+
+def _classes(table: SlotTable) -> Mask:
+    return _targets(table, one=True) & table.where(lambda info: "int" in info.dtype)

@@ -64,8 +64,7 @@ class AccumulatedGradient(SlotRule):
 
     def measure(self, window: Window, at: Slots) -> tuple[Bools, NDArray[Any]]:
         """Follows the ratio of both gradients."""
-        partner = _output_gradients(window.table)
-        others = np.array([partner[window.table.infos[i].key.node] for i in at.tolist()], np.int64)
+        others = window.table.remembered((_partners, len(at)), lambda t: _partners(t, at))
         ratio = window.read("l2", at) / window.read("l2", others)
         ratio = np.where(np.isfinite(ratio) & (ratio > 0), ratio, np.nan).astype(np.float64)
         growth = ratio / self._early.look(at, ratio)
@@ -85,6 +84,11 @@ class AccumulatedGradient(SlotRule):
             f"many steps, {self.streak.worst[slot]:.3g} times larger than at first, "
             f"{scene.table.place(slot)} for one, while those of the outputs are not."
         )
+
+
+def _partners(table: SlotTable, at: Slots) -> Slots:
+    partner = _output_gradients(table)
+    return np.array([partner[table.infos[slot].key.node] for slot in at.tolist()], np.int64)
 
 
 def _output_gradients(table: SlotTable) -> dict[str, int]:

@@ -72,8 +72,7 @@ class ExplodingGradient(SlotRule):
         total[there == 0] = np.nan
         all_grew = total / self._early_total.look(np.zeros(1, np.int64), total)
         grew = np.fmin(known / self._early.look(at, known), all_grew) / self.parameters.growth
-        order = window.table.order[at]
-        near = order >= np.quantile(order, 0.75)
+        near = window.table.remembered((ExplodingGradient, len(at)), lambda t: _near(t, at))
         away = known / np.fmax.reduce(np.where(near, known, np.nan), axis=1, keepdims=True)
         away = np.where(there[:, None] >= 4, away, np.nan)
         excess = np.fmax(np.nan_to_num(grew), np.nan_to_num(away) / self.parameters.ratio)
@@ -86,3 +85,9 @@ class ExplodingGradient(SlotRule):
             f"{self.streak.worst[slot]:.3g} times over the limit (step "
             f"{self.streak.worst_step[slot]})."
         )
+
+
+def _near(table: SlotTable, at: Slots) -> NDArray[np.bool_]:
+    """Returns which slots belong to the last quarter of the network."""
+    order = table.order[at]
+    return np.asarray(order >= np.quantile(order, 0.75))

@@ -24,12 +24,17 @@ def weight_gradients(table: SlotTable) -> Mask:
 
 def largest_of_node(table: SlotTable, at: Slots, sizes: NDArray[np.float64]) -> NDArray[np.float64]:
     """Returns, for each column, the largest size of all iterations of its tensor, [k, slots]."""
-    names = [(table.infos[i].key.node, table.infos[i].key.role) for i in at.tolist()]
-    if len(set(names)) == len(names):
+    group = table.remembered((largest_of_node, len(at)), lambda t: _group(t, at))
+    if group.max(initial=-1) == len(group) - 1:
         return sizes
-    numbers = {name: number for number, name in enumerate(dict.fromkeys(names))}
-    group = np.array([numbers[name] for name in names])
     order = np.argsort(group, kind="stable")
     starts = np.flatnonzero(np.diff(group[order], prepend=-1))
     largest = np.fmax.reduceat(sizes[:, order], starts, axis=1)
     return np.asarray(largest[:, group], np.float64)
+
+
+def _group(table: SlotTable, at: Slots) -> Slots:
+    """Numbers the tensors, all iterations of one alike."""
+    names = [(table.infos[slot].key.node, table.infos[slot].key.role) for slot in at.tolist()]
+    numbers = {name: number for number, name in enumerate(dict.fromkeys(names))}
+    return np.array([numbers[name] for name in names], np.int64)

@@ -10,7 +10,7 @@ from pydantic import Field
 
 from comgra_decl.rules.base import Patient, Scene, SlotRule
 from comgra_decl.rules.gradients.sizes import gradients, largest_of_node
-from comgra_decl.rules.memory import Bools, Slots
+from comgra_decl.rules.memory import Bools, Slots, row_quantile
 from comgra_decl.rules.table import Mask, SlotTable
 from comgra_decl.rules.window import Window
 from comgra_decl.spec.base import Number
@@ -57,10 +57,8 @@ class VanishingGradient(SlotRule):
         size = window.read("l2", at).astype(np.float64)
         known = np.where(np.isfinite(size) & (size > 0), size, np.nan)
         enough = (~np.isnan(known)).sum(1) >= 4
-        share = np.full(size.shape, np.nan)
-        if enough.any():
-            quartile = np.nanpercentile(known[enough], 75, axis=1, keepdims=True)
-            share[enough] = largest_of_node(window.table, at, known[enough]) / quartile
+        share = largest_of_node(window.table, at, known) / row_quantile(known, 0.75)
+        share[~enough] = np.nan
         return share < self.parameters.ratio, share
 
     def sentence(self, scene: Scene, slot: int) -> str:

@@ -57,7 +57,7 @@ class LargeUpdate(SlotRule):
     def measure(self, window: Window, at: Slots) -> tuple[Bools, NDArray[Any]]:
         """Divides the update, or what is known of it, by the weight."""
         weight = window.read("l2", at).astype(np.float64)
-        updates = _updates(window.table, at)
+        updates = window.table.remembered((LargeUpdate, len(at)), lambda t: _updates(t, at))
         steps = np.broadcast_to(window.steps[:, None], weight.shape).astype(np.float64)
         steps = np.where(np.isnan(weight), np.nan, steps)
         next_to = steps - self._step.look(at, steps) == 1

@@ -68,6 +68,8 @@ class _Branches(SlotRule):
 
     def measure(self, window: Window, at: Slots) -> tuple[Bools, NDArray[Any]]:
         """Compares each branch with the largest that it is joined with."""
+        if not self._groups:
+            return np.zeros((len(window), len(at)), np.bool_), np.zeros((len(window), len(at)))
         size = window.read("l2", np.arange(len(window.table))).astype(np.float64)
         share = np.full(size.shape, np.nan)
         for group in self._groups:

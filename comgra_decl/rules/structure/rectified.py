@@ -74,11 +74,11 @@ class RectifiedAnswer(SlotRule):
     def _see_targets(self, window: Window) -> None:
         """Remembers the smallest value of every target."""
         table = window.table
-        targets = np.flatnonzero(table.where(lambda i: i.kind == "target"))
+        targets = table.remembered(RectifiedAnswer, _targets)
         self._lowest_target = grown(self._lowest_target, len(table), np.nan)
-        for slot in targets.tolist():
-            lowest = np.fmin.reduce(window.read("min", np.array([slot])), axis=0)[0]
-            self._lowest_target[slot] = np.fmin(self._lowest_target[slot], lowest)
+        if len(targets):
+            lowest = np.fmin.reduce(window.read("min", targets), axis=0)
+            self._lowest_target[targets] = np.fmin(self._lowest_target[targets], lowest)
 
     def chosen(self, scene: Scene, fired: Slots) -> Slots:
         """Keeps what is, or squashed becomes, an answer that should have both signs."""
@@ -110,3 +110,7 @@ class RectifiedAnswer(SlotRule):
             f"{max(0.0, self.streak.worst[slot]):.0%} of negative values, just before the answer: "
             "it can say yes and hardly no."
         )
+
+
+def _targets(table: SlotTable) -> Slots:
+    return np.flatnonzero(table.where(lambda info: info.kind == "target"))

@@ -1,0 +1,68 @@
+"""Writes `rules.md` from the rules' own words: `python -m docs.rules_page`."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+from pydantic_core import PydanticUndefined
+
+from comgra_decl.rules import Rule, SlotRule
+from comgra_decl.rules.catalogue import FAMILIES, known
+
+PAGE = Path(__file__).with_name("rules.md")
+
+HEAD = """\
+# Rules
+
+What every rule looks for, its defaults, where these come from, and what to do about it. This page
+is made from the rules by `python -m docs.rules_page`; a test fails when it is not up to date. How
+rules are chosen, tuned and written is said in [findings](findings.md).
+
+"""
+
+
+def main() -> None:
+    """Writes the page."""
+    PAGE.write_text(page(), encoding="utf-8")
+    sys.stdout.write(f"{PAGE} is written\n")
+
+
+def page() -> str:
+    """Returns the whole page."""
+    rules = known().values()
+    parts = [HEAD, "| rule | says | severity |\n|---|---|---|\n"]
+    parts += [f"| [{r.name}](#{r.name}) | {_title(r)} | {r.severity} |\n" for r in rules]
+    for family in FAMILIES:
+        parts.append(f"\n## {family.capitalize()}\n")
+        of_family = [r for r in rules if r.__module__.split(".")[2] == family]
+        parts += [line for rule in of_family for line in _section(rule)]
+    return "".join(parts)
+
+
+def _section(rule: type[Rule]) -> Iterator[str]:
+    yield f"\n### {rule.name}\n\n{_title(rule)} ({rule.severity})\n\n"
+    yield f"{rule.definition}\n\n"
+    yield f"*What to do.* {rule.advice}\n\n"
+    yield f"*Source.* {rule.source}\n\n"
+    if issubclass(rule, SlotRule):
+        names = ", ".join(f"`{name}`" for name in rule.statistics)
+        yield f"*Needs* {rule.needs}{f'; the statistics {names}' if names else ''}.\n\n"
+    if rule.explained_by:
+        yield f"*Follows from* {', '.join(rule.explained_by)}, where these are found.\n\n"
+    yield "| parameter | default | is |\n|---|---|---|\n"
+    for name, field in rule.Parameters.model_fields.items():
+        default = "" if field.default is PydanticUndefined else f"`{field.default}`"
+        about = " ".join((field.description or "").split()).replace("|", "\\|")
+        if name != "severity":
+            yield f"| `{name}` | {default} | {about} |\n"
+    yield "| `severity` | | `error`, `warning` or `hint`, instead of the rule's own. |\n"
+
+
+def _title(rule: type[Rule]) -> str:
+    return (rule.__doc__ or "").strip().splitlines()[0]
+
+
+if __name__ == "__main__":
+    main()
