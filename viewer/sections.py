@@ -11,6 +11,7 @@ from comgra_decl.viewer.panes.base import Act, Pane, Shown
 from comgra_decl.viewer.panes.distribution import DistributionPane
 from comgra_decl.viewer.panes.figures import unit_range
 from comgra_decl.viewer.panes.kpis import KpisPane
+from comgra_decl.viewer.panes.modules import ModulesPane
 from comgra_decl.viewer.panes.notes import NotesPane
 from comgra_decl.viewer.panes.overview import OverviewPane
 from comgra_decl.viewer.panes.run import RunPane
@@ -111,6 +112,7 @@ def sections(act: Act) -> dict[str, Section]:
         "overview": Section(lambda: _overview(act)),
         "inspect": Section(lambda: _inspect(act)),
         "kpis": Section(lambda: _alone(KpisPane(act), _PADDED)),
+        "modules": Section(lambda: _alone(ModulesPane(act), _PADDED)),
         "notes": Section(lambda: _alone(NotesPane(act), _PADDED)),
         "run": Section(lambda: _alone(RunPane(act), "")),
     }

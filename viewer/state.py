@@ -13,6 +13,7 @@ SECTIONS = {
     "overview": "Overview",
     "inspect": "Inspect",
     "kpis": "KPIs",
+    "modules": "Modules",
     "notes": "Notes",
     "run": "Run",
 }

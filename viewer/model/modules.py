@@ -1,0 +1,219 @@
+"""The model as its modules are nested: what each holds, and how much of it is trained."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from comgra_decl.viewer.model.runview import Rows, RunView
+from comgra_decl.viewer.model.selection import Selection
+
+Key = tuple[int, str]
+"""A module: the number of its outermost module, its path below that."""
+
+
+@dataclass(frozen=True, slots=True)
+class Parameter:
+    """One parameter of a module itself; `tied_to` is the node of the one it is."""
+
+    name: str
+    shape: tuple[int, ...]
+    count: int
+    trainable: bool
+    tied_to: str | None
+
+
+@dataclass(slots=True)
+class Module:
+    """A line of the tree; counts include the modules within, tied parameters count once.
+
+    `node` is None where nothing of it was recorded. `share` is the part of the squared length of
+    all changes (of the whole model) that lies in this module, `ratio` the length of its change
+    over that of its weights; both None where the record does not tell.
+    """
+
+    key: Key
+    label: str
+    module_class: str
+    depth: int
+    parameters: tuple[Parameter, ...]
+    node: str | None
+    parent: Key | None
+    children: list[Key] = field(default_factory=list)
+    count: int = 0
+    trainable: int = 0
+    output: tuple[int, ...] | None = None
+    share: float | None = None
+    ratio: float | None = None
+
+    @property
+    def frozen(self) -> str:
+        """Says "frozen" if no parameter is trained, "partly frozen" if some are not."""
+        if not self.count or self.trainable == self.count:
+            return ""
+        return "partly frozen" if self.trainable else "frozen"
+
+
+@dataclass(frozen=True, slots=True)
+class ModuleTree:
+    """All modules, outer ones before those within; `measure` says what `share` is a share of."""
+
+    modules: Mapping[Key, Module]
+    measure: str | None
+
+    def visible(self, opened: Iterable[Key]) -> list[Module]:
+        """Returns the lines that show when the modules `opened` are unfolded."""
+        wanted, shown = set(opened), set[Key]()
+        lines = []
+        for key, module in self.modules.items():
+            if module.parent is None or (module.parent in wanted and module.parent in shown):
+                shown.add(key)
+                lines.append(module)
+        return lines
+
+    def unfolded(self, most: int) -> frozenset[Key]:
+        """Returns which modules to unfold so that at most about `most` lines show."""
+        opened: set[Key] = set()
+        for depth in range(max((m.depth for m in self.modules.values()), default=0)):
+            within = sum(module.depth <= depth + 1 for module in self.modules.values())
+            if within > most:
+                break
+            opened |= {k for k, m in self.modules.items() if m.depth == depth and m.children}
+        return frozenset(opened)
+
+    def above(self, node: str) -> frozenset[Key]:
+        """Returns the modules that must be unfolded for the line of a node to show."""
+        found = next((m for m in self.modules.values() if m.node == node), None)
+        keys: set[Key] = set()
+        while found is not None and found.parent is not None:
+            keys.add(found.parent)
+            found = self.modules[found.parent]
+        return frozenset(keys)
+
+
+def module_tree(view: RunView, at: Selection) -> ModuleTree:
+    """Returns the modules of the run, with what their parameters did at the selected step."""
+    modules = _nested(view)
+    measure = None
+    if at.step is not None:
+        measure = _weigh(view, modules, view.row(at.step, at.type, "mean"), at)
+    return ModuleTree(modules, measure)
+
+
+def _nested(view: RunView) -> dict[Key, Module]:
+    modules: dict[Key, Module] = {}
+    top = -1
+    nodes = set(view.nodes)
+    for described in view.run.modules:
+        path = str(described.get("path", ""))
+        top += not path or top < 0
+        parent = _parent(modules, top, path)
+        module = _module(described, (top, path), parent, modules, nodes)
+        if module.node is not None:
+            module.output = _output(view, module.node)
+        modules[module.key] = module
+        if parent is not None:
+            modules[parent].children.append(module.key)
+    _count(modules)
+    return modules
+
+
+def _parent(modules: Mapping[Key, Module], top: int, path: str) -> Key | None:
+    """Returns the nearest module around a path: containers that are wrappers have no line."""
+    while path:
+        path = path.rpartition(".")[0]
+        if (top, path) in modules:
+            return top, path
+    return None
+
+
+def _module(
+    described: Mapping[str, Any],
+    key: Key,
+    parent: Key | None,
+    modules: Mapping[Key, Module],
+    nodes: set[str],
+) -> Module:
+    node = str(described.get("node", ""))
+    kind = str(described.get("class", ""))
+    above = "" if parent is None else parent[1]
+    label = key[1][len(above) + 1 :] if above else key[1]
+    parameters = (described.get("parameters") or {}).items()
+    return Module(
+        key,
+        label or kind,
+        kind,
+        depth=0 if parent is None else modules[parent].depth + 1,
+        parameters=tuple(_parameter(name, facts) for name, facts in parameters),
+        node=node if node in nodes else None,
+        parent=parent,
+    )
+
+
+def _parameter(name: str, facts: Mapping[str, Any]) -> Parameter:
+    return Parameter(
+        name,
+        tuple(facts.get("shape", ())),
+        int(facts.get("count", 0)),
+        bool(facts.get("trainable", True)),
+        facts.get("tied_to") or None,
+    )
+
+
+def _output(view: RunView, node: str) -> tuple[int, ...] | None:
+    slot = view.lead(node)
+    return slot.shape if slot.kind not in ("parameter", "buffer") else None
+
+
+def _count(modules: Mapping[Key, Module]) -> None:
+    for module in reversed(list(modules.values())):
+        own = [p for p in module.parameters if p.tied_to is None]
+        module.count += sum(p.count for p in own)
+        module.trainable += sum(p.count for p in own if p.trainable)
+        if module.parent is not None:
+            modules[module.parent].count += module.count
+            modules[module.parent].trainable += module.trainable
+
+
+def _weigh(view: RunView, modules: Mapping[Key, Module], row: Rows, at: Selection) -> str | None:
+    """Fills in shares and ratios; returns what was shared out, None if nothing was recorded."""
+    if "l2" not in view.run.statistics:
+        return None
+    lengths = row.column("l2")
+    changes: dict[str, dict[Key, float]] = {"update": {}, at.gradient: {}}
+    weights: dict[Key, float] = {}
+    for key, module in modules.items():
+        for parameter in module.parameters:
+            if parameter.tied_to is not None or module.node is None:
+                continue
+            passes = view.passes(module.node, parameter.name, 0)
+            for name, known in (*changes.items(), ("forward", weights)):
+                length = lengths.get(passes[name].id, math.nan) if name in passes else math.nan
+                if not math.isnan(length):
+                    known[key] = known.get(key, 0.0) + length * length
+    measure = next((name for name, known in changes.items() if known), None)
+    if measure is not None:
+        _share(modules, changes[measure], weights)
+    return measure
+
+
+def _share(
+    modules: Mapping[Key, Module], changes: Mapping[Key, float], weights: Mapping[Key, float]
+) -> None:
+    sums = {key: [changes.get(key), weights.get(key)] for key in modules}
+    for key in reversed(list(modules)):
+        parent = modules[key].parent
+        if parent is not None:
+            sums[parent] = [_plus(a, b) for a, b in zip(sums[parent], sums[key], strict=True)]
+    total = sum(changes.values())
+    for key, (change, weight) in sums.items():
+        if change is not None:
+            modules[key].share = change / total if total else math.nan
+            if weight:
+                modules[key].ratio = math.sqrt(change / weight)
+
+
+def _plus(a: float | None, b: float | None) -> float | None:
+    return b if a is None else a if b is None else a + b
