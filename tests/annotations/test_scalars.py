@@ -1,4 +1,4 @@
-"""The numbers of every step are the true ones, and taking them changes nothing."""
+"""The numbers of every step are the true ones."""
 
 from __future__ import annotations
 
@@ -6,58 +6,17 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pandas as pd
 import pytest
 import torch
-from torch import nn
-from torch.overrides import TorchFunctionMode
-from torch.utils._python_dispatch import TorchDispatchMode
 
 import comgra_decl as comgra
 from comgra_decl.errors import RunNotFoundError
-from comgra_decl.hooks.words.numbers import LateNumbers, read_number
-from comgra_decl.query import Run
-
-SPARSE = {"nodes": {"all": {"select": "**"}}, "schedule": {"first": 2, "every": 500}}
-
-
-class Net:
-    """A network of 17 parameters and its training."""
-
-    def __init__(self) -> None:
-        torch.manual_seed(0)
-        self.model = nn.Sequential(nn.Linear(3, 4), nn.Tanh(), nn.Linear(4, 1))
-        self.optimizer = torch.optim.SGD(self.model.parameters(), 0.01)
-
-    def loss(self) -> torch.Tensor:
-        loss: torch.Tensor = self.model(torch.randn(2, 3)).square().mean()
-        return loss
-
-    def step(self) -> float:
-        self.optimizer.zero_grad()
-        loss = self.loss()
-        loss.backward()
-        self.optimizer.step()
-        return loss.item()
-
-
-def curve(run: Run, name: str = "loss") -> tuple[list[int], list[float]]:
-    kpis = run.kpis()
-    part = kpis[kpis["name"] == name]
-    return part["step"].tolist(), part["value"].tolist()
-
-
-def traced(tmp_path: Path, train: Callable[[], Any], **changes: Any) -> tuple[Run, Any]:
-    with comgra.trace({**SPARSE, **changes}, root=tmp_path) as session:
-        result = train()
-    assert session.path is not None
-    return comgra.open_run(session.path), result
+from tests.annotations.nets import Net, curve, traced
 
 
 def test_ten_thousand_losses_are_the_true_ones_bit_for_bit(tmp_path: Path) -> None:
@@ -289,135 +248,3 @@ def test_after_kill_what_was_committed_is_there(tmp_path: Path) -> None:
     assert after.head(len(before)).equals(before)
     told = after[after["name"] == "step"]
     assert told["value"].tolist() == told["step"].tolist() == list(range(len(told)))
-
-
-# -- taking them changes nothing
-
-
-class SeesFunctions(TorchFunctionMode):
-    def __init__(self) -> None:
-        super().__init__()
-        self.seen: list[str] = []
-
-    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        self.seen.append(getattr(func, "__name__", str(func)))
-        return func(*args, **(kwargs or {}))
-
-
-class SeesDispatch(TorchDispatchMode):
-    def __init__(self) -> None:
-        super().__init__()  # type: ignore[no-untyped-call]
-        self.seen: list[str] = []
-
-    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        self.seen.append(str(func))
-        return func(*args, **(kwargs or {}))
-
-
-@pytest.mark.parametrize("mode", [SeesFunctions, SeesDispatch])
-def test_the_modes_of_the_program_see_nothing_of_it(mode: Any, tmp_path: Path) -> None:
-    def train(net: Net) -> list[str]:
-        net.step()
-        net.step()
-        with mode() as seeing:
-            net.loss().backward()
-            comgra.kpi("x", torch.ones(()))
-        return list(seeing.seen)
-
-    plain = train(Net())
-    schedule = {"first": 1, "every": 10**9}
-    _, seen = traced(tmp_path, lambda: train(Net()), schedule=schedule)
-    assert [name for name in seen if name != "ones.default"] == [
-        name for name in plain if name != "ones.default"
-    ]
-
-
-def test_nothing_of_it_stays_behind(tmp_path: Path) -> None:
-    before = torch.autograd.backward, torch.amp.GradScaler.scale
-    net = Net()
-    during: list[Any] = []
-
-    def train() -> None:
-        net.step()
-        during.append(torch.autograd.backward)
-
-    traced(tmp_path, train)
-    assert (torch.autograd.backward, torch.amp.GradScaler.scale) == before
-    assert during != [before[0]]
-
-
-def test_a_fault_of_ours_never_reaches_the_program(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
-    monkeypatch.setattr("comgra_decl.hooks.words.losses.read_number", lambda _: 1 / 0)
-    net = Net()
-    run, truth = traced(tmp_path, lambda: [net.step() for _ in range(5)])
-    assert truth == [Net().step(), *truth[1:]]
-    assert len(truth) == 5
-    assert "tracing has stopped" in caplog.text
-    assert run.kpis().empty
-
-
-def test_a_compiled_training_is_not_compiled_again(tmp_path: Path) -> None:
-    graphs: list[int] = []
-
-    def backend(module: torch.fx.GraphModule, _inputs: Any) -> Any:
-        graphs.append(1)
-        return module.forward
-
-    def train() -> list[float]:
-        net = Net()
-        forward = torch.compile(net.model, backend=backend)
-        losses = []
-        for _ in range(10):
-            loss = forward(torch.randn(2, 3)).square().mean()
-            loss.backward()
-            net.optimizer.step()
-            losses.append(loss.item())
-        return losses
-
-    plain = train()
-    alone = len(graphs)
-    torch._dynamo.reset()
-    run, truth = traced(tmp_path, train)
-    assert truth == plain
-    assert curve(run)[1] == truth
-    assert len(graphs) == 2 * alone
-
-
-# -- reading one number
-
-
-@pytest.mark.parametrize(
-    ("tensor", "expected"),
-    [
-        (torch.tensor(1.5), 1.5),
-        (torch.tensor([[2.5]]), 2.5),
-        (torch.tensor(0.1, dtype=torch.bfloat16), float(torch.tensor(0.1, dtype=torch.bfloat16))),
-        (torch.tensor(2**53, dtype=torch.int64), 2.0**53),
-        (torch.tensor(True), 1.0),
-        (nn.Parameter(torch.tensor(3.0)), 3.0),
-        (torch.ones(2), None),
-        (torch.tensor(1j), None),
-        (torch.ones((), device="meta"), None),
-    ],
-)
-def test_a_tensor_of_one_element_is_a_number(tensor: torch.Tensor, expected: float | None) -> None:
-    assert read_number(tensor) == expected
-
-
-def test_numbers_of_a_device_come_together_and_keep_their_places() -> None:
-    """On this machine the "device" is the CPU: what is tested is who goes where."""
-    late, values = LateNumbers(), np.full(6, np.nan)
-    tensors = {
-        0: torch.tensor(0.1),
-        2: torch.tensor(7),
-        3: torch.tensor([0.25]),
-        5: torch.tensor(2.5),
-    }
-    for where, tensor in tensors.items():
-        late.add(where, tensor)
-    late.send()
-    late.settle(values)
-    expected = [float(np.float32(0.1)), np.nan, 7.0, 0.25, np.nan, 2.5]
-    assert np.array_equal(values, expected, equal_nan=True)
