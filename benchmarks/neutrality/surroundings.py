@@ -46,9 +46,10 @@ def functions() -> dict[str, int]:
 
     What torch's modules and classes hold, and what the modules of models hold.
     """
-    found = {}
-    for name, module in list(sys.modules.items()):
-        if isinstance(module, ModuleType) and _is_watched(name):
+    found: dict[str, int] = {}
+    loaded: list[tuple[str, Any]] = list(sys.modules.items())
+    for name, module in loaded:
+        if _is_watched(name) and isinstance(module, ModuleType):
             found |= _members(name, module)
     for owner in _PATCHABLE:
         found |= _members(f"{owner.__module__}.{owner.__qualname__}", owner)
@@ -94,7 +95,6 @@ def _flags() -> Iterator[tuple[str, Any]]:
     yield "default device", str(torch.get_default_device())
     yield "threads", (torch.get_num_threads(), torch.get_num_interop_threads())
     yield "deterministic", torch.are_deterministic_algorithms_enabled()
-    yield "fill uninitialized", torch.utils.deterministic.fill_uninitialized_memory
     yield "matmul precision", torch.get_float32_matmul_precision()
     yield "fast path of attention", torch.backends.mha.get_fastpath_enabled()
     yield "oneDNN", torch.backends.mkldnn.enabled

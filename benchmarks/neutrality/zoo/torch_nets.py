@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from benchmarks.neutrality.program import Program
+from benchmarks.neutrality.zoo import unusual
 from benchmarks.neutrality.zoo.architectures import ARCHITECTURES
 from benchmarks.neutrality.zoo.layers import LAYERS
 from benchmarks.neutrality.zoo.sequences import SEQUENCES
 from benchmarks.neutrality.zoo.trainings import TRAININGS
 
+assert "fourier-operator" in ARCHITECTURES, unusual.__name__  # it adds its own to them
 _ALL = {**LAYERS, **SEQUENCES, **ARCHITECTURES, **TRAININGS}
 NAMES = list(_ALL)
 
