@@ -92,7 +92,7 @@ class RunMeta:
                 writer=dict(document["writer"]),
                 counts_rows="rows" in document.get("columns", ()),
             )
-        except (KeyError, TypeError, ValueError) as error:
+        except (KeyError, TypeError, ValueError, OverflowError) as error:
             raise DamagedRunError(f"{where}: 'meta/run.json' is wrong at {error}.") from error
         return meta
 

@@ -29,6 +29,9 @@ CACHE_BYTES = 128 << 20
 _WRONG = (KeyError, TypeError, ValueError, IndexError, OverflowError, AttributeError)
 """What reading JSON of a wrong form raises."""
 
+_CREATION = 10.0
+"""Seconds for which a run without its first key counts as being created."""
+
 _context: ts.Context | None = None
 
 
@@ -213,8 +216,10 @@ class Reader:
 def _no_manifest(db: Database) -> RunNotFoundError | DamagedRunError:
     """A database without its manifest looks empty; one made a moment ago is still being made."""
     folder = Path(db.path)
-    if (folder / "manifest.ocdbt").exists():
-        return DamagedRunError(f"{db.path}: key {RUN_KEY!r} is missing; this is no run.")
-    if time.time() - folder.stat().st_mtime < 10:
+    manifest = folder / "manifest.ocdbt"
+    newest = manifest if manifest.exists() else folder
+    if time.time() - newest.stat().st_mtime < _CREATION:  # the manifest comes first, then the rest
         return RunNotFoundError(f"the run in {str(folder.parent)!r} is being created.")
+    if newest is manifest:
+        return DamagedRunError(f"{db.path}: key {RUN_KEY!r} is missing; this is no run.")
     return DamagedRunError(f"{db.path}: 'manifest.ocdbt' is missing; nothing can be found in it.")

@@ -10,11 +10,10 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-import numpy as np
 import pytest
 
 from comgra_decl.store import Reader
-from tests.store import endless
+from tests.store import endless, kills
 
 ROOT = Path(__file__).parents[2]
 PATIENCE = 60.0
@@ -94,15 +93,7 @@ def test_many_threads_share_a_reader(tmp_path: Path) -> None:
         assert acknowledged
 
 
-@pytest.mark.parametrize("seed", range(5))
-def test_nothing_acknowledged_is_lost_when_the_writer_is_killed(tmp_path: Path, seed: int) -> None:
-    rng = np.random.default_rng(seed)
-    with writing_process(tmp_path / "run") as (process, acknowledged):
-        wait_for(acknowledged, int(rng.integers(1, 40)), process)
-        time.sleep(float(rng.random()) * 0.01)
-        process.kill()
-        process.wait()
-    reader = Reader(tmp_path / "run")
-    assert reader.view.n >= acknowledged[-1]
-    assert reader.state == "stopped"
-    endless.check(reader.view)
+@pytest.mark.parametrize("seed", [0, 1, 2, 3, 9])
+def test_nothing_is_lost_or_half_when_the_writer_is_killed(tmp_path: Path, seed: int) -> None:
+    """The long form: `python -m tests.store.kills`."""
+    kills.kill_once(tmp_path / "a run", seed)

@@ -1,0 +1,110 @@
+"""Kills writers at random moments while a reader looks: `python -m tests.store.kills [COUNT]`.
+
+Fails if an acknowledged record is lost, if a record is seen half, or if a number is another.
+"""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+
+import numpy as np
+
+from comgra_decl.errors import RunNotFoundError
+from comgra_decl.store import Reader
+from tests.store import endless
+
+ROOT = Path(__file__).parents[2]
+LONG = 50
+
+
+def kill_once(folder: Path, seed: int) -> tuple[int, int, int]:
+    """Starts a writer, looks at its run until it is killed; returns records, polls and acks.
+
+    Every tenth is killed at a moment counted from its start, mostly before there is a run.
+    """
+    rng = np.random.default_rng(seed)
+    log = folder.with_suffix(".acknowledged")
+    with log.open("w") as out:
+        command = [sys.executable, "-m", "tests.store.endless", str(folder)]
+        process = subprocess.Popen(command, cwd=ROOT, stdout=out, text=True)
+    try:
+        polls = _watch(folder, log, process, rng, early=seed % 10 == 9)
+    finally:
+        process.kill()
+        process.wait()
+    acknowledged = _acknowledged(log)
+    try:
+        reader = Reader(folder)
+    except RunNotFoundError:
+        assert acknowledged == 0
+        return 0, polls, 0
+    assert reader.view.n >= acknowledged
+    assert reader.state == "stopped"
+    endless.check(reader.view)
+    return reader.view.n, polls, acknowledged
+
+
+def _watch(
+    folder: Path,
+    log: Path,
+    process: subprocess.Popen[str],
+    rng: np.random.Generator,
+    *,
+    early: bool,
+) -> int:
+    """Polls until the moment has come; returns how often."""
+    wanted = int(rng.integers(1, 600))
+    end = time.monotonic() + (float(rng.random()) * 1.5 if early else 60)
+    reader, polls, seen = None, 0, 0
+    while time.monotonic() < end and process.poll() is None:
+        known = _acknowledged(log)
+        if known >= wanted and not early:
+            time.sleep(float(rng.random()) * 0.02)
+            break
+        if reader is None:
+            reader = _opened(folder)
+            continue
+        polls += 1
+        if reader.poll() or not seen:
+            view = reader.view
+            assert view.n >= max(known, seen), "what was acknowledged is there"
+            endless.check(view, max(0, seen - 1))
+            seen = view.n
+    return polls
+
+
+def _opened(folder: Path) -> Reader | None:
+    try:
+        return Reader(folder)
+    except RunNotFoundError:
+        time.sleep(0.002)
+        return None
+
+
+def _acknowledged(log: Path) -> int:
+    lines = log.read_text().split("\n")[:-1]  # the last one may be half
+    return int(lines[-1]) if lines else 0
+
+
+def main(count: int) -> int:
+    """Prints how many were tried and survived; returns the exit status."""
+    survived = records = polls = 0
+    with tempfile.TemporaryDirectory(prefix="kills ä ") as root:
+        for seed in range(count):
+            try:
+                found, looked, _ = kill_once(Path(root) / f"run {seed}", seed)
+            except Exception as error:  # noqa: BLE001 - told, and counted
+                sys.stdout.write(f"{seed}: {type(error).__name__}: {error}\n")
+                continue
+            survived, records, polls = survived + 1, records + found, polls + looked
+    sys.stdout.write(f"tried {count}, survived {survived}; ")
+    sys.stdout.write(f"{records} records checked, {polls} polls\n")
+    return 0 if survived == count else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main(int(sys.argv[1]) if len(sys.argv) > 1 else LONG))
