@@ -20,4 +20,5 @@ PIECES = [
 
 @pytest.mark.parametrize("code", PIECES)
 def test_a_piece_of_a_spec_is_valid(code: str) -> None:
-    load_spec(yaml.safe_load(code))
+    piece = yaml.safe_load(code)
+    assert load_spec(piece).model_fields_set >= set(piece) - {"defaults"}

@@ -100,13 +100,13 @@ def test_a_job_that_never_ended_is_finished_by_the_next(sessions: list[FakeSessi
     assert [s.calls for s in sessions] == [["start", "finish"], ["start"]]
 
 
-@pytest.mark.usefixtures("sessions")
-def test_a_launcher_may_send_the_object_to_another_process() -> None:
+def test_a_launcher_may_send_the_object_to_another_process(sessions: list[FakeSession]) -> None:
     callback = TraceCallback()
     callback.on_job_start(composed(), task_function=task)
     copy = pickle.loads(pickle.dumps(callback))
     copy.on_job_end(composed(), job_return=None)
     copy.on_job_start(composed(), task_function=task)
+    assert [s.calls for s in sessions] == [["start"], ["start"]], "its session stayed behind"
 
 
 def test_a_wrong_spec_ends_the_program(sessions: list[FakeSession]) -> None:
