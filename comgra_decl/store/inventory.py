@@ -152,8 +152,9 @@ def _values(view: View) -> Iterator[Region]:
         except DamagedRunError:
             continue  # it cannot be told which values there are; that is damage of its own
         for name, slots in stored.items():
-            form, lanes = tables.forms[name], tables.lanes[name]
-            for first, last in _lane_chunks([lanes[slot] for slot in slots], form.chunk[1]):
+            form, lanes = tables.forms[name], tables.lanes.get(name, {})
+            known = [lanes[slot] for slot in slots if slot in lanes]  # others: damage of its own
+            for first, last in _lane_chunks(known, form.chunk[1]):
                 low = (record, first, *[0] * len(form.shape[2:]))
                 yield Region(form, low, (record + 1, last, *form.shape[2:]))
 

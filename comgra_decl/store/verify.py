@@ -39,6 +39,9 @@ _SPEC = re.compile(r" \[(?:tensorstore_spec|source locations)=")
 _PLACE = re.compile(r'Error reading "[^"]*" in version v\d+ of OCDBT database at [^:]*: ')
 _QUOTED = "cannot read "
 
+_TABLES = {"notes": "notes", "lanes": "kept values: where each lies is lost"}
+"""Tables without which the rest of a run can be seen, and what they hold."""
+
 _TOLD = 200
 """Damages told one by one; a run that has lost a folder would have a million."""
 
@@ -177,6 +180,9 @@ class _Check:
 
     def _keys(self, view: View) -> Iterator[Damage]:
         """Reads the JSON that opening the run has not read."""
+        for said in view.losses:
+            table = said.partition(" ")[0]
+            yield Damage(table, _TABLES.get(table, "a part of the run"), said.partition(": ")[2])
         facts = np.unique(view.records[:, RecordColumn.FACTS]).astype(int).tolist()
         reads: list[tuple[str, Callable[[], object]]] = [
             *(

@@ -122,7 +122,7 @@ def test_all_that_was_whole_before_the_loss_can_be_rescued(
     written[1].check(Reader(rescued).view, upto=verdict.whole_records)
 
 
-@pytest.mark.parametrize("key", ["steps/000000000000.json", "agg/blk/c/0/0/3", "slots/"])
+@pytest.mark.parametrize("key", ["steps/000000000000.json", "agg/blk/c/0/0/3", "slots/", "lanes/"])
 def test_a_lost_key_is_found(run: Path, key: str) -> None:
     for found in Reader(run).database.keys(key, key + "\x7f") or [key]:
         overwrite(run, found, None)
