@@ -114,7 +114,8 @@ class JoinedView(View):
         modes = self.names("mode")
         train = modes.index("train") if "train" in modes else -1
         chosen = self.records[:, RecordColumn.MODE] == train
-        return self.records[chosen, RecordColumn.STEP].astype(np.int64)
+        steps: NDArray[np.int64] = self.records[chosen, RecordColumn.STEP].astype(np.int64)
+        return steps
 
     def names(self, table: str) -> list[str]:
         """Returns the names of a table by code."""
@@ -244,7 +245,7 @@ class JoinedView(View):
     def _joined_table(self, tables: NDArray[np.float64]) -> NDArray[np.float32]:
         """Joins tables [ranks, ..., slots, columns] of statistics."""
         if self._joined is None:
-            return tables[0].astype(np.float32)
+            return np.asarray(tables[0], np.float32)
         joined = [
             self._joined.column(name, lambda column: tables[..., self._at(column)])
             for name in self.meta.columns

@@ -172,6 +172,7 @@ def _finding_line(finding: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def decoded(codes: NDArray[Any], names: list[str]) -> NDArray[np.object_]:
+    """Returns the names of codes; None for the code -1."""
     lookup = np.array([*names, None], dtype=object)  # code -1: the last, None
     decoded: NDArray[np.object_] = lookup[codes.astype(np.int64)]
     return decoded

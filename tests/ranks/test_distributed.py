@@ -163,7 +163,8 @@ def test_series_rows_and_heat_say_the_same(trained: Path, way: str) -> None:
         np.testing.assert_array_equal(heat[step].dropna(), row[heat[step].dropna().index])
     slots = run.slots[run.slots["pass"] == "forward"]
     for slot in (0, int(slots.index[-2])):
-        node, role, iteration = slots[["node", "role", "iteration"]].loc[slot].tolist()
+        place = slots.iloc[slots.index.get_loc(slot)]
+        node, role, iteration = str(place["node"]), str(place["role"]), int(str(place["iteration"]))
         series = run.series(node, "std", role=role, iteration=iteration, over_batch="std")
         np.testing.assert_array_equal(series, heat.loc[slot])
 

@@ -38,7 +38,7 @@ def test_each_rank_goes_on_with_its_own_database(tmp_path: Path) -> None:
     script.write_text(SCRIPT)
     options = ["schedule.first=100", f"run.root={tmp_path / 'runs'}", "run.resume=true"]
     for first, last in ((0, 6), (4, 8)):
-        words = [*options, script, str(first), str(last), checkpoint]
+        words: list[str | Path] = [*options, script, str(first), str(last), checkpoint]
         for code, text in run_ranks("-m", "comgra_decl", *words):
             assert code == 0, text
     runs = comgra.open_group(tmp_path / "runs")
