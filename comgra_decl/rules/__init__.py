@@ -8,7 +8,7 @@ for finding in diagnose(comgra.open_run("runs")).findings:
 ```
 """
 
-from comgra_decl.rules.base import Parameters, Patient, Rule, Scene, SlotRule
+from comgra_decl.rules.base import Patient, Rule, RuleParameters, Scene, SlotRule
 from comgra_decl.rules.diagnosis import Diagnosis, diagnose
 from comgra_decl.rules.engine import Engine, Unchecked
 from comgra_decl.rules.finding import Finding, Link, Place
@@ -20,10 +20,10 @@ __all__ = [
     "Finding",
     "Link",
     "Numbers",
-    "Parameters",
     "Patient",
     "Place",
     "Rule",
+    "RuleParameters",
     "Scene",
     "SlotRule",
     "Unchecked",

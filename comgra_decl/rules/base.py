@@ -19,14 +19,14 @@ from comgra_decl.rules.window import Numbers, Window
 from comgra_decl.spec.base import Int, SpecModel
 
 
-class Parameters(SpecModel):
+class RuleParameters(SpecModel):
     """What can be said of a rule in the spec."""
 
     severity: Severity | None = None
     """`error`, `warning` or `hint`, instead of what the rule itself says."""
 
 
-class Patient(Parameters):
+class Patient(RuleParameters):
     """What can be said of a rule that waits until something has been so for a while."""
 
     patience: Annotated[Int, Field(ge=1)] = 5
@@ -97,10 +97,10 @@ class Rule(ABC):
     explained_by: ClassVar[tuple[str, ...]] = ()
     """Rules whose findings explain what this one finds later."""
 
-    Parameters: ClassVar[type[Parameters]] = Parameters
+    Parameters: ClassVar[type[RuleParameters]] = RuleParameters
     """What can be said of it in the spec, and the defaults."""
 
-    def __init__(self, parameters: Parameters | None = None) -> None:
+    def __init__(self, parameters: RuleParameters | None = None) -> None:
         self.parameters: Any = self.Parameters() if parameters is None else parameters
         self.scene = Scene()
         """What is known of the run by now; an engine puts its own here."""
@@ -144,7 +144,7 @@ class SlotRule(Rule):
     at the one that showed it first.
     """
 
-    Parameters = Patient
+    Parameters: ClassVar[type[RuleParameters]] = Patient
     statistics: ClassVar[tuple[str, ...]] = ()
     """Names of the statistics that it needs."""
 
@@ -161,7 +161,7 @@ class SlotRule(Rule):
     needs: ClassVar[str] = "outputs, such as {select: '**', capture: [output]}"
     """What must be captured that there are slots to look at."""
 
-    def __init__(self, parameters: Parameters | None = None) -> None:
+    def __init__(self, parameters: RuleParameters | None = None) -> None:
         super().__init__(parameters)
         self.streak = Streak(self.patience, lowest=self.lowest)
         self._table: SlotTable | None = None

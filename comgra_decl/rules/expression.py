@@ -212,5 +212,5 @@ def _remembered(memory: Any, term: Term) -> Term:
 def _true(values: NDArray[Any]) -> NDArray[np.bool_]:
     """What is unknown is not true."""
     if values.dtype == np.bool_:
-        return values
-    return ~np.isnan(values) & (values != 0)
+        return values.astype(np.bool_, copy=False)
+    return np.asarray(~np.isnan(values) & (values != 0), np.bool_)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from fnmatch import fnmatchcase
 from importlib import import_module
-from typing import Annotated, Any, ClassVar
+from typing import Annotated, Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -133,7 +133,9 @@ class _OwnNumberRule(Rule):
         with np.errstate(all="ignore"):
             hit = _truth(self._expression, lambda name, _: known[name], at, (len(numbers.steps), 1))
         there = np.ones_like(hit)
-        self._streak.look(numbers.steps, at, hit=hit, there=there, evidence=known["value"])
+        self._streak.look(
+            numbers.steps, at, hit=hit, there=there, evidence=np.asarray(known["value"], np.float64)
+        )
 
     def findings(self, scene: Scene) -> list[Finding]:
         """Returns one finding if it ever held."""
@@ -173,7 +175,7 @@ def imported_rule(name: str, path: str) -> type[Rule] | str:
         return f"{path!r} cannot be imported: {type(error).__name__}: {error}"
     if not (isinstance(found, type) and issubclass(found, Rule)):
         return f"{path!r} is no class that derives from comgra_decl.rules.Rule"
-    facts: dict[str, ClassVar[str] | Any] = {"name": name, "__doc__": found.__doc__}
+    facts: dict[str, Any] = {"name": name, "__doc__": found.__doc__}
     for fact in ("definition", "source", "advice"):
         facts.setdefault(fact, getattr(found, fact, ""))
     return type(found.__name__, (found,), facts)

@@ -66,7 +66,9 @@ class Tape:
         self.slots.append(info)
         return info.id
 
-    def record(self, tensors: Mapping[int, Any], *, step: int | None = None, mode: str = "train"):
+    def record(
+        self, tensors: Mapping[int, Any], *, step: int | None = None, mode: str = "train"
+    ) -> None:
         """Adds a record with these tensors by slot."""
         self.steps.append(len(self.steps) if step is None else step)
         self.modes.append(mode)

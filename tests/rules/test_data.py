@@ -126,7 +126,9 @@ def answered(shape: tuple[int, ...], target: tuple[int, ...], dtype: str) -> Tap
         ((64, 3), (3,), False),
     ],
 )
-def test_shapes_that_broadcast(answer: tuple[int, ...], target: tuple[int, ...], wrong: bool):
+def test_shapes_that_broadcast(
+    answer: tuple[int, ...], target: tuple[int, ...], wrong: bool
+) -> None:
     tape = answered(answer, target, "float32")
     tape.record({0: np.zeros(answer), 1: np.zeros(target)})
     assert bool(tape.findings(SilentBroadcasting())) is wrong

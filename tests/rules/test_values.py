@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import numpy as np
 import pytest
 
@@ -115,7 +117,7 @@ def test_saturation_is_a_flat_slope(class_: str, value: float, slope: float) -> 
     assert found.evidence["relative slope"] == pytest.approx(slope, rel=1e-3)
 
 
-def spread(sizes: list[list[float]]) -> Tape:
+def spread(sizes: Sequence[Sequence[float]]) -> Tape:
     tape = Tape()
     rng = np.random.default_rng(1)
     wave = rng.normal(0, 1, (4, 50))

@@ -7,7 +7,7 @@ from abc import abstractmethod
 import numpy as np
 from numpy.typing import NDArray
 
-from comgra_decl.rules.base import Parameters, Rule, Scene
+from comgra_decl.rules.base import Rule, RuleParameters, Scene
 from comgra_decl.rules.finding import Finding
 from comgra_decl.rules.window import Numbers
 
@@ -86,7 +86,7 @@ def _joined(
 class LossRule(Rule):
     """A rule about the loss of the training, `loss` of its most frequent type of execution."""
 
-    def __init__(self, parameters: Parameters | None = None) -> None:
+    def __init__(self, parameters: RuleParameters | None = None) -> None:
         super().__init__(parameters)
         self._heard: dict[str, int] = {}
 

@@ -8,14 +8,14 @@ import numpy as np
 from numpy.typing import NDArray
 from pydantic import Field
 
-from comgra_decl.rules.base import Parameters, Scene
+from comgra_decl.rules.base import RuleParameters, Scene
 from comgra_decl.rules.finding import Finding
 from comgra_decl.rules.loss.curve import Curve, LossRule
 from comgra_decl.rules.paths import met
 from comgra_decl.spec.base import Int, Number
 
 
-class DivergingParameters(Parameters):
+class DivergingParameters(RuleParameters):
     """What can be said of `loss_diverges`."""
 
     growth: Annotated[Number, Field(gt=1)] = 2.0
@@ -44,7 +44,7 @@ class LossDiverges(LossRule):
     explained_by = ("nonfinite", "exploding_gradient", "accumulated_gradient")
     Parameters = DivergingParameters
 
-    def __init__(self, parameters: Parameters | None = None) -> None:
+    def __init__(self, parameters: RuleParameters | None = None) -> None:
         super().__init__(parameters)
         self._curves: dict[str, Curve] = {}
         self._nonfinite: dict[str, int] = {}
@@ -100,7 +100,7 @@ class NegativeLoss(LossRule):
     source = "AutoTrainer (negative where impossible); a wrong sign is the usual reason."
     advice = "Look for a minus sign, or for nll_loss of probabilities instead of their logarithm."
 
-    def __init__(self, parameters: Parameters | None = None) -> None:
+    def __init__(self, parameters: RuleParameters | None = None) -> None:
         super().__init__(parameters)
         self._negative: dict[str, list[int]] = {}  # how many, the first step
 

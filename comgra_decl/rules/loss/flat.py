@@ -8,13 +8,13 @@ import numpy as np
 from numpy.typing import NDArray
 from pydantic import Field
 
-from comgra_decl.rules.base import Parameters, Scene
+from comgra_decl.rules.base import RuleParameters, Scene
 from comgra_decl.rules.finding import Finding
 from comgra_decl.rules.loss.curve import Curve, LossRule
 from comgra_decl.spec.base import Int, Number
 
 
-class FlatParameters(Parameters):
+class FlatParameters(RuleParameters):
     """What can be said of `loss_not_falling`."""
 
     fall: Annotated[Number, Field(gt=0, lt=1)] = 0.02
@@ -53,7 +53,7 @@ class LossNotFalling(LossRule):
     )
     Parameters = FlatParameters
 
-    def __init__(self, parameters: Parameters | None = None) -> None:
+    def __init__(self, parameters: RuleParameters | None = None) -> None:
         super().__init__(parameters)
         self._curves: dict[str, Curve] = {}
 

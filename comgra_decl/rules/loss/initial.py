@@ -9,14 +9,14 @@ import numpy as np
 from numpy.typing import NDArray
 from pydantic import Field
 
-from comgra_decl.rules.base import Parameters, Scene
+from comgra_decl.rules.base import RuleParameters, Scene
 from comgra_decl.rules.finding import Finding
 from comgra_decl.rules.loss.curve import LossRule
 from comgra_decl.rules.paths import met
 from comgra_decl.spec.base import Number
 
 
-class InitialParameters(Parameters):
+class InitialParameters(RuleParameters):
     """What can be said of `initial_loss`."""
 
     factor: Annotated[Number, Field(gt=1)] = 2.0
@@ -41,7 +41,7 @@ class InitialLoss(LossRule):
     explained_by = ("nonfinite", "input_scale", "poor_initialisation")
     Parameters = InitialParameters
 
-    def __init__(self, parameters: Parameters | None = None) -> None:
+    def __init__(self, parameters: RuleParameters | None = None) -> None:
         super().__init__(parameters)
         self._first: dict[str, tuple[int, float]] = {}
 

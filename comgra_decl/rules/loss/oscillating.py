@@ -8,13 +8,13 @@ import numpy as np
 from numpy.typing import NDArray
 from pydantic import Field
 
-from comgra_decl.rules.base import Parameters, Scene
+from comgra_decl.rules.base import RuleParameters, Scene
 from comgra_decl.rules.finding import Finding
 from comgra_decl.rules.loss.curve import LossRule
 from comgra_decl.spec.base import Int, Number
 
 
-class OscillatingParameters(Parameters):
+class OscillatingParameters(RuleParameters):
     """What can be said of `loss_oscillates`."""
 
     correlation: Annotated[Number, Field(gt=-1, lt=0)] = -0.5
@@ -42,7 +42,7 @@ class LossOscillates(LossRule):
     explained_by = ("nonfinite", "large_update", "loss_diverges", "exploding_gradient")
     Parameters = OscillatingParameters
 
-    def __init__(self, parameters: Parameters | None = None) -> None:
+    def __init__(self, parameters: RuleParameters | None = None) -> None:
         super().__init__(parameters)
         self._open: dict[str, list[tuple[int, float]]] = {}
         self._found: dict[str, tuple[int, int, float, float]] = {}

@@ -8,7 +8,7 @@ from typing import Annotated
 import numpy as np
 from pydantic import Field
 
-from comgra_decl.rules.base import Parameters, Rule, Scene
+from comgra_decl.rules.base import Rule, RuleParameters, Scene
 from comgra_decl.rules.finding import Finding
 from comgra_decl.rules.loss.curve import Curve
 from comgra_decl.rules.window import Numbers
@@ -18,7 +18,7 @@ _NAMES = ("*val*loss*", "*valid*loss*", "*eval*loss*", "*test*loss*", "*dev*loss
 _TYPES = ("eval", "val", "valid", "validation", "test")
 
 
-class OverfitParameters(Parameters):
+class OverfitParameters(RuleParameters):
     """What can be said of `overfitting`."""
 
     rise: Annotated[Number, Field(gt=0)] = 0.1
@@ -46,7 +46,7 @@ class Overfitting(Rule):
     explained_by = ("nonfinite", "loss_diverges")
     Parameters = OverfitParameters
 
-    def __init__(self, parameters: Parameters | None = None) -> None:
+    def __init__(self, parameters: RuleParameters | None = None) -> None:
         super().__init__(parameters)
         self._train = Curve()
         self._validation: dict[str, list[tuple[int, float]]] = {}

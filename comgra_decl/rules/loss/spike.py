@@ -9,13 +9,13 @@ import numpy as np
 from numpy.typing import NDArray
 from pydantic import Field
 
-from comgra_decl.rules.base import Parameters, Scene
+from comgra_decl.rules.base import RuleParameters, Scene
 from comgra_decl.rules.finding import Finding
 from comgra_decl.rules.loss.curve import LossRule
 from comgra_decl.spec.base import Int, Number
 
 
-class SpikeParameters(Parameters):
+class SpikeParameters(RuleParameters):
     """What can be said of `loss_spike`."""
 
     sigmas: Annotated[Number, Field(gt=0)] = 8.0
@@ -62,7 +62,7 @@ class LossSpike(LossRule):
     explained_by = ("nonfinite", "exploding_gradient", "large_update", "loss_diverges")
     Parameters = SpikeParameters
 
-    def __init__(self, parameters: Parameters | None = None) -> None:
+    def __init__(self, parameters: RuleParameters | None = None) -> None:
         super().__init__(parameters)
         self._past: dict[str, _Past] = {}
 

@@ -8,7 +8,7 @@ import numpy as np
 from numpy.typing import NDArray
 from pydantic import Field
 
-from comgra_decl.rules.base import Parameters, Patient, Scene, SlotRule
+from comgra_decl.rules.base import Patient, RuleParameters, Scene, SlotRule
 from comgra_decl.rules.memory import Bools, Slots
 from comgra_decl.rules.paths import parts
 from comgra_decl.rules.table import Mask, SlotTable
@@ -37,7 +37,7 @@ class _Branches(SlotRule):
     lowest, evidence = True, "share of the largest branch"
     pass_ = "forward"
 
-    def __init__(self, parameters: Parameters | None = None) -> None:
+    def __init__(self, parameters: RuleParameters | None = None) -> None:
         super().__init__(parameters)
         self._known = (-1, -1)
         self._groups: list[Slots] = []

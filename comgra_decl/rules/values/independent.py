@@ -9,7 +9,7 @@ from numpy.typing import NDArray
 from pydantic import Field
 
 from comgra_decl.rules.base import Patient, Scene, SlotRule
-from comgra_decl.rules.memory import Bools, Largest, Slots
+from comgra_decl.rules.memory import Bools, Largest, Slots, grown
 from comgra_decl.rules.paths import answers
 from comgra_decl.rules.table import Mask, SlotTable
 from comgra_decl.rules.window import Window
@@ -71,17 +71,15 @@ class InputIndependence(SlotRule):
             most = np.fmax(most, np.where(size > 0, deviation / size, np.nan))
         until = self._most.look(at, most)
         if len(until):
-            self._varied = np.concatenate((self._varied, np.zeros(0)))
-            width = int(at.max()) + 1
-            if len(self._varied) < width:
-                self._varied = np.pad(self._varied, (0, width - len(self._varied)))
+            self._varied = grown(self._varied, int(at.max()) + 1, 0.0)
             self._varied[at] = np.nan_to_num(until[-1])
         return most < self.parameters.variation, most
 
     def chosen(self, scene: Scene, fired: Slots) -> Slots:
         """Keeps answers, and what varied before."""
         varied = self._varied[fired] > _VARIED
-        return fired[varied | np.isin(fired, list(answers(scene)))]
+        kept: Slots = fired[varied | np.isin(fired, list(answers(scene)))]
+        return kept
 
     def missing(self, scene: Scene) -> str | None:
         """Returns why it could not look."""
