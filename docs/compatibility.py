@@ -86,7 +86,11 @@ def page(table: dict[str, Any]) -> str:
     """Returns the page about this table."""
     verdicts: dict[str, Verdict] = table["verdicts"]
     counts = Counter(verdict["status"] for verdict in verdicts.values())
-    close = f", {counts['close']} equal up to rounding" if counts["close"] else ""
+    close = (
+        f", {counts['close']} under `torch.compile` (see [exceptions](#exceptions))"
+        if counts["close"]
+        else ""
+    )
     pieces = _pieces()
     zoo = INTRODUCTION.format(
         contents="".join(f"\n{_link(text)}" for text in pieces) + ("\n" if pieces else ""),
@@ -139,6 +143,8 @@ def _families(verdicts: dict[str, Verdict]) -> str:
     ]
     for family, what in FAMILIES.items():
         mine = _of(verdicts, family)
+        if not mine:
+            continue
         equal = sum(v["status"] == "equal" for v in mine.values())
         called = _sum(mine, "called")
         recorded = called - sum(len(v.get("missing", ())) for v in mine.values())
@@ -178,12 +184,14 @@ def _programs(verdicts: dict[str, Verdict]) -> str:
     sections = []
     for family, what in FAMILIES.items():
         mine = _of(verdicts, family)
+        if not mine:
+            continue
         named = ", ".join(
             name.partition("/")[2]
             + ("" if v["sound"] and v["status"] == "equal" else " (see above)")
             for name, v in sorted(mine.items())
         )
-        sections.append(f"**{what[0].upper()}{what[1:]}** ({len(mine)}): {named or 'none'}.")
+        sections.append(f"**{what[0].upper()}{what[1:]}** ({len(mine)}): {named}.")
     return "\n\n".join(sections)
 
 

@@ -5,9 +5,12 @@ from __future__ import annotations
 from fnmatch import fnmatch
 
 EXPLAINED = {
-    "torch/compiled*": "Recorded steps run eagerly, all others compiled. The kernels that a"
-    " compiler makes round in another order than eager ones; here every step is recorded, so it is"
-    " eager kernels throughout against compiled ones.",
+    "torch/compiled": "Recorded steps run eagerly, all others compiled; here every step is"
+    " recorded, so it is eager code throughout against compiled code. They round in another order,"
+    " and where there is dropout, inductor draws other masks than eager code does from the same"
+    " seed (unless `torch._inductor.config.fallback_random` is set).",
+    "torch/compiled-aot-eager": "Losses and parameters are bit-equal. What differs are attributes"
+    " that the compiler leaves on parameters when it first compiles, which eager steps do not.",
     "torch/spectral-norm": "The training is bit-equal. Parametrisations are called once while they"
     " are built, before anything owns them: those calls are part of the first record, under a name"
     " of their own, which the layer of the same path has to share (`0` and `0#2`).",

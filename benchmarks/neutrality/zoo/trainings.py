@@ -370,7 +370,9 @@ def averaged() -> Program:
 
 def _compiled(backend: str) -> Program:
     torch._dynamo.reset()  # what was compiled before is not part of this training
-    program = usual(torch.compile(_net(), backend=backend), _loss, evaluate=False)
+    net = _net()
+    net[3] = nn.Identity()  # inductor draws other masks for dropout than eager code does
+    program = usual(torch.compile(net, backend=backend), _loss, evaluate=False)
     return replace(program, rounds_differently=True, unseen=frozenset([""]))
 
 
