@@ -39,7 +39,12 @@ _SPEC = re.compile(r" \[(?:tensorstore_spec|source locations)=")
 _PLACE = re.compile(r'Error reading "[^"]*" in version v\d+ of OCDBT database at [^:]*: ')
 _QUOTED = "cannot read "
 
-_TABLES = {"notes": "notes", "lanes": "kept values: where each lies is lost"}
+_TABLES = {
+    "notes": "notes",
+    "lanes": "kept values: where each lies is lost",
+    "record": "a whole record, since its facts are lost",
+    "records": "whole records, since their facts are lost",
+}
 """Tables without which the rest of a run can be seen, and what they hold."""
 
 _TOLD = 200
