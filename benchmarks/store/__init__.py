@@ -1,0 +1,1 @@
+"""How the store behaves at scale: `python -m benchmarks.store`."""

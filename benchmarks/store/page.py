@@ -1,0 +1,96 @@
+"""Writes the figures into `docs/store.md`, between two marks."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+from typing import Any
+
+PAGE = Path(__file__).parents[2] / "docs" / "store.md"
+_QUIET = 0.5  # load
+BEGIN, END = "<!-- figures -->\n", "<!-- end of figures -->\n"
+
+
+def write(figures: dict[str, Any]) -> None:
+    """Replaces the figures of the page."""
+    before, _, rest = PAGE.read_text().partition(BEGIN)
+    _, _, after = rest.partition(END)
+    PAGE.write_text(before + BEGIN + "\n" + tables(figures) + "\n" + END + after)
+
+
+def tables(figures: dict[str, Any]) -> str:
+    """Returns all tables as Markdown."""
+    machine, hand = figures["machine"], figures["handover"]
+    busy = machine["load_before"] > _QUIET
+    said = " **The machine was busy: times are upper bounds, sizes and counts exact.**" * busy
+    usage, peers_size = hand["usage"], figures["peers_size"]
+    return f"""\
+Measured on {figures["date"]} by `python -m benchmarks.store`: {machine["processor"]},
+{machine["cores"]} cores, load before {machine["load_before"]}.{said} Times in ms. A run holds nine
+statistics, aggregated in three ways and of two samples; eight records share a commit. Reads: first
+(of a fresh process, from the page cache) / median of several, other columns each time.
+
+{_table(_run_lines(figures["runs"]))}
+
+*raw*: bytes on disk over bytes of the statistics as float32.
+
+Handing over {hand["steps"]:,} steps of {handover_slots()} slots, one each 5 ms:
+{hand["median"]:.0f} µs
+per step at the median, {hand["p99"]:.0f} µs at the 99th percentile; {hand["files"]} files,
+{hand["bytes_per_step"] / hand["raw_bytes_per_step"]:.2f} times the raw bytes. The writer took
+{usage["share"]:.0%} of a core; the training waited {usage["waited"]:.2f} s.
+
+The same statistics, {peers_size["records"]:,} steps of {peers_size["slots"]} slots, one step at a
+time (the writer thread puts several into a commit when they come fast; here it may not):
+
+{_table(_peer_lines(figures["peers"]))}
+
+`~`: extrapolated from every fiftieth file. comgra's own rows are imitated: a msgpack file per
+step, nine fields per number. HDF5 and comgra do not wait for the disk; comgra_decl and SQLite do.
+"""
+
+
+def handover_slots() -> int:
+    """Returns the slots of the steps that are handed over."""
+    from benchmarks.store.handover import SLOTS
+
+    return SLOTS
+
+
+def _run_lines(runs: Iterable[dict[str, Any]]) -> list[Sequence[str]]:
+    reads = ("open", "cell", "step", "series", "sample series", "heat map")
+    lines: list[Sequence[str]] = [("steps x slots", "", *reads, "raw", "files", "reader MB")]
+    for run in runs:
+        lines.append((run["name"], "live", *_read(run["read"], run["ratio"], run["files"])))
+        compacted = _read(run["compacted_read"], run["compacted_ratio"], run["compacted_files"])
+        lines.append(("", "compacted", *compacted))
+    return lines
+
+
+def _read(read: dict[str, Any], ratio: float, files: int) -> tuple[str, ...]:
+    reads = [
+        f"{read['reads'][name]['first']:.1f} / {read['reads'][name]['median']:.1f}"
+        for name in ("cell", "step", "series", "sample series", "heat map")
+    ]
+    return (
+        f"{read['open']:.0f}",
+        *reads,
+        f"{ratio:.2f}",
+        f"{files:,}",
+        f"{read['memory_after']:.0f}",
+    )
+
+
+def _peer_lines(peers: Iterable[dict[str, Any]]) -> list[Sequence[str]]:
+    lines: list[Sequence[str]] = [("", "write a step", "read a step", "series", "raw", "files")]
+    for peer in peers:
+        series = f"{'~' * peer['extrapolated']}{peer['series']:.1f}"
+        numbers = (f"{peer['write']:.2f}", f"{peer['step']:.2f}", series, f"{peer['ratio']:.2f}")
+        lines.append((peer["name"], *numbers, f"{peer['files']:,}"))
+    return lines
+
+
+def _table(lines: Sequence[Sequence[str]]) -> str:
+    head, *rest = lines
+    rule = ["---", *["---:"] * (len(head) - 1)]
+    return "\n".join(f"| {' | '.join(line)} |" for line in (head, rule, *rest))

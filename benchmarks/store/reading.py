@@ -1,0 +1,67 @@
+"""Times the reads of a run, in the process that is started for it: `python -m ...reading RUN`."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from benchmarks.store.data import memory
+
+
+def in_fresh_process(run: Path) -> dict[str, Any]:
+    """Returns what `measure` finds in a process that has read nothing yet."""
+    command = [sys.executable, "-m", "benchmarks.store.reading", str(run)]
+    done = subprocess.run(command, capture_output=True, text=True, check=True)
+    found: dict[str, Any] = json.loads(done.stdout)
+    return found
+
+
+def measure(run: Path) -> dict[str, Any]:
+    """Returns milliseconds, first and median, of every kind of read; and the memory it took."""
+    from comgra_decl.store import Reader
+
+    Reader(run).poll()  # imports and TensorStore's threads are not what is measured
+    start = time.perf_counter()
+    view = Reader(run).view
+    opened = 1e3 * (time.perf_counter() - start)
+    before = memory("VmHWM")
+    rng = np.random.default_rng(0)
+    records, slots = rng.integers(0, view.n, 200), rng.integers(0, len(view.slots), 200)
+    columns = rng.integers(0, 27, 200)
+    reads: dict[str, tuple[int, Callable[[int], Any]]] = {
+        "series": (20, lambda i: view.series("agg", int(slots[i]), int(columns[i]))),
+        "sample series": (
+            20,
+            lambda i: view.series("smp", int(slots[i]), i % 2, int(columns[i]) % 9),
+        ),
+        "cell": (200, lambda i: view.row("agg", int(records[i]), int(slots[i]), int(columns[i]))),
+        "step": (100, lambda i: view.row("agg", int(records[i]))),
+        "heat map": (5, lambda i: view.heat("agg", int(columns[i]))),
+    }
+    times = {name: _times(*read) for name, read in reads.items()}
+    return {
+        "open": opened,
+        "reads": times,
+        "memory_before": before,
+        "memory_after": memory("VmHWM"),
+    }
+
+
+def _times(count: int, read: Callable[[int], Any]) -> dict[str, float]:
+    spent = []
+    for turn in range(count):
+        start = time.perf_counter()
+        read(turn)
+        spent.append(1e3 * (time.perf_counter() - start))
+    return {"first": spent[0], "median": float(np.median(spent)), "worst": max(spent)}
+
+
+if __name__ == "__main__":
+    json.dump(measure(Path(sys.argv[1])), sys.stdout)
