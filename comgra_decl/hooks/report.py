@@ -6,6 +6,7 @@ import logging
 from collections.abc import Collection
 from typing import TYPE_CHECKING, Any
 
+from comgra_decl.hooks.limits import why_silent
 from comgra_decl.hooks.reading.shards import class_of
 from comgra_decl.hooks.tree import named_modules
 from comgra_decl.spec.globs import compile_text
@@ -64,7 +65,7 @@ class Reporter:
         self._states[info.mode] = state
         report = self._report(tops, capture)
         if info.mode == "train":
-            self._tell(report)
+            self._tell(report, tops)
         return {"modules": [m for top in tops for m in _modules(top)], "report": report}
 
     def _report(self, tops: Collection[TopPlan], capture: StepCapture) -> dict[str, Any]:
@@ -116,17 +117,14 @@ class Reporter:
             ),
         ]
 
-    def _tell(self, report: dict[str, Any]) -> None:
+    def _tell(self, report: dict[str, Any], tops: Collection[TopPlan]) -> None:
         for sentence in report["unmatched"]:
             self.warn(sentence)
-        silent = [] if self._told else report["never_called"]
+        plans = [] if self._told else [plan for top in tops for plan in top.modules]
         self._told = True
-        if silent:
-            shown = ", ".join(silent[:5]) + (", ..." if len(silent) > 5 else "")
-            self.warn(
-                f"selected but never called in this step: {shown} ({len(silent)} in all); what is "
-                "not called, or only lends its weights, has no output of its own"
-            )
+        for sentence in why_silent(plan for plan in plans if _is_silent(plan)):
+            self.warn(sentence)
+            report["warnings"].append(sentence)
         for name, reason in report["refused"].items():
             self.warn(f"{name} is not recorded: {reason}")
 

@@ -227,11 +227,9 @@ class ModuleTracer:
             self._finish(module, args, output)
 
     def _finish(self, module: nn.Module, args: tuple[Any, ...], output: Any) -> None:
-        if is_no_step():
-            if self._recomputed.capture is not None:
+        if is_no_step() or self.thread not in (0, get_ident()):
+            if self._recomputed.capture is not None and _graph_task() != -1:
                 self._recomputed.read(module, self._plans.get(id(module)), output)
-            return
-        if self.thread not in (0, get_ident()):
             return
         try:
             if self._graph is not None and self._graph is self.provenance:
