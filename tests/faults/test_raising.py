@@ -1,0 +1,133 @@
+"""A fault anywhere in tracing: said once, nothing is left behind, and not a bit of the training
+differs.
+
+The fault is injected by the interpreter itself, at a call of a function of ours: so no function
+is forgotten, and none has to be prepared for it.
+"""
+
+from __future__ import annotations
+
+import gc
+import logging
+import random
+import sys
+import warnings
+from collections import Counter
+from collections.abc import Callable, Iterator
+from types import CodeType, FrameType
+from typing import Any
+
+import pytest
+
+from comgra_decl.hooks import HookManager
+from comgra_decl.spec import load_spec
+from tests.faults.program import SPEC, training
+from tests.support.recording import Recording
+from tests.ways.proof import Outcome, Told, attached, same, seeded
+
+PARTS = ("/comgra_decl/hooks/", "/comgra_decl/stats/")
+
+ENTRANCES = {
+    "Owners.note",
+    "ModuleTracer._before",
+    "ModuleTracer._take_inputs",
+    "FunctionTracer._before",
+    "is_no_step",
+    "FunctionTracer.__torch_function__",
+    "Provenance.__torch_function__",
+}
+"""What torch calls first: a fault before its first line is the interpreter's own (no memory for a
+frame, too deep a recursion), and nobody can catch it."""
+
+Profile = Callable[[FrameType, str, Any], None]
+
+
+def traced(profile: Profile | None) -> tuple[Outcome, Recording]:
+    """Trains with tracing, under a profile function that sees every call."""
+    result = Recording()
+    manager = HookManager(load_spec(SPEC), result.steps.append, on_fault=result.faults.append)
+    manager.attach()
+    sys.setprofile(profile)
+    try:
+        found = seeded(training, Told(listening=False))
+    finally:
+        sys.setprofile(None)
+        manager.detach()
+    return found, result
+
+
+def functions() -> list[tuple[CodeType, int]]:
+    """Every function of ours that the training calls, and how often."""
+    calls: Counter[CodeType] = Counter()
+
+    def count(frame: FrameType, event: str, _: Any) -> None:
+        if event == "call" and any(part in frame.f_code.co_filename for part in PARTS):
+            calls[frame.f_code] += 1
+
+    traced(count)
+    named = [(c, n) for c, n in calls.items() if c.co_qualname not in ENTRANCES]
+    return sorted(named, key=lambda item: (item[0].co_filename, item[0].co_firstlineno))
+
+
+@pytest.fixture(scope="module")
+def plain() -> Outcome:
+    return seeded(training, Told(listening=False))
+
+
+@pytest.fixture(autouse=True)
+def _alone() -> Iterator[None]:
+    """Keeps the objects of other tests out of the scan for optimizers and models."""
+    gc.collect()
+    gc.freeze()
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        logging.disable(logging.WARNING)
+        yield
+        logging.disable(logging.NOTSET)
+    gc.unfreeze()
+
+
+def fails(code: CodeType, at: int, kind: type[Exception]) -> Profile:
+    """Returns a profile function that lets the `at`-th call of a function fail."""
+    seen = 0
+
+    def profile(frame: FrameType, event: str, _: Any) -> None:
+        nonlocal seen
+        if event == "call" and frame.f_code is code:
+            seen += 1
+            if seen == at:
+                raise kind(f"injected into {code.co_qualname}")
+
+    return profile
+
+
+def check(plain: Outcome, code: CodeType, at: int, kind: type[Exception]) -> None:
+    """Asserts that a fault at a call is reported once and changes nothing."""
+    where = f"{code.co_filename}:{code.co_firstlineno} {code.co_qualname}, call {at}"
+    before = attached()
+    found, recorded = traced(fails(code, at, kind))
+    assert len(recorded.faults) <= 1, where
+    assert all(isinstance(fault, kind) for fault in recorded.faults), where
+    assert attached() == before, where
+    try:
+        same(plain, found)
+    except AssertionError as error:
+        raise AssertionError(f"the training differs after a fault in {where}") from error
+
+
+@pytest.mark.parametrize("kind", [RuntimeError, MemoryError])
+def test_a_fault_in_some_of_all_functions(plain: Outcome, kind: type[Exception]) -> None:
+    chosen = random.Random(kind.__name__).sample(functions(), 8)
+    for code, calls in chosen:
+        check(plain, code, (calls + 1) // 2, kind)
+
+
+@pytest.mark.slow
+def test_a_fault_in_every_function(plain: Outcome) -> None:
+    wrong = []
+    for code, calls in functions():
+        try:
+            check(plain, code, (calls + 1) // 2, RuntimeError)
+        except (AssertionError, RuntimeError) as error:
+            wrong.append(str(error))
+    assert wrong == []

@@ -1,0 +1,147 @@
+"""Traces one after the other, inside each other, in notebooks, and when they are interrupted."""
+
+from __future__ import annotations
+
+import signal
+import subprocess
+import sys
+import textwrap
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch.nn import functional as F
+
+import comgra_decl as comgra
+from tests.ways.models import Net, batches
+from tests.ways.proof import Outcome, Told, attached, outcome, same, seeded
+
+SPEC: dict[str, Any] = {
+    "nodes": {"all": {"select": "**", "capture": ["output", "output_grad", "parameter_grad"]}},
+    "schedule": {"first": 1000},
+    "store": {"commit_interval": 0.0},
+}
+
+
+def step(model: Net, optimizer: torch.optim.Optimizer) -> float:
+    ((x, y),) = batches(1)
+    loss = F.cross_entropy(model(x), y)
+    optimizer.zero_grad()
+    loss.backward()
+    optimizer.step()
+    return loss.item()
+
+
+def cells(tmp_path: Path | None) -> Outcome:
+    """Three cells of a notebook; the second is interrupted with Ctrl-C, and the third trains on."""
+    model = Net()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    losses: list[float] = []
+
+    def interrupted(*_: Any) -> None:
+        raise KeyboardInterrupt
+
+    for number in range(3):
+        trace = comgra.trace(SPEC, root=tmp_path, group="g") if tmp_path else None
+        if trace:
+            trace.__enter__()
+        try:
+            losses += [step(model, optimizer) for _ in range(3)]
+            if number == 1:
+                handle = model.head.register_forward_hook(interrupted)
+                try:
+                    step(model, optimizer)
+                finally:
+                    handle.remove()
+        except KeyboardInterrupt:
+            optimizer.zero_grad()
+        if trace:
+            trace.__exit__(None, None, None)
+    return outcome(losses, model)
+
+
+def test_cells_of_a_notebook(tmp_path: Path) -> None:
+    plain = seeded(lambda _: cells(None), Told(listening=False))
+    before = attached()
+    found = seeded(lambda _: cells(tmp_path), Told(listening=False))
+    same(plain, found)
+    assert attached() == before
+    runs = [comgra.open_run(s.path) for s in comgra.list_runs(tmp_path)]
+    assert sorted(len(run.steps) for run in runs) == [3, 3, 3]
+
+
+def test_a_trace_inside_another(tmp_path: Path) -> None:
+    """Both see the steps within both; the outer one goes on alone."""
+
+    def training(traced: bool) -> Outcome:
+        model = Net()
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+        if not traced:
+            return outcome([step(model, optimizer) for _ in range(4)], model)
+        losses = []
+        with comgra.trace(SPEC, root=tmp_path, group="outer"):
+            losses.append(step(model, optimizer))
+            with comgra.trace(SPEC, root=tmp_path, group="inner"):
+                losses += [step(model, optimizer) for _ in range(2)]
+            losses.append(step(model, optimizer))
+        return outcome(losses, model)
+
+    plain = seeded(lambda _: training(False), Told(listening=False))
+    before = attached()
+    found = seeded(lambda _: training(True), Told(listening=False))
+    same(plain, found)
+    assert attached() == before
+    counts = {s.group: len(comgra.open_run(s.path).steps) for s in comgra.list_runs(tmp_path)}
+    assert counts == {"outer": 4, "inner": 2}
+
+
+def test_an_exception_ends_the_training_and_what_was_recorded_is_there(tmp_path: Path) -> None:
+    model = Net()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+
+    @comgra.trace(SPEC, root=tmp_path, group="g")
+    def training() -> None:
+        for _ in range(3):
+            step(model, optimizer)
+        model(torch.randn(8, 7))
+
+    with pytest.raises(RuntimeError, match="mat1"):
+        training()
+    (summary,) = comgra.list_runs(tmp_path)
+    assert {0, 1, 2} <= set(comgra.open_run(summary.path).steps)
+
+
+SCRIPT = """
+    import sys, time, torch
+    start, told = time.monotonic(), False
+    import comgra_decl as comgra
+    model = torch.nn.Linear(3, 2)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    spec = {"schedule": {"first": 1000000}, "store": {"commit_interval": 0.0}}
+    with comgra.trace(spec, root=sys.argv[1], group="g"):
+        for number in range(1000000):
+            model(torch.randn(4, 3)).sum().backward()
+            optimizer.step()
+            if time.monotonic() > start + 3 and not told:  # commits wait up to two seconds
+                told = True
+                print("trained", flush=True)
+"""
+
+
+@pytest.mark.parametrize("sent", [signal.SIGINT, signal.SIGTERM])
+def test_a_training_that_is_ended_by_a_signal(tmp_path: Path, sent: signal.Signals) -> None:
+    script = tmp_path / "script.py"
+    script.write_text(textwrap.dedent(SCRIPT))
+    command = [sys.executable, str(script), str(tmp_path / "runs")]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE) as process:
+        assert process.stdout is not None
+        assert process.stdout.readline() == b"trained\n"
+        process.send_signal(sent)
+        _, errors = process.communicate(timeout=60)
+    assert process.returncode == -sent or b"KeyboardInterrupt" in errors
+    (summary,) = comgra.list_runs(tmp_path / "runs")
+    run = comgra.open_run(summary.path)
+    steps = list(run.steps)
+    assert steps == [*range(len(steps))]
+    assert len(steps) > 1
