@@ -167,6 +167,14 @@ def trained(environment: Environment, tmp_path_factory: pytest.TempPathFactory) 
     return folder
 
 
+def test_torch_finds_the_door_in_the_environment(environment: Environment, tmp_path: Path) -> None:
+    (tmp_path / "quiet.py").write_text(f"{TRAINING}\ntrain()\n")
+    door = f"COMGRA=debug exec {environment.python} quiet.py"
+    assert loss_of(run("sh", "-c", door, cwd=tmp_path)) == plain_loss()
+    runs = json.loads(run(environment.bin / "comgra-decl", "ls", "runs", "--json", cwd=tmp_path))
+    assert [(run["group"], run["last_step"]) for run in runs] == [("quiet", 11)]
+
+
 def test_all_three_doors_record(environment: Environment, trained: Path) -> None:
     runs = json.loads(run(environment.bin / "comgra-decl", "ls", "runs", "--json", cwd=trained))
     found = {(run["group"], run["state"], run["last_step"]) for run in runs}
@@ -214,3 +222,5 @@ def test_an_editable_install_is_the_repository_and_the_plugin(tmp_path: Path) ->
     (tmp_path / "app.py").write_text(HYDRA_DATACLASS)
     listed = run(environment.python, "app.py", "+comgra=light", "--cfg", "hydra", cwd=tmp_path)
     assert "comgra_decl.launch.hydra.TraceCallback" in listed
+    door = "import importlib.metadata as m; print(m.entry_points(group='torch.backends').names)"
+    assert "comgra-decl" in environment.tell(door)
