@@ -38,7 +38,7 @@ class Model(nn.Module):
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         x = comgra.node(self.drop(self.norm(self.stem(x))), "middle")
         for reentrant in (True, False) if self.training else ():
-            x = checkpoint(self.again, x, use_reentrant=reentrant)  # type: ignore[assignment]
+            x = checkpoint(self.again, x, use_reentrant=reentrant)
         return self.head(x.clone().mul_(0.5))
 
 

@@ -89,7 +89,7 @@ class Deep(nn.Module):
             if self.mode == "plain":
                 x = block(x)
             else:
-                x = checkpoint(block, x, use_reentrant=self.mode == "reentrant")  # type: ignore[assignment]
+                x = checkpoint(block, x, use_reentrant=self.mode == "reentrant")
         return self.head(x)
 
 
@@ -161,7 +161,11 @@ def test_hooks_of_the_programs_own() -> None:
         model = Net()
         model.stem.register_forward_hook(lambda _m, _a, out: out * 2)
         model.head.register_forward_pre_hook(lambda _m, args: (args[0] + 1,))
-        model.head.register_full_backward_hook(lambda _m, grads, _o: (grads[0] * 0.5,))
+
+        def halve(_m: nn.Module, grads: Any, _o: Any) -> Any:
+            return (grads[0] * 0.5,)
+
+        model.head.register_full_backward_hook(halve)
         model.norm.weight.register_hook(lambda grad: grad.clamp(-0.01, 0.01))
         optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
         optimizer.register_step_pre_hook(lambda *_: None)

@@ -42,10 +42,11 @@ def test_any_optimizer(kind: str) -> None:
             told.parameters(model)
             optimizer.step()
             for (name, p), old in zip(model.named_parameters(), before, strict=True):
-                told(*name.split(".")[:1], p.detach() - old, name.split(".")[1], pass_="update")
+                node, role = name.split(".")
+                told(node, p.detach() - old, role, pass_="update")
                 for key, value in optimizer.state[p].items():
                     if isinstance(value, torch.Tensor) and value.dim():
-                        told(name.split(".")[0], value, f"{name.split('.')[1]}.{key}")
+                        told(node, value, f"{role}.{key}")
             told.end()
             losses.append(loss.item())
         return outcome(losses, model, optimizers=[optimizer])
@@ -105,7 +106,7 @@ def test_updates_written_by_hand_are_one_record_and_the_program_is_told(
                     p.data -= 0.1 * p.grad
                 else:
                     with torch.no_grad():
-                        p -= 0.1 * p.grad
+                        p.sub_(0.1 * p.grad)
                 p.grad = None
         return outcome(losses, model)
 
@@ -129,7 +130,8 @@ def test_updates_written_by_hand_with_a_word_for_the_end_of_a_step() -> None:
             losses.append(loss.item())
             with torch.no_grad():
                 for p in model.parameters():
-                    p -= 0.1 * p.grad  # type: ignore[operator]
+                    assert p.grad is not None
+                    p.sub_(0.1 * p.grad)
                     p.grad = None
             comgra.step()
             told.end()
@@ -198,7 +200,9 @@ def test_adversaries_with_an_optimizer_each(critics: int) -> None:
                 loss_c = on_fake.mean() - on_real.mean()
                 for_c.zero_grad()
                 loss_c.backward()
-                told("Critic.0", critic[0].weight.grad, "weight", pass_=nth("grad", number))
+                told(
+                    "Critic.0", next(critic.parameters()).grad, "weight", pass_=nth("grad", number)
+                )
                 for_c.step()
                 losses.append(loss_c.item())
             made = generator(torch.randn(8, 2))
@@ -209,7 +213,7 @@ def test_adversaries_with_an_optimizer_each(critics: int) -> None:
             loss_g = -judged.mean()
             for_g.zero_grad()
             loss_g.backward()
-            told("Generator.0", generator[0].weight.grad, "weight", pass_="grad")
+            told("Generator.0", next(generator.parameters()).grad, "weight", pass_="grad")
             for_g.step()
             told.end()
             losses.append(loss_g.item())

@@ -166,7 +166,7 @@ def test_training_for_quantised_weights() -> None:
             model = nn.Sequential(
                 quantization.QuantStub(), nn.Linear(6, 8), nn.ReLU(), nn.Linear(8, 3)
             )
-            model.qconfig = quantization.get_default_qat_qconfig("fbgemm")  # type: ignore[assignment]
+            model.qconfig = quantization.get_default_qat_qconfig("fbgemm")
             quantization.prepare_qat(model.train(), inplace=True)
         optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
         losses = train(told, model, optimizer, "1", "3")

@@ -114,12 +114,12 @@ def test_an_exception_ends_the_training_and_what_was_recorded_is_there(tmp_path:
 
 SCRIPT = """
     import sys, time, torch
-    start, told = time.monotonic(), False
     import comgra_decl as comgra
     model = torch.nn.Linear(3, 2)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     spec = {"schedule": {"first": 1000000}, "store": {"commit_interval": 0.0}}
     with comgra.trace(spec, root=sys.argv[1], group="g"):
+        start, told = time.monotonic(), False
         for number in range(1000000):
             model(torch.randn(4, 3)).sum().backward()
             optimizer.step()
