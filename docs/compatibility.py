@@ -6,6 +6,7 @@ python -m benchmarks.neutrality && python -m docs.compatibility
 from __future__ import annotations
 
 import json
+import re
 import sys
 from collections import Counter
 from pathlib import Path
@@ -111,7 +112,12 @@ def page(table: dict[str, Any]) -> str:
 
 
 def _pieces() -> list[str]:
-    return [(PIECES / name).read_text() for name in WRITTEN_BY_HAND if (PIECES / name).exists()]
+    """Returns the pages beside this one as parts of it: headings one lower, links from here."""
+    found = [PIECES / name for name in WRITTEN_BY_HAND if (PIECES / name).exists()]
+    return [
+        re.sub(r"^(?=#+ )", "#", path.read_text(), flags=re.MULTILINE).replace("](../", "](")
+        for path in found
+    ]
 
 
 def _link(text: str) -> str:
