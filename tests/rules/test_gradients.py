@@ -30,7 +30,7 @@ def chain(sizes: list[list[float]]) -> Tape:
 @pytest.mark.parametrize("window", [1, 3, 100])
 def test_a_gradient_that_dies_is_found_where_it_dies(window: int) -> None:
     healthy, dying = [1.0] * LAYERS, [1e-5, 1e-4, 5e-4, 1.0, 1.0, 1.0]
-    (found,) = chain([healthy] * 3 + [dying] * 8).findings(VanishingGradient(), window=window)
+    (found,) = chain([healthy] * 3 + [dying] * 12).findings(VanishingGradient(), window=window)
     assert found.place is not None
     assert (found.place.node, found.place.pass_, found.first_step) == ("layer2", "grad", 3)
     assert found.also == 2
@@ -41,8 +41,8 @@ def test_a_gradient_of_zero_or_a_little_less_is_not_vanishing() -> None:
     assert not chain([[0.0, 2e-3, 1, 1, 1, 1]] * 20).findings(VanishingGradient())
 
 
-def test_four_records_are_not_yet_five() -> None:
-    assert not chain([[1e-5, 1, 1, 1, 1, 1]] * 4).findings(VanishingGradient())
+def test_nine_records_are_not_yet_ten() -> None:
+    assert not chain([[1e-5, 1, 1, 1, 1, 1]] * 9).findings(VanishingGradient())
 
 
 def test_a_gradient_that_grows_towards_the_input_explodes() -> None:

@@ -13,11 +13,14 @@ from comgra_decl.rules.gradients.sizes import gradients, largest_of_node
 from comgra_decl.rules.memory import Bools, Slots, row_quantile
 from comgra_decl.rules.table import Mask, SlotTable
 from comgra_decl.rules.window import Window
-from comgra_decl.spec.base import Number
+from comgra_decl.spec.base import Int, Number
 
 
 class VanishingParameters(Patient):
     """What can be said of `vanishing_gradient`."""
+
+    patience: Annotated[Int, Field(ge=1)] = 10
+    """For so many records in a row it must be so; the keys of attention begin like this."""
 
     ratio: Annotated[Number, Field(gt=0, lt=1)] = 1e-3
     """A gradient is too small below this share of the upper quartile of all gradients."""

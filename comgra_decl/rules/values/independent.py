@@ -9,7 +9,7 @@ from numpy.typing import NDArray
 from pydantic import Field
 
 from comgra_decl.rules.base import Patient, Scene, SlotRule
-from comgra_decl.rules.memory import Bools, Largest, Slots, grown
+from comgra_decl.rules.memory import Bools, Largest, Slots
 from comgra_decl.rules.paths import answers
 from comgra_decl.rules.table import Mask, SlotTable
 from comgra_decl.rules.window import Window
@@ -35,7 +35,7 @@ class InputIndependence(SlotRule):
     definition = (
         "Over the batch, no recorded statistic of a sample (mean, std, min, max, ...) varies by "
         "more than `variation` of its own size, for `patience` records; of what the network "
-        "answers, or of a tensor that once varied by a hundredth."
+        "answers, or of a tensor that varied by a hundredth before."
     )
     source = (
         "comgra's plan (variance over the batch falls: collapse); TheDeepChecker's test of "
@@ -53,7 +53,8 @@ class InputIndependence(SlotRule):
     def __init__(self, parameters: Any = None) -> None:
         super().__init__(parameters)
         self._most = Largest()
-        self._varied: Any = np.zeros(0)
+        self._known = -1
+        self._answers: set[int] = set()
 
     def wants(self, table: SlotTable) -> Mask:
         """Returns outputs with more than one sample."""
@@ -69,17 +70,15 @@ class InputIndependence(SlotRule):
             deviation = window.read(name, at, "std")
             size = window.read(name, at, "abs_max")
             most = np.fmax(most, np.where(size > 0, deviation / size, np.nan))
-        until = self._most.look(at, most)
-        if len(until):
-            self._varied = grown(self._varied, int(at.max()) + 1, 0.0)
-            self._varied[at] = np.nan_to_num(until[-1])
-        return most < self.parameters.variation, most
+        varied = self._most.look(at, most) > _VARIED
+        return (most < self.parameters.variation) & (varied | self._final(at)), most
 
-    def chosen(self, scene: Scene, fired: Slots) -> Slots:
-        """Keeps answers, and what varied before."""
-        varied = self._varied[fired] > _VARIED
-        kept: Slots = fired[varied | np.isin(fired, list(answers(scene)))]
-        return kept
+    def _final(self, at: Slots) -> Bools:
+        """Returns which slots are answers, by the graphs until now."""
+        known = len(self.scene.structures)
+        if known != self._known:
+            self._known, self._answers = known, answers(self.scene)
+        return np.isin(at, list(self._answers))
 
     def missing(self, scene: Scene) -> str | None:
         """Returns why it could not look."""
