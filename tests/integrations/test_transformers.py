@@ -77,7 +77,7 @@ def test_what_the_trainer_logs_and_was_told_is_kept(results: dict[str, Any]) -> 
 def test_a_loop_with_accelerate(results: dict[str, Any], way: str, steps: int) -> None:
     assert results[way]["same"]
     assert results[way]["run"]["steps"] == list(range(steps))
-    assert {"0", "1", "2", "Sequential", "loss"} <= set(results[way]["run"]["gradients"])
+    assert {"0", "1", "2"} <= set(results[way]["run"]["gradients"])
 
 
 def test_checkpoints_can_be_resumed_and_hold_nothing_of_ours(results: dict[str, Any]) -> None:
