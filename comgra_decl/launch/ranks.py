@@ -98,9 +98,9 @@ def rank_folder(run: Path, rank: int, recorded: list[int]) -> Path:
 def agreed_folder(group: Path, rank: Rank, new: Callable[[], Path], launch: str = "") -> Path:
     """Returns the run's folder that all ranks of this launch use.
 
-    The first one to come makes it and says so in a file; the others read that. Nobody waits. A
-    claim of a launch that is over is passed by: the rank is in it already, a process of it has
-    died, or it is too old.
+    The first one to come makes it and says so in a file; the others read that. A rank gives those
+    before it a short time to be first. A claim of a launch that is over is passed by: the rank is
+    in it already, a process of it has died, or it is too old.
 
     Args:
         group: folder of the runs.
@@ -117,7 +117,7 @@ def agreed_folder(group: Path, rank: Rank, new: Callable[[], Path], launch: str 
     stem = _launch_name(rank, launch)
     for number in count():
         claim = claims / f"{stem}.{number}.json"
-        if not claim.exists():
+        if not _appears(claim, within=_head_start(rank)):
             _claim(claim, new)
         content = _read(claim)
         if not _stale(claims, claim.stem, content) and _join(claims, claim.stem, rank):
@@ -136,6 +136,20 @@ def _launch_name(rank: Rank, launch: str) -> str:
         parts["parent"] = os.getppid()
     text = json.dumps(parts, sort_keys=True)
     return hashlib.sha256(text.encode()).hexdigest()[:16]
+
+
+def _head_start(rank: Rank) -> float:
+    """Seconds that ranks before this one have to make the folder, so that they rarely race."""
+    return 0.0 if rank.number == 0 else 0.5 + 0.05 * min(rank.number, 20)
+
+
+def _appears(path: Path, *, within: float) -> bool:
+    end = time.monotonic() + within
+    while not path.exists():
+        if time.monotonic() >= end:
+            return False
+        time.sleep(0.01)
+    return True
 
 
 def _claim(claim: Path, new: Callable[[], Path]) -> None:
