@@ -25,7 +25,7 @@ def bits(tensor: Tensor) -> tuple[str, tuple[int, ...], str]:
     if plain.is_quantized:
         plain = plain.int_repr()
     data = plain.contiguous().view(-1).view(torch.uint8) if plain.numel() else plain.new_empty(0)
-    digest = hashlib.blake2b(memoryview(data.cpu().numpy()), digest_size=16).hexdigest()
+    digest = hashlib.blake2b(data.cpu().numpy().tobytes(), digest_size=16).hexdigest()
     return str(tensor.dtype), tuple(tensor.shape), digest
 
 
@@ -70,7 +70,7 @@ def leaves(value: Any, path: str = "") -> Iterator[tuple[str, Any]]:
 def _generators() -> Iterator[tuple[str, Any]]:
     yield "generator:python", hash(random.getstate())
     kind, keys, *rest = np.random.get_state(legacy=True)
-    yield "generator:numpy", (kind, bytes(memoryview(np.asarray(keys))), *rest)
+    yield "generator:numpy", (kind, np.asarray(keys).tobytes(), *rest)
     yield "generator:torch", bits(torch.get_rng_state())
 
 

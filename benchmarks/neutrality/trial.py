@@ -169,7 +169,7 @@ def _listening() -> Iterator[list[logging.LogRecord]]:
     """Collects what comgra_decl logs."""
     records: list[logging.LogRecord] = []
     handler = logging.Handler()
-    handler.emit = records.append  # type: ignore[method-assign]
+    handler.emit = records.append  # type: ignore[method-assign,assignment]
     logger = logging.getLogger("comgra_decl")
     logger.addHandler(handler)
     try:

@@ -208,7 +208,7 @@ def test_packed_sequences_are_recorded_as_the_tensors_that_they_are() -> None:
     packed = rnn.pack_padded_sequence(torch.randn(3, 5, 3), torch.tensor([5, 2, 4]), True, False)
     outputs: list[rnn.PackedSequence] = []
     model.register_forward_hook(lambda _m, _a, out: outputs.append(out[0]))
-    nodes = {"all": {**EVERYTHING["nodes"]["all"], "capture": ["input", "output"]}}  # type: ignore[index]
+    nodes = {"all": {**EVERYTHING["nodes"]["all"], "capture": ["input", "output"]}}
     with recording(nodes=nodes) as traced:
         step_of(model, lambda m: m(packed)[0].data.sum())
     assert traced.faults == []

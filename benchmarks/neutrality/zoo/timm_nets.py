@@ -22,7 +22,12 @@ resnet10t resnetv2_18 starnet_s1 vit_tiny_patch16_224 xcit_nano_12_p16_224
 
 _SIZES = (64, 96, 128, 224, 256)
 _SMALL = {"num_classes": 7, "pretrained": False}
-_SHALLOW = ({"img_size": 64, "depth": 2}, {"depth": 2}, {"img_size": 64}, {})
+_SHALLOW: tuple[dict[str, int], ...] = (
+    {"img_size": 64, "depth": 2},
+    {"depth": 2},
+    {"img_size": 64},
+    {},
+)
 
 
 def build(name: str) -> Program:
