@@ -87,8 +87,12 @@ class Armed(Ours):
 
 
 def spec(capture: Sequence[str], **fields: Any) -> dict[str, Any]:
-    """Returns a spec that captures `capture` of every module; `fields` are its other fields."""
-    return {"nodes": {"all": {"select": "**", "capture": list(capture)}}, **fields}
+    """Returns a spec that captures `capture` of every module; `fields` are its other fields.
+
+    Rules are off, as no peer has any; the presets are measured with theirs.
+    """
+    nodes = {"all": {"select": "**", "capture": list(capture)}}
+    return {"nodes": nodes, "rules": "off", **fields}
 
 
 OUTPUTS_AND_GRADIENTS = ("output", "output_grad", "parameter_grad")

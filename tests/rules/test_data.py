@@ -172,6 +172,15 @@ def test_a_rectifier_behind_the_last_layer(slope: float, wrong: bool) -> None:
         assert found[0].evidence["share of the smallest value that is left"] == pytest.approx(slope)
 
 
+def test_an_answer_is_not_judged_before_its_targets_were_measured() -> None:
+    tape = Tape()
+    hidden, out = tape.slot("last", (8, 3)), tape.slot("out", (8, 3))
+    target = tape.slot("target", (8, 3), kind="target", role="target")
+    loss = tape.slot("loss", (), kind="loss")
+    tape.graph([(hidden, out), (out, loss)], cut=[(target, loss)])
+    assert tape.findings(RectifiedAnswer()) == []
+
+
 def test_a_branch_that_is_cut_off_is_named() -> None:
     tape = Tape()
     w1 = tape.slot("a", (4, 4), role="weight", kind="parameter")

@@ -83,6 +83,8 @@ class RectifiedAnswer(SlotRule):
     def chosen(self, scene: Scene, fired: Slots) -> Slots:
         """Keeps what is, or squashed becomes, an answer that should have both signs."""
         table, final = scene.table, answers(scene)
+        # targets may turn up after the last window that had anything to measure
+        lowest = grown(self._lowest_target, len(table), np.nan)
         squashed = {
             source
             for source, sink in steps_between(scene)
@@ -91,7 +93,7 @@ class RectifiedAnswer(SlotRule):
         positive = {
             answer.id
             for answer, target in met(scene)
-            if "float" in target.dtype and self._lowest_target[target.id] >= 0
+            if "float" in target.dtype and lowest[target.id] >= 0
         }
         signed = {slot for slot in final if slot not in positive} if any(met(scene)) else set()
         keys = {table.infos[slot].key.node for slot in squashed | signed}
