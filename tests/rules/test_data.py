@@ -172,12 +172,14 @@ def test_a_rectifier_behind_the_last_layer(slope: float, wrong: bool) -> None:
         assert found[0].evidence["share of the smallest value that is left"] == pytest.approx(slope)
 
 
-def test_an_answer_is_not_judged_before_its_targets_were_measured() -> None:
+def test_a_net_without_anything_like_a_rectifier_is_not_judged() -> None:
     tape = Tape()
-    hidden, out = tape.slot("last", (8, 3)), tape.slot("out", (8, 3))
+    a, b, out = (tape.slot(name, (8, 3)) for name in ("a", "b", "out"))
     target = tape.slot("target", (8, 3), kind="target", role="target")
     loss = tape.slot("loss", (), kind="loss")
-    tape.graph([(hidden, out), (out, loss)], cut=[(target, loss)])
+    tape.graph([(a, out), (b, out), (out, loss)], cut=[(target, loss)])
+    for _ in range(6):
+        tape.record(dict.fromkeys((a, b, out, target), np.ones((8, 3))))
     assert tape.findings(RectifiedAnswer()) == []
 
 
