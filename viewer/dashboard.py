@@ -29,7 +29,7 @@ from comgra_decl.viewer.state import SECTIONS, SELECTION, ViewState
 
 _LOG = logging.getLogger(__name__)
 _FILL = {"flex": "1 1 0", "min-height": "0", "overflow": "hidden"}
-_KEPT = ("section", "scale", "expanded")
+_KEPT = ("section", "scale", "expanded", "looked")
 _OTHERS = ("run", "colour", "follow", "revision", *_KEPT)
 _KEYS = """
 <div class="keys"><kbd>,</kbd> <kbd>.</kbd> previous, next step &middot; <kbd>Shift</kbd> ten<br>
@@ -154,11 +154,12 @@ class Dashboard:
             "run": run,
             "revision": view.revision,
             "follow": follow,
-            "colour": colour if colour in ("forward", *view.gradient_passes()) else "kind",
+            "colour": colour if colour in painted else "kind",
             **{name: wanted.get(name, getattr(state, name)) for name in _KEPT},
         }
         state.put(at, **others)
         if not self._workspace.visible:  # nothing changed since a notice took its place
+        painted = ("forward", "findings", *view.gradient_passes())
             self._refresh(frozenset())
 
     def _on_state(self, *events: Any) -> None:

@@ -15,6 +15,9 @@ _MORE = ("#e8ebf2", "#f6bd9a", "#e8824f", "#b9461f")
 BLUE, ORANGE, GREY, RED = "#3f6fd8", "#d9692e", "#8a93a6", "#d6334a"
 """Forward, gradient, context, and what is wrong."""
 
+AMBER = "#d99a1f"
+"""What suffers."""
+
 LINES = (BLUE, ORANGE, "#2a9d7f", "#a25bc7", "#b58a1c", "#4aa3c7", "#c2497f", "#6f7d95")
 """Lines of one chart, in order."""
 

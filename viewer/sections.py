@@ -10,6 +10,7 @@ import panel as pn
 from comgra_decl.viewer.panes.base import Act, Pane, Shown
 from comgra_decl.viewer.panes.distribution import DistributionPane
 from comgra_decl.viewer.panes.figures import unit_range
+from comgra_decl.viewer.panes.findings import FindingsPane
 from comgra_decl.viewer.panes.kpis import KpisPane
 from comgra_decl.viewer.panes.modules import ModulesPane
 from comgra_decl.viewer.panes.notes import NotesPane
@@ -113,6 +114,7 @@ def sections(act: Act) -> dict[str, Section]:
         "inspect": Section(lambda: _inspect(act)),
         "kpis": Section(lambda: _alone(KpisPane(act), _PADDED)),
         "modules": Section(lambda: _alone(ModulesPane(act), _PADDED)),
+        "findings": Section(lambda: _alone(FindingsPane(act), _PADDED)),
         "notes": Section(lambda: _alone(NotesPane(act), _PADDED)),
         "run": Section(lambda: _alone(RunPane(act), "")),
     }

@@ -14,6 +14,7 @@ SECTIONS = {
     "inspect": "Inspect",
     "kpis": "KPIs",
     "modules": "Modules",
+    "findings": "Findings",
     "notes": "Notes",
     "run": "Run",
 }
@@ -28,12 +29,13 @@ class ViewState(param.Parameterized):
 
     Attributes:
         run: Name of the run below the root, "" while there is none.
-        colour: What paints the graph: "kind" or the name of a pass.
+        colour: What paints the graph: "kind", "findings" or the name of a pass.
         section: Key of `SECTIONS`.
         scale: How series are drawn: "linear" or "log".
         expanded: Opened scopes of the graph; None until the user opens or closes one.
         follow: Whether the newest step is shown as it comes.
         revision: Revision of the run that is on screen.
+        looked: Counts how often somebody looked at a run again.
         type, step, node, role, iteration, gradient, batch, statistic: See `Selection`.
     """
 
@@ -52,6 +54,7 @@ class ViewState(param.Parameterized):
     expanded = param.ClassSelector(default=None, class_=frozenset, allow_None=True)
     follow = param.Boolean(default=False)
     revision = param.Integer(default=-1)
+    looked = param.Integer(default=0)
 
     def __init__(self, **params: Any) -> None:
         super().__init__(**params)  # type: ignore[no-untyped-call]

@@ -236,6 +236,13 @@ class Run:
         """
         return findings_table(self._snapshot.view.document("findings"))
 
+    def document(self, name: str) -> Any:
+        """Returns the newest document of a name as it was stored, None where there is none.
+
+        "modules", "report", and "findings", which `comgra_decl.rules.stored` reads.
+        """
+        return self._snapshot.view.document(name)
+
     def chunks(self) -> Iterator[Chunk]:
         """Yields all records in the order in which they were stored, some at a time.
 

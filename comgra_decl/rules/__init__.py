@@ -12,9 +12,13 @@ from comgra_decl.rules.base import Patient, Rule, RuleParameters, Scene, SlotRul
 from comgra_decl.rules.diagnosis import Diagnosis, diagnose
 from comgra_decl.rules.engine import Engine, Unchecked
 from comgra_decl.rules.finding import Finding, Link, Place
+from comgra_decl.rules.health import CHECKLIST, Check, health
+from comgra_decl.rules.stored import stored
 from comgra_decl.rules.window import Numbers, Window
 
 __all__ = [
+    "CHECKLIST",
+    "Check",
     "Diagnosis",
     "Engine",
     "Finding",
@@ -29,4 +33,6 @@ __all__ = [
     "Unchecked",
     "Window",
     "diagnose",
+    "health",
+    "stored",
 ]

@@ -105,5 +105,6 @@ def _colours(view: RunView, colour: str) -> Field:
     passes = ["forward", *view.gradient_passes()]
     options = [Option("kind", "kind")] + [Option(p, pass_label(p)) for p in passes]
     style = "buttons" if len(options) <= 3 else "menu"
-    help_ = "Colour the graph by kind of tensor, or by the statistic at this step"
+    help_ = "Colour the graph by kind of tensor, by the statistic, or by what is wrong at this step"
+    options.append(Option("findings", "findings"))
     return Field("colour", "Graph shows", colour, tuple(options), help_, style)

@@ -15,6 +15,7 @@ from comgra_decl.viewer.graph.layout import (
     expansion_for,
     node_of,
 )
+from comgra_decl.viewer.model.findings import paint_of
 from comgra_decl.viewer.model.graph import Graph, graph_of, heat_of, info_of
 from comgra_decl.viewer.panes.base import Pane, Shown
 
@@ -24,7 +25,7 @@ class GraphPane(Pane):
 
     reads: ClassVar = frozenset(
         {"run", "revision", "type", "step", "node", "role", "iteration", "batch", "statistic",
-         "colour", "expanded"}
+         "colour", "expanded", "looked"}
     )  # fmt: skip
 
     def build(self) -> Any:
@@ -58,7 +59,10 @@ class GraphPane(Pane):
         changes["selected"] = box_of(self._scene, graph.name_of(shown.at)) or ""
         changes["info"] = info_of(shown.at, graph)
         changes["heat"], changes["legend"] = None, None
-        if shown.colour != "kind":
+        if shown.colour == "findings":
+            boxes = ((box.id, box.members) for box in self._scene.boxes)
+            changes["heat"], changes["legend"] = paint_of(shown.view, shown.at, graph, boxes)
+        elif shown.colour != "kind":
             changes["heat"], changes["legend"] = heat_of(
                 shown.view, shown.at, graph, scene=self._scene, pass_=shown.colour
             )

@@ -8,6 +8,7 @@ import numpy as np
 
 from comgra_decl.viewer.components.base import Message
 from comgra_decl.viewer.components.stepbar import StepBar
+from comgra_decl.viewer.model.findings import finding_marks, findings_of
 from comgra_decl.viewer.model.marks import nonfinite_marks
 from comgra_decl.viewer.palette import RED
 from comgra_decl.viewer.panes.base import Pane, Shown
@@ -16,7 +17,7 @@ from comgra_decl.viewer.panes.base import Pane, Shown
 class StepsPane(Pane):
     """Moves through the recorded steps."""
 
-    reads: ClassVar = frozenset({"run", "revision", "type", "step", "follow"})
+    reads: ClassVar = frozenset({"run", "revision", "type", "step", "follow", "looked"})
     sizing: ClassVar = "stretch_width"
 
     def build(self) -> Any:
@@ -35,11 +36,15 @@ class StepsPane(Pane):
         steps = shown.view.steps(shown.at.type)
         index = -1 if shown.at.step is None else int(np.searchsorted(steps, shown.at.step))
         changes: dict[str, Any] = {"index": index, "follow": shown.follow}
-        key = (shown.view, shown.view.revision, shown.at.type)
+        key = (shown.view, shown.view.revision, shown.at.type, findings_of(shown.view))
         if key != self._drawn:
             marks = nonfinite_marks(shown.view, shown.at.type)
             changes["steps"] = [int(step) for step in steps]
-            changes["marks"] = [{"index": m.index, "color": RED, "title": m.title} for m in marks]
+            known = finding_marks(shown.view, shown.at.type)
+            changes["marks"] = [
+                *({"index": m.index, "color": RED, "title": m.title} for m in marks),
+                *({"index": m.index, "color": m.colour, "title": m.title} for m in known),
+            ]
             self._drawn = key
         self.view.param.update(**changes)
 

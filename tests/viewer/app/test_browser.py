@@ -17,6 +17,7 @@ from urllib.parse import parse_qs, urlsplit
 import pytest
 
 import comgra_decl
+from tests.viewer.app.conftest import BROKEN_FROM
 from tests.viewer.conftest import HARMLESS
 
 pytestmark = pytest.mark.browser
@@ -180,11 +181,23 @@ def test_selectors_choose(viewer: Callable[..., Any]) -> None:
     page.locator('tr.chosen[data-send="batch:mean"]').wait_for()
     page.locator('[data-field="statistic"] select').select_option("l2")
     page.locator('tr.chosen[data-send="statistic:l2"]').wait_for()
-    page.locator('[data-field="colour"] button[data-value="grad"]').click()
+    page.locator('[data-field="colour"] select').select_option("grad")
     page.get_by_text("gradient · l2", exact=True).first.wait_for()
     page.locator('[data-field="type"] select').select_option("eval")
     shows(page, node="cell", step=10)
     assert query(page, "batch") == "3"
+
+
+def test_a_click_on_a_finding_jumps_to_its_node_and_step(viewer: Callable[..., Any]) -> None:
+    page = viewer("?section=findings&step=2&node=embed", "article.finding")
+    finding = page.locator('article[data-rule="nonfinite"]')
+    finding.locator("button.go").first.click()
+    page.wait_for_url(re.compile(f"node=(?!embed).*step={BROKEN_FROM}"))
+    page.locator('.mark[data-index="9"]').first.wait_for(state="attached")
+    page.get_by_role("button", name="Paint the graph").click()
+    page.locator(".legend", has_text="findings").wait_for()
+    finding.locator("button.inspect").click()
+    shows(page, node=query(page, "node"), step=BROKEN_FROM)
 
 
 def test_a_row_of_the_table_chooses_by_keyboard(viewer: Callable[..., Any]) -> None:

@@ -1,0 +1,141 @@
+"""The checklist for a training that does not work, filled in from what the rules found.
+
+Its questions and their order are those of the usual advice: first the code, then the data, the
+initialisation, the dynamics, the activations, and the architecture at last. Which rules answer a
+question is said here, by name; a rule that nobody has put below a question (a new one, one of the
+user's) answers the last question of its family.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+from comgra_decl.rules.catalogue import known
+from comgra_decl.rules.diagnosis import Diagnosis
+from comgra_decl.rules.finding import Finding
+
+Colour = Literal["red", "amber", "green", "unchecked"]
+"""red: an error was found; amber: a warning, a hint, or only what another finding explains; green:
+at least one rule looked and found nothing; unchecked: none could look."""
+
+
+@dataclass(frozen=True, slots=True)
+class Question:
+    """One line of the checklist: the part it belongs to, and the rules that answer it."""
+
+    part: str
+    text: str
+    rules: tuple[str, ...] = ()
+    families: tuple[str, ...] = ()
+    otherwise: str = ""
+    """What to do where no rule can answer."""
+
+
+@dataclass(frozen=True, slots=True)
+class Check:
+    """An answered question.
+
+    Attributes:
+        question: the line of the checklist.
+        colour: see `Colour`.
+        evidence: one sentence: the worst finding, who looked at how much, or why nobody could.
+        findings: what speaks against it, best first.
+    """
+
+    question: Question
+    colour: Colour
+    evidence: str
+    findings: tuple[Finding, ...] = ()
+
+
+CHECKLIST = (
+    Question("code", "Are all numbers finite?", ("nonfinite",)),
+    Question("code", "Do shapes fit without broadcasting?", ("silent_broadcasting",)),
+    Question("code", "Are the right parameters trained?",
+             ("untrained_parameter", "frozen_parameter_moves", "detached")),
+    Question("code", "Are gradients cleared?", ("accumulated_gradient",)),
+    Question("code", "Does half precision suffice?", ("half_overflow", "half_underflow"),
+             ("precision",)),
+    Question("code", "Can it overfit one batch?",
+             otherwise="comgra-decl overfit-one-batch -- train.py ARGS tells"),
+    Question("data", "Are inputs normalised?", ("input_scale",)),
+    Question("data", "Are labels balanced and mixed?",
+             ("single_class", "unshuffled", "class_imbalance"), ("data",)),
+    Question("data", "Does the answer depend on the input?", ("input_independence",)),
+    Question("data", "Is evaluation as good as training?", ("overfitting", "evaluation_gap")),
+    Question("initialisation", "Is the first loss that of a guess?", ("initial_loss",)),
+    Question("initialisation", "Do layers begin at similar sizes?",
+             ("poor_initialisation",)),
+    Question("dynamics", "Does the loss fall?", ("loss_not_falling", "loss_diverges",
+             "negative_loss")),
+    Question("dynamics", "Is the loss steady?", ("loss_spike", "loss_oscillates"), ("loss",)),
+    Question("dynamics", "Do gradients keep their size?",
+             ("vanishing_gradient", "exploding_gradient"), ("gradients",)),
+    Question("dynamics", "Are updates of a healthy size?",
+             ("large_update", "small_update", "growing_weight"), ("parameters",)),
+    Question("activations", "Are units alive?", ("dead_units", "all_zero")),
+    Question("activations", "Are they unsaturated?", ("saturated",)),
+    Question("activations", "Do they keep spread and rank?",
+             ("activation_drift", "rank_collapse"), ("activations", "values")),
+    Question("architecture", "Does the last layer fit the loss?",
+             ("rectified_answer", "probabilities_as_logits")),
+    Question("architecture", "Does every branch take part?",
+             ("branch_ignored", "gradient_imbalance"), ("structure",)),
+    Question("architecture", "Does attention spread?",
+             ("attention_collapse",), ("attention",)),
+    Question("architecture", "Do your own rules hold?", families=("",)),
+)  # fmt: skip
+"""All questions, in their order."""
+
+
+def health(diagnosis: Diagnosis) -> list[Check]:
+    """Returns the answered checklist, in the order of `CHECKLIST`.
+
+    The question about the user's own rules is left out where there are none.
+    """
+    asked = _assigned([*diagnosis.checked, *(entry.rule for entry in diagnosis.unchecked)])
+    return [
+        _answer(question, asked.get(question, ()), diagnosis)
+        for question in CHECKLIST
+        if question in asked or question.rules or question.otherwise
+    ]
+
+
+def _assigned(names: Sequence[str]) -> dict[Question, list[str]]:
+    """Returns the rules of each question."""
+    by_rule = {rule: question for question in CHECKLIST for rule in question.rules}
+    by_family = {family: question for question in CHECKLIST for family in question.families}
+    found: dict[Question, list[str]] = {}
+    for name in names:
+        question = by_rule.get(name) or by_family.get(_family(name), by_family[""])
+        found.setdefault(question, []).append(name)
+    return found
+
+
+def _family(rule: str) -> str:
+    """Returns the folder that a rule lies in, an empty string for one of the user's."""
+    kind = known().get(rule)
+    return "" if kind is None else kind.__module__.split(".")[-2]
+
+
+def _answer(question: Question, rules: Sequence[str], diagnosis: Diagnosis) -> Check:
+    against = tuple(finding for finding in diagnosis.findings if finding.rule in rules)
+    if against:
+        return Check(question, _worst(against), against[0].message, against)
+    looked = [rule for rule in rules if rule in diagnosis.checked]
+    if looked:
+        many = f"{diagnosis.records} records of training steps"
+        return Check(question, "green", f"nothing found in {many} by {', '.join(looked)}")
+    reasons = list(dict.fromkeys(_reasons(rules, diagnosis)))
+    return Check(question, "unchecked", "; ".join(reasons) or question.otherwise or "no rule is on")
+
+
+def _worst(findings: Sequence[Finding]) -> Colour:
+    errors = any(f.severity == "error" and f.because is None for f in findings)
+    return "red" if errors else "amber"
+
+
+def _reasons(rules: Sequence[str], diagnosis: Diagnosis) -> Iterator[str]:
+    return (entry.reason for entry in diagnosis.unchecked if entry.rule in rules)

@@ -1,0 +1,109 @@
+"""The checklist is complete, its colours follow from what was found, and it gives its grounds."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+import comgra_decl
+from comgra_decl.query import open_run
+from comgra_decl.rules import CHECKLIST, Diagnosis, Finding, Unchecked, diagnose, health, stored
+from comgra_decl.rules.catalogue import known
+from comgra_decl.rules.health import Check
+from tests.support.fake_run import FakeRun
+
+CLEAN = Diagnosis([], [], sorted(known()), 100)
+FLAT = Finding(
+    rule="loss_not_falling",
+    severity="error",
+    first_step=3,
+    last_step=9,
+    message="The loss stays at 2.",
+    advice="Raise the learning rate.",
+)
+
+
+def asked(diagnosis: Diagnosis, text: str) -> Check:
+    (found,) = [check for check in health(diagnosis) if text in check.question.text]
+    return found
+
+
+def test_every_rule_answers_a_question() -> None:
+    for rule in known():
+        finding = replace(FLAT, rule=rule)
+        answered = health(replace(CLEAN, findings=[finding]))
+        assert [check.findings for check in answered if check.findings] == [(finding,)]
+
+
+def test_every_rule_that_a_question_names_exists() -> None:
+    assert {rule for question in CHECKLIST for rule in question.rules} <= set(known())
+
+
+@pytest.mark.parametrize(
+    ("severity", "because", "colour"),
+    [
+        ("error", None, "red"),
+        ("error", "nonfinite", "amber"),
+        ("warning", None, "amber"),
+        ("hint", None, "amber"),
+    ],
+)
+def test_colours_follow_from_the_worst_finding(
+    severity: str, because: str | None, colour: str
+) -> None:
+    finding = replace(FLAT, severity=severity, because=because)
+    check = asked(replace(CLEAN, findings=[finding]), "loss fall")
+    assert (check.colour, check.evidence) == (colour, FLAT.message)
+
+
+def test_green_says_who_looked_at_how_much() -> None:
+    check = asked(CLEAN, "loss fall")
+    assert check.colour == "green"
+    assert "100 records" in check.evidence
+    assert "loss_not_falling" in check.evidence
+
+
+def test_what_nobody_could_check_is_not_green() -> None:
+    unchecked = [Unchecked("attention_collapse", "no probabilities are recorded")]
+    names = [name for name in CLEAN.checked if name != "attention_collapse"]
+    check = asked(replace(CLEAN, unchecked=unchecked, checked=names), "attention")
+    assert (check.colour, check.evidence) == ("unchecked", "no probabilities are recorded")
+    assert asked(replace(CLEAN, checked=[]), "loss fall").colour == "unchecked"
+
+
+def test_rules_of_the_user_have_a_question_of_their_own() -> None:
+    assert not [c for c in health(CLEAN) if "own rules" in c.question.text]
+    mine = replace(FLAT, rule="quiet_block")
+    with_mine = Diagnosis([mine], [], [*CLEAN.checked, "quiet_block"], 100)
+    assert asked(with_mine, "own rules").findings == (mine,)
+
+
+def test_stored_findings_come_back_whole(tmp_path: Path) -> None:
+    fake = FakeRun(tmp_path / "group" / "run", layers=1, nonfinite_from=3)
+    fake.write(6)
+    fake.close()
+    run = open_run(fake.path)
+    assert stored(run) is None  # nobody looked while it was written
+    assert diagnose(run).findings
+
+
+def test_a_recorded_run_has_the_findings_it_was_recorded_with(tmp_path: Path) -> None:
+    import torch
+    from torch import nn
+
+    net = nn.Linear(3, 1)
+    optimizer = torch.optim.SGD(net.parameters(), 0.1)
+    with comgra_decl.trace("debug", root=tmp_path, overrides=["schedule.every=1"]) as session:
+        for step in range(8):
+            (net(torch.ones(2, 3)).sum() * (float("inf") if step > 4 else 1.0)).backward()
+            optimizer.step()
+            optimizer.zero_grad()
+    assert session.path is not None
+    run = open_run(session.path)
+    kept = stored(run)
+    assert kept is not None
+    assert [f.rule for f in kept.findings] == list(run.findings()["rule"])
+    assert kept.records == len(run.steps)
+    assert asked(kept, "finite").colour == "red"

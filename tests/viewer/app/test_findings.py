@@ -1,0 +1,144 @@
+"""Findings lead to where they are, are flagged where they begin, and never block the page."""
+
+from __future__ import annotations
+
+import threading
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+import comgra_decl
+from comgra_decl.query import open_run
+from comgra_decl.rules import Place, diagnose
+from comgra_decl.viewer.model.findings import finding_marks, jump, link, paint_of, placed
+from comgra_decl.viewer.model.found import found, look
+from comgra_decl.viewer.model.graph import graph_of
+from comgra_decl.viewer.model.runview import RunView
+from comgra_decl.viewer.model.selection import Selection, resolve
+from comgra_decl.viewer.palette import RED
+from comgra_decl.viewer.panes.base import Shown
+from comgra_decl.viewer.panes.findings import FindingsPane, page_of
+from tests.support.fake_run import FakeRun
+from tests.viewer.app.conftest import BROKEN_FROM
+
+
+def shown(view: RunView, **fields: Any) -> Shown:
+    at = resolve(view, Selection(**fields), {})
+    return Shown(view, at, colour="kind", scale="linear", expanded=None, follow=False)
+
+
+def looked(view: RunView) -> RunView:
+    """Looks at a run and waits until it is over."""
+    over = threading.Event()
+    look(view, over.set)
+    assert over.wait(60)
+    return view
+
+
+@pytest.fixture
+def broken(fake: FakeRun) -> RunView:
+    """A run with NaN from step 9 on, recorded without rules and looked at since."""
+    return looked(RunView(open_run(fake.path)))
+
+
+def test_a_run_without_stored_findings_is_looked_at_once(fake: FakeRun) -> None:
+    view = RunView(open_run(fake.path))
+    assert found(view).diagnosis is None
+    known = found(looked(view))
+    assert known.diagnosis is not None
+    assert not known.looking
+    assert not known.problem
+    assert known.diagnosis.findings == diagnose(view.run).findings
+
+
+def test_what_was_found_while_recording_needs_no_look(tmp_path: Path) -> None:
+    net = nn.Sequential(nn.Linear(4, 4), nn.ReLU(), nn.Linear(4, 1))
+    optimizer = torch.optim.SGD(net.parameters(), 0.1)
+    spec = {"nodes": {"all": {"select": "**", "capture": ["output", "output_grad"]}}}
+    with comgra_decl.trace(spec, root=tmp_path, overrides=["schedule.every=1"]) as session:
+        for step in range(8):
+            loss = net(torch.ones(3, 4)).sum() * (float("nan") if step > 4 else 1.0)
+            loss.backward()
+            optimizer.step()
+            optimizer.zero_grad()
+    assert session.path is not None
+    known = found(RunView(open_run(session.path)))
+    assert known.source == "recorded"
+    assert known.diagnosis is not None
+    assert known.diagnosis.findings[0].rule == "nonfinite"
+    assert isinstance(known.diagnosis.findings[0].place, Place)
+    assert "nonfinite" in known.diagnosis.checked
+
+
+def test_a_look_that_fails_says_so(fake: FakeRun, monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(_: object) -> None:
+        raise RuntimeError("no more memory")
+
+    monkeypatch.setattr("comgra_decl.viewer.model.found.diagnose", fail)
+    view = looked(RunView(open_run(fake.path)))
+    assert found(view).problem == "RuntimeError: no more memory"
+    assert "no more memory" in page_of(found(view), shown(view))
+
+
+def test_the_step_bar_flags_where_findings_begin(broken: RunView) -> None:
+    marks = finding_marks(broken, "")
+    steps = broken.steps("")
+    begun = {int(steps[mark.index]): mark for mark in marks}
+    assert begun[BROKEN_FROM].colour == RED
+    assert "nonfinite" in begun[BROKEN_FROM].title
+
+
+def test_the_graph_is_painted_only_while_it_is_so(broken: RunView) -> None:
+    (place, step, finding), *_ = [p for p in placed(broken, "forward") if p[2].rule == "nonfinite"]
+    for at_step, severity in ((step - 1, ""), (step, finding.severity)):
+        at = shown(broken, step=at_step).at
+        graph = graph_of(broken, at)
+        boxes = iter([(node.name, (node.name,)) for node in graph.nodes])
+        paint, _ = paint_of(broken, at, graph, boxes)
+        assert set(paint) == {node.name for node in graph.nodes}
+        assert paint[place.node]["text"] == severity
+
+
+def test_a_link_leads_to_tensor_step_pass_and_sample(broken: RunView) -> None:
+    at = shown(broken).at
+    sent = link(Place("cell", "output", 1, "grad"), 7, sample=2, section="inspect")
+    assert jump(broken, at, sent) == {
+        "follow": False,
+        "step": 7,
+        "node": "cell",
+        "role": "output",
+        "iteration": 1,
+        "gradient": "grad",
+        "batch": "2",
+        "section": "inspect",
+    }
+
+
+def test_a_link_leaves_a_type_that_lacks_the_step(broken: RunView) -> None:
+    at = shown(broken, type="eval").at
+    assert jump(broken, at, link(None, 7)) == {"follow": False, "type": "", "step": 7}
+    assert "type" not in jump(broken, at, link(None, 10))
+
+
+def test_the_page_sends_what_it_shows_and_nothing_else(broken: RunView) -> None:
+    wanted: list[dict[str, object]] = []
+    pane = FindingsPane(lambda **change: wanted.append(change))
+    pane.update(shown(broken))
+    first = next(p for p in placed(broken, "forward") if p[2].rule == "nonfinite")
+    sent = link(first[0], first[1], sample=first[2].sample)
+    assert pane.view.check({"send": sent})
+    assert not pane.view.check({"send": sent.replace("9", "8")})
+    pane._on_message({"send": sent})
+    assert (wanted[0]["node"], wanted[0]["step"]) == (first[0].node, BROKEN_FROM)
+
+
+def test_what_was_not_checked_is_said_with_the_reason(broken: RunView) -> None:
+    diagnosis = found(broken).diagnosis
+    assert diagnosis is not None
+    assert diagnosis.unchecked
+    page = page_of(found(broken), shown(broken))
+    for entry in diagnosis.unchecked:
+        assert entry.rule.replace("_", " ") in page

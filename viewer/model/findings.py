@@ -1,0 +1,141 @@
+"""Findings as the viewer shows them: where a click leads, flags on the step bar, painted boxes."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from comgra_decl.rules import Diagnosis, Finding, Place
+from comgra_decl.viewer.model.found import found
+from comgra_decl.viewer.model.graph import Graph
+from comgra_decl.viewer.model.runview import RunView
+from comgra_decl.viewer.model.selection import Selection, nearest
+from comgra_decl.viewer.palette import AMBER, BLUE, RED
+
+COLOURS = {"error": RED, "warning": AMBER, "hint": BLUE}
+"""Of severities, on the step bar, in the pictures and in the graph."""
+
+_CALM = "#dde4ea"
+_RANK = {"hint": 0, "warning": 1, "error": 2}
+
+
+@dataclass(frozen=True, slots=True)
+class FindingMark:
+    """The first step of one or more findings: a position in the steps, the worst severity."""
+
+    index: int
+    title: str
+    severity: str
+
+    @property
+    def colour(self) -> str:
+        """That of the severity."""
+        return COLOURS[self.severity]
+
+
+def findings_of(view: RunView) -> tuple[Finding, ...]:
+    """Returns what is known to be wrong, best first."""
+    diagnosis: Diagnosis | None = found(view).diagnosis
+    return () if diagnosis is None else tuple(diagnosis.findings)
+
+
+def finding_marks(view: RunView, type_: str) -> tuple[FindingMark, ...]:
+    """Returns a flag for each step at which findings begin, the worst first in its title."""
+    steps = view.steps(type_)
+    marks: dict[int, FindingMark] = {}
+    for finding in findings_of(view):
+        step = nearest(steps, finding.first_step)
+        if step is None:
+            continue
+        index = int(np.searchsorted(steps, step))
+        line = f"{finding.severity}: {finding.rule} from step {finding.first_step}"
+        before = marks.get(index)
+        if before is None:
+            marks[index] = FindingMark(index, line, finding.severity)
+        else:
+            worst = max(before.severity, finding.severity, key=_RANK.__getitem__)
+            marks[index] = FindingMark(index, f"{before.title}\n{line}", worst)
+    return tuple(marks[index] for index in sorted(marks))
+
+
+def placed(view: RunView, pass_: str) -> Iterator[tuple[Place, int, Finding]]:
+    """Yields the place and first step of each finding about a tensor of a pass."""
+    for finding in findings_of(view):
+        if finding.place is not None and finding.place.pass_ == pass_:
+            yield finding.place, finding.first_step, finding
+
+
+def severities(view: RunView, at: Selection) -> dict[tuple[str, str], tuple[str, str]]:
+    """Returns the worst (severity, rule) at the selected step, by (node, role)."""
+    worst: dict[tuple[str, str], tuple[str, str]] = {}
+    for finding in reversed(findings_of(view)):  # best first, so the best is written last
+        if at.step is None or not finding.first_step <= at.step <= finding.last_step:
+            continue
+        for place in (*finding.others, *([finding.place] if finding.place else [])):
+            key = place.node, place.role
+            known = worst.get(key)
+            if known is None or _RANK[known[0]] <= _RANK[finding.severity]:
+                worst[key] = finding.severity, finding.rule
+    return worst
+
+
+def paint_of(
+    view: RunView, at: Selection, graph: Graph, boxes: Iterator[tuple[str, tuple[str, ...]]]
+) -> tuple[dict[str, dict[str, Any]], dict[str, Any]]:
+    """Returns the paint of every box (id, names of the nodes inside), and the legend."""
+    worst: dict[str, tuple[str, str]] = {}
+    owned = set(graph.parameters)
+    for (node, role), found_ in severities(view, at).items():
+        name = f"{node}.{role}" if f"{node}.{role}" in owned else node
+        if name not in worst or _RANK[worst[name][0]] < _RANK[found_[0]]:
+            worst[name] = found_
+    paint = {box: _paint([worst[m] for m in members if m in worst]) for box, members in boxes}
+    legend = {
+        "title": "findings",
+        "low": "hint",
+        "high": "error",
+        "colors": [BLUE, BLUE, AMBER, AMBER, RED, RED],
+        "help": "The worst finding about a tensor, at this step",
+    }
+    return paint, legend
+
+
+def _paint(inside: list[tuple[str, str]]) -> dict[str, Any]:
+    if not inside:
+        return {"fill": _CALM, "text": "", "hatched": False}
+    severity, _ = max(inside, key=lambda found_: _RANK[found_[0]])
+    return {"fill": COLOURS[severity], "text": severity, "hatched": False}
+
+
+def link(
+    place: Place | None, step: int, *, sample: int | None = None, statistic: str = "",
+    section: str = "",
+) -> str:  # fmt: skip
+    """Returns the message that a click on a tensor and step sends; see `jump`."""
+    where = None if place is None else [place.node, place.role, place.iteration, place.pass_]
+    return "go:" + json.dumps([where, step, sample, statistic, section], separators=(",", ":"))
+
+
+def jump(view: RunView, at: Selection, message: str) -> dict[str, Any]:
+    """Returns the changes of the state that a message of `link` asks for."""
+    where, step, sample, statistic, section = json.loads(message.removeprefix("go:"))
+    wanted: dict[str, Any] = {"follow": False}
+    type_ = at.type if step in view.steps(at.type) else ""
+    wanted["step"] = nearest(view.steps(type_), step)
+    if type_ != at.type:
+        wanted["type"] = type_
+    if where is not None:
+        wanted |= dict(zip(("node", "role", "iteration"), where[:3], strict=True))
+        if where[3] != "forward":
+            wanted["gradient"] = where[3]
+    if sample is not None:
+        wanted["batch"] = str(sample)
+    if statistic:
+        wanted["statistic"] = statistic
+    if section:
+        wanted["section"] = section
+    return wanted

@@ -1,0 +1,231 @@
+"""What is wrong, where it began, what to do about it, and what goes together."""
+
+from __future__ import annotations
+
+import html
+from collections.abc import Iterable
+from typing import Any, ClassVar
+
+import panel as pn
+
+from comgra_decl.rules import Check, Diagnosis, Finding, health
+from comgra_decl.viewer.components.base import Message
+from comgra_decl.viewer.model.findings import jump, link
+from comgra_decl.viewer.model.found import Found, found, look, looked_at
+from comgra_decl.viewer.model.numbers import count, number
+from comgra_decl.viewer.panes.base import Pane, Shown, html_view
+
+_LOOK, _PAINT = "look", "paint"
+_MOST_OTHERS = 6
+
+
+class FindingsPane(Pane):
+    """A click on a tensor or a step goes there; what a run does not tell is looked for."""
+
+    reads: ClassVar = frozenset({"run", "revision", "type", "step", "node", "role", "looked"})
+    sizing: ClassVar = "stretch_width"
+
+    def build(self) -> Any:
+        """Makes the piece of HTML."""
+        self._shown: Shown | None = None
+        self._looks = 0
+        self.view = html_view()
+        self.view.on_message(self._on_message)
+        return self.view
+
+    def components(self) -> list[Any]:
+        """Its links answer to clicks."""
+        return [self.view]
+
+    def update(self, shown: Shown) -> None:
+        """Writes all of it anew if anything changed; of a run at rest, looks once by itself."""
+        self._shown = shown
+        if shown.view.run.state != "live" and not looked_at(shown.view):
+            self._look(shown)
+        content = page_of(found(shown.view), shown)
+        if content != self.view.html:
+            self.view.param.update(html=content, tokens=_tokens(content))
+
+    def _look(self, shown: Shown) -> None:
+        document = pn.state.curdoc
+
+        def done() -> None:
+            if document is not None:
+                document.add_next_tick_callback(self._finished)
+
+        look(shown.view, done)
+
+    def _finished(self) -> None:
+        self._looks += 1
+        self.act(looked=self._looks)
+
+    def _on_message(self, message: Message) -> None:
+        sent = message["send"]
+        if self._shown is None:
+            return
+        if sent == _LOOK:
+            self._look(self._shown)
+            self.update(self._shown)
+        elif sent == _PAINT:
+            self.act(colour="findings")
+        else:
+            self.act(**jump(self._shown.view, self._shown.at, sent))
+
+
+def page_of(known: Found, shown: Shown) -> str:
+    """Returns all of the section as HTML."""
+    diagnosis = known.diagnosis
+    parts = [_bar(known)]
+    if diagnosis is not None:
+        first = [f for f in diagnosis.findings if f.because is None]
+        rest = [f for f in diagnosis.findings if f.because is not None]
+        parts.append(_health(health(diagnosis)))
+        parts.append(_list("Findings, best first", first, shown) if first else _NOTHING)
+        if rest:
+            parts.append(_list("These follow from the above", rest, shown))
+        parts.append(_unchecked(diagnosis))
+    return f'<div class="findings">{"".join(parts)}</div>'
+
+
+_NOTHING = '<p class="calm">The rules found nothing.</p>'
+
+
+def _bar(known: Found) -> str:
+    diagnosis = known.diagnosis
+    if known.looking:
+        text = "Looking at all records \u2026"
+    elif known.problem:
+        text = f'<span class="bad">The last look failed: {_e(known.problem)}</span>'
+    elif diagnosis is None:
+        text = "No rule looked while this run was recorded."
+    else:
+        when = "while it was recorded" if known.source == "recorded" else "again just now"
+        text = f"{count(diagnosis.records)} records of training steps were looked at {when}."
+    disabled = " disabled" if known.looking else f' data-send="{_LOOK}"'
+    return (
+        f'<p class="bar"><span role="status">{text}</span>'
+        f'<button type="button"{disabled}>Look again</button>'
+        f'<button type="button" data-send="{_PAINT}">Paint the graph</button></p>'
+    )
+
+
+def _health(checks: Iterable[Check]) -> str:
+    parts: dict[str, list[str]] = {}
+    for check in checks:
+        parts.setdefault(check.question.part, []).append(_check(check))
+    columns = "".join(
+        f"<section><h3>{_e(part)}</h3><ul>{''.join(lines)}</ul></section>"
+        for part, lines in parts.items()
+    )
+    return f'<div class="health" aria-label="Health check">{columns}</div>'
+
+
+def _check(check: Check) -> str:
+    said = "not checked" if check.colour == "unchecked" else check.colour
+    title = f"{said}: {check.evidence}"
+    inside = (
+        f'<span class="dot {check.colour}" aria-hidden="true"></span>{_e(check.question.text)}'
+        f'<span class="unseen"> {_e(said)}</span>'
+    )
+    worst = check.findings[0] if check.findings else None
+    if worst is None:
+        return f'<li class="{check.colour}" title="{_e(title)}">{inside}</li>'
+    send = link(worst.place, worst.first_step, sample=worst.sample)
+    return (
+        f'<li class="{check.colour}" title="{_e(title)}" tabindex="0" role="button" '
+        f'data-send="{_e(send)}">{inside}</li>'
+    )
+
+
+def _list(title: str, findings: Iterable[Finding], shown: Shown) -> str:
+    return f"<h3>{_e(title)}</h3>" + "".join(_finding(f, shown) for f in findings)
+
+
+def _finding(finding: Finding, shown: Shown) -> str:
+    here = finding.place
+    chosen = here is not None and (here.node, here.role) == (shown.at.node, shown.at.role)
+    go = link(here, finding.first_step, sample=finding.sample)
+    name = "the run as a whole" if here is None else str(here)
+    inspect = link(here, finding.first_step, sample=finding.sample, section="inspect")
+    return (
+        f'<article class="finding {finding.severity}-finding{" chosen" if chosen else ""}" '
+        f'data-rule="{_e(finding.rule)}"><header><span class="severity">{finding.severity}</span> '
+        f"<b>{_e(finding.rule.replace('_', ' '))}</b> {_button(go, name)} "
+        f'<span class="soft">{_span(finding)}</span>'
+        + ("" if here is None else _button(inspect, "Inspect \u2192", "inspect"))
+        + f"</header><p>{_e(finding.message)}</p>{_chain(finding)}{_others(finding)}"
+        f'<p class="advice">{_e(finding.advice)}</p>{_evidence(finding)}</article>'
+    )
+
+
+def _span(finding: Finding) -> str:
+    first, last = count(finding.first_step), count(finding.last_step)
+    return f"step {first}" if first == last else f"steps {first} to {last}"
+
+
+def _chain(finding: Finding) -> str:
+    if not finding.chain:
+        return ""
+    links = " \u2192 ".join(
+        _button(
+            link(part.place, part.first_step), str(part.place), title=f"{_since(part.first_step)}"
+            f"{part.what.replace('_', ' ')}",
+        )
+        for part in finding.chain
+    )  # fmt: skip
+    return f'<p class="chain"><span class="soft">begins</span> {links}</p>'
+
+
+def _since(step: int) -> str:
+    return f"since step {step}: " if step >= 0 else ""
+
+
+def _others(finding: Finding) -> str:
+    if not finding.also:
+        return ""
+    links = ", ".join(
+        _button(link(place, finding.first_step), str(place))
+        for place in finding.others[:_MOST_OTHERS]
+    )
+    more = "" if finding.also <= _MOST_OTHERS else f" and {finding.also - _MOST_OTHERS} more"
+    return f'<p class="chain"><span class="soft">so do</span> {links}{more}</p>'
+
+
+def _evidence(finding: Finding) -> str:
+    parts = [f"{name.replace('_', ' ')} {_value(v)}" for name, v in finding.evidence.items()]
+    if finding.because is not None:
+        parts.insert(0, f"probably because of {finding.because.replace('_', ' ')}")
+    text = " \u00b7 ".join(parts)
+    return f'<p class="note">{_e(text)}</p>' if parts else ""
+
+
+def _value(value: float | str) -> str:
+    if isinstance(value, str):
+        return value
+    return count(value) if isinstance(value, int) else number(value)
+
+
+def _unchecked(diagnosis: Diagnosis) -> str:
+    if not diagnosis.unchecked:
+        return ""
+    rows = "".join(
+        f"<tr><td>{_e(entry.rule.replace('_', ' '))}</td><td>{_e(entry.reason)}</td></tr>"
+        for entry in diagnosis.unchecked
+    )
+    head = f"{len(diagnosis.checked)} rules looked; these could not"
+    return f'<h3>{head}</h3><table class="unchecked"><tbody>{rows}</tbody></table>'
+
+
+def _button(send: str, text: str, class_: str = "go", *, title: str = "") -> str:
+    tip = f' title="{_e(title)}"' if title else ""
+    return f'<button type="button" class="{class_}" data-send="{_e(send)}"{tip}>{_e(text)}</button>'
+
+
+def _tokens(content: str) -> list[str]:
+    """Returns the messages that the page may send: those written into it."""
+    pieces = content.split('data-send="')[1:]
+    return sorted({html.unescape(piece.partition('"')[0]) for piece in pieces})
+
+
+def _e(text: str) -> str:
+    return html.escape(text)
