@@ -98,6 +98,7 @@ def _facts(run: dict[str, Any]) -> Iterator[tuple[str, str | Text]]:
     yield "versions", ", ".join(f"{k} {v}" for k, v in (facts.get("versions") or {}).items()) or "-"
     span = f" ({steps['first']} to {steps['last']})" if steps["count"] else ""
     yield "records", f"{run['records']}, {steps['count']} of them training steps{span}"
+    yield from _writers(run)
     yield "types", ", ".join(run["types"]) or "-"
     yield "recorded", f"{len(run['nodes'])} nodes, {len(run['slots'])} slots"
     yield "statistics", ", ".join(run["statistics"])
@@ -106,8 +107,22 @@ def _facts(run: dict[str, Any]) -> Iterator[tuple[str, str | Text]]:
     if writer := run["report"].get("writer"):
         share = f"{writer['share']:.1%} of a core ({writer['cpu']:.1f} s)"
         yield "writing took", f"{share}; the training waited {writer['waited']:.1f} s for it"
+    for loss in run["report"].get("losses", []):
+        yield "lost", Text(str(loss), style="red")
     for warning in run["report"].get("warnings", []):
         yield "warning", Text(str(warning), style="yellow")
+
+
+def _writers(run: dict[str, Any]) -> Iterator[tuple[str, str | Text]]:
+    """Yields who wrote the run, where that is more than one process."""
+    if len(run["ranks"]) > 1 or run["missing_ranks"]:
+        yield "ranks", ", ".join(map(str, run["ranks"]))
+    if run["missing_ranks"]:
+        missing = ", ".join(map(str, run["missing_ranks"]))
+        yield "missing", Text(f"nothing of rank {missing}", style="yellow")
+    for session in run["sessions"][1:]:
+        step = "no step yet" if session["step"] is None else f"from step {session['step']}"
+        yield "resumed", f"{time_text(session['started'])}, {step}"
 
 
 def _git_text(git: dict[str, Any] | None) -> str:

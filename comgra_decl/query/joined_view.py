@@ -137,6 +137,13 @@ class JoinedView(View):
         """The notes of all ranks, each once."""
         return rank_facts.join_notes([member.view.notes for member in self._members], self.ranks)
 
+    @property
+    def losses(self) -> list[str]:
+        """What is left out on any rank because it is damaged."""
+        views = [member.view for member in self._members]
+        pairs = zip(self.ranks, views, strict=True)
+        return [f"rank {rank}: {loss}" for rank, view in pairs for loss in view.losses]
+
     def document(self, name: str) -> Any:
         """Returns the first rank's document; the report has the warnings of all."""
         documents = [member.view.document(name) for member in self._members]

@@ -13,6 +13,7 @@ from comgra_decl.errors import StoreError
 from comgra_decl.records import SlotInfo
 
 from .database import database_path
+from .locking import settled
 from .meta import RunMeta, writer_alive
 from .reader import Reader
 from .writer import RunWriter
@@ -42,10 +43,12 @@ def append_to(path: str | os.PathLike[str], meta: RunMeta) -> tuple[RunWriter, P
         RunNotFoundError: there is no run.
         DamagedRunError: it cannot be read.
     """
-    reader = Reader(path)
-    _refuse_living(reader)
-    _refuse_another_form(reader, meta)
-    writer = RunWriter.resume(reader, meta)
+    Reader(path)  # says what is wrong before anything is locked
+    with settled(Path(path)):
+        reader = Reader(path)
+        _refuse_living(reader)
+        _refuse_another_form(reader, meta)
+        writer = RunWriter.resume(reader, meta)
     view = reader.view
     return writer, Past(list(view.slots), last_step(reader))
 

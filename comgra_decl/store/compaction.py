@@ -23,6 +23,7 @@ from comgra_decl.errors import DamagedRunError, StoreError
 from .copying import DRAFT, Progress, pinned, transfer
 from .database import Database, database_path, new_context
 from .layout import DATABASE
+from .locking import alone, settled
 from .reader import Reader
 from .verify import verify
 
@@ -61,16 +62,17 @@ def compact(path: str | os.PathLike[str], *, progress: Progress | None = None) -
     reader = pinned(run)
     _refuse_live(reader)
     database = Path(database_path(run))
-    with _alone(database), _written(run):
+    with _written(run), alone(database):
         before = _size(database)
         draft = run / DRAFT
         _remove(draft)
         _write_draft(reader, draft, progress)
         _check(draft, progress)
-        if Reader(run, context=new_context(cache_bytes=0)).head != reader.head:
-            _remove(draft)
-            raise StoreError(f"{str(run)!r} was written to meanwhile; nothing was changed.")
-        _swap(draft / DATABASE, database)
+        with settled(run):
+            if Reader(run, context=new_context(cache_bytes=0)).head != reader.head:
+                _remove(draft)
+                raise StoreError(f"{str(run)!r} was written to meanwhile; nothing was changed.")
+            _swap(draft / DATABASE, database)
         _remove(draft)
         return Compacted(run, *_interleaved(before, _size(database)))
 
@@ -126,24 +128,6 @@ def _settle(folder: Path) -> None:
             os.fsync(handle)
         finally:
             os.close(handle)
-
-
-@contextmanager
-def _alone(database: Path) -> Iterator[None]:
-    """Holds a lock on the database's folder, which ends with the process; refuses a second."""
-    try:
-        import fcntl
-    except ImportError:  # not POSIX: TensorStore's own locks must do
-        yield
-        return
-    handle = os.open(database, os.O_RDONLY)
-    try:
-        fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        yield
-    except BlockingIOError:
-        raise StoreError(f"{str(database.parent)!r} is being compacted already.") from None
-    finally:
-        os.close(handle)
 
 
 @contextmanager

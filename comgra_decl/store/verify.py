@@ -24,7 +24,7 @@ from comgra_decl.errors import DamagedRunError
 
 from .database import Database, database_path, new_context
 from .inventory import Region, regions
-from .layout import SCALAR_BLOCK, RecordColumn, scalar_block_key, scalar_piece_key
+from .layout import HEAD_KEY, SCALAR_BLOCK, RecordColumn, scalar_block_key, scalar_piece_key
 from .reader import Reader
 from .scalars import unpacked
 from .view import View
@@ -307,11 +307,23 @@ def _find_whole(verdict: Verdict, progress: Progress) -> None:
         middle = (low + high) // 2
         at += 1
         progress("looking for the newest whole version", min(at, tries), tries)
+        if _before_all(verdict.path, middle):
+            low = middle
+            continue
         found = _whole(verdict.path, middle)
         low, high = (middle, high) if found is not None else (low, middle)
         if found is not None:
             verdict.whole_version, verdict.whole_records = middle, found.view.n
             verdict.whole_step = found.head["step"]
+
+
+def _before_all(path: Path, version: int) -> bool:
+    """Whether there was no head yet: a copy, or a compacted run, gets it with its last version."""
+    try:
+        found = Database(path, new_context(cache_bytes=0), version=version).read_bytes(HEAD_KEY)
+    except DamagedRunError:
+        return False
+    return found is None
 
 
 def _whole(path: Path, version: int) -> Reader | None:

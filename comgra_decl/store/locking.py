@@ -1,0 +1,59 @@
+"""Who may change a run just now: locks on folders, which end with the process that holds them.
+
+A compaction holds that of the database from its first look to its last. That of the run is held for
+a moment: by a compaction that puts the new database in place, and by a program that goes on with
+the run. So neither sees what the other has done half.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from comgra_decl.errors import StoreError
+
+
+@contextmanager
+def alone(database: Path) -> Iterator[None]:
+    """Holds the lock on a database's folder; StoreError if another process has it."""
+    with _held(database) as lock:
+        if lock is not None and not _taken(lock, wait=False):
+            raise StoreError(f"{str(database.parent)!r} is being compacted already.")
+        yield
+
+
+@contextmanager
+def settled(run: Path) -> Iterator[None]:
+    """Holds the lock on a run's folder, after waiting for whoever has it."""
+    with _held(run) as lock:
+        if lock is not None:
+            _taken(lock, wait=True)
+        yield
+
+
+@contextmanager
+def _held(folder: Path) -> Iterator[int | None]:
+    """Yields a handle of a folder; None where folders cannot be locked (not POSIX)."""
+    if os.name != "posix":
+        yield None
+        return
+    handle = os.open(folder, os.O_RDONLY)
+    try:
+        yield handle
+    finally:
+        os.close(handle)
+
+
+def _taken(handle: int, *, wait: bool) -> bool:
+    """Takes a lock; True also where the file system has none: TensorStore's own must do then."""
+    import fcntl
+
+    try:
+        fcntl.flock(handle, fcntl.LOCK_EX | (0 if wait else fcntl.LOCK_NB))
+    except BlockingIOError:
+        return False
+    except OSError:
+        return True
+    return True
