@@ -11,7 +11,6 @@ from pathlib import Path
 
 import numpy as np
 import pandas as pd
-import pytest
 import torch
 
 import comgra_decl as comgra
@@ -233,7 +232,6 @@ def _when_there_are(count: int, path: Path) -> pd.DataFrame:
     return kpis
 
 
-@pytest.mark.slow
 def test_after_kill_what_was_committed_is_there(tmp_path: Path) -> None:
     command = [sys.executable, "-c", _ENDLESS, str(tmp_path)]
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
