@@ -1,11 +1,11 @@
-"""What sits on a program while a step is recorded, and how its record is closed.
+"""What sits on a program while a step is recorded.
 
-`HookManager`, which is made of this, decides when.
+`Closing`, which is made of this, hands on what was recorded; `HookManager`, in the end, decides
+when.
 """
 
 from __future__ import annotations
 
-import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable
 from threading import get_ident
@@ -30,7 +30,7 @@ from comgra_decl.hooks.when.evaluation import EvaluationPhases
 from comgra_decl.hooks.words.losses import LossWatch
 from comgra_decl.hooks.words.numbers import read_number
 from comgra_decl.hooks.words.scalars import Scalars
-from comgra_decl.records import RawStep, Said, StepInfo
+from comgra_decl.records import RawStep, Said
 from comgra_decl.stats import Reducer
 
 if TYPE_CHECKING:
@@ -44,7 +44,7 @@ _EVERY_SAMPLE = 1 << 30
 
 
 class Attachment(ABC):
-    """Puts the tracer on a program and takes it off again; closes records.
+    """Puts the tracer on a program and takes it off again.
 
     Args:
         spec: what to capture.
@@ -256,35 +256,6 @@ class Attachment(ABC):
             number = read_number(value) if hasattr(value, "detach") else float(value)
             if number is not None:
                 self._train.said[name] = number
-
-    # -- closing records -----------------------------------------------------------------------
-
-    def _finish_unstepped(self) -> None:
-        backward = self._train.count("loss") > 0
-        if backward:
-            self._reporter.warn(
-                "backward() ran but no optimizer step was seen, so steps could not be told "
-                "apart; everything up to here is one record. Call comgra.step() where a step ends "
-                "(an update written by hand, or an optimizer's step that is itself compiled, ends "
-                "none)"
-            )
-        mode = "train" if backward else "eval"
-        self._emit(self._train, StepInfo(self._step, time.time(), mode, mode))
-
-    def _emit(self, capture: StepCapture, info: StepInfo, *, scheduled: bool = True) -> None:
-        training = capture is self._train
-        if training:
-            self._tracer.finish(capture)
-        self._tracer.settle_names()
-        raw = capture.close(info, self._table)
-        raw.structure = self._structures.finish(info, capture.signature(), training=training)
-        if training:
-            self._stop_graph()
-        raw.scheduled = scheduled
-        if scheduled:
-            self._budget.recorded(*([info.type, *info.extra.get("tags", ())] if training else []))
-        raw.documents = self._reporter.documents(self._tracer.called_tops, capture, info)
-        self._sink(raw)
 
 
 def _valued_samples(spec: Spec) -> int:

@@ -9,10 +9,8 @@ type of a step whether it is recorded, the tracer is armed by the call of the mo
 from __future__ import annotations
 
 import math
-import time
 from collections import deque
 from collections.abc import Callable, Iterable, Mapping
-from threading import get_ident
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -20,12 +18,10 @@ from torch import nn
 from torch.nn.modules.module import register_module_module_registration_hook
 from torch.optim.optimizer import register_optimizer_step_post_hook
 
-from comgra_decl.hooks import modes
-from comgra_decl.hooks.attachment import Attachment
+from comgra_decl.hooks.choosing import Choosing
 from comgra_decl.hooks.patches import watch_mode
-from comgra_decl.hooks.reading.capture import StepCapture
-from comgra_decl.hooks.tree import Top, has_parameters, trains_beside
-from comgra_decl.hooks.when.agenda import TRAIN, Agenda, Plan
+from comgra_decl.hooks.tree import has_parameters
+from comgra_decl.hooks.when.agenda import Agenda, Plan
 from comgra_decl.hooks.when.budget import Meter
 from comgra_decl.hooks.when.ending import StepEnd
 from comgra_decl.hooks.when.pace import Pace
@@ -33,7 +29,7 @@ from comgra_decl.hooks.when.skipped import watch_skips
 from comgra_decl.hooks.when.types import Labeller, RootWatch
 from comgra_decl.hooks.words.hearing import Hearing
 from comgra_decl.hooks.words.scalars import END
-from comgra_decl.records import RawStep, Said, SlotInfo, StepInfo
+from comgra_decl.records import RawStep, Said, SlotInfo
 
 if TYPE_CHECKING:
     from torch.utils.hooks import RemovableHandle
@@ -41,14 +37,10 @@ if TYPE_CHECKING:
     from comgra_decl.hooks.when.resuming import Resumption
     from comgra_decl.spec import Spec
 
-_EVAL = "eval"
 _is_compiling = torch.compiler.is_compiling
 
-_MAX_ROOT_CALLS = 2000
-"""Model calls kept without an optimizer step before a record is given up (memory stays bounded)."""
 
-
-class HookManager(Attachment):
+class HookManager(Choosing):
     """Attaches to the running program and hands each recorded step to `sink`.
 
     Args:
@@ -74,7 +66,7 @@ class HookManager(Attachment):
         self._rests_until = 0.0  # the first step after those that are only counted
         self._pace = Pace()
         self._beat = self._scalars.events.append
-        self._deferred = False  # whether the step is decided about again at its end
+        self._deferred = False
         self._watched = False  # whether it is decided about when the model is called
         self._evaluating = False  # as far as the program has said so
         self._kept_enough = False
@@ -326,60 +318,6 @@ class HookManager(Attachment):
         if self._watched and self._agenda.due:
             self._arm()
 
-    def _on_mode(self, module: nn.Module, training: bool) -> None:
-        """A module was switched to training or evaluation, as each of its children was before."""
-        if training == (not self._evaluating) or self._stopped or torch.compiler.is_compiling():
-            return
-        if self._tracer.thread not in (0, get_ident()):  # another thread evaluates meanwhile
-            return
-        self._resting = 0
-        try:
-            modes.sweep()
-            self._evaluating = not training and not self._is_frozen(module)
-            if self._evaluating:
-                self._begin_evaluation()
-        except Exception as error:
-            self._fault(error)
-
-    def _is_frozen(self, module: nn.Module) -> bool:
-        """Whether a module is only a part, kept in evaluation mode, of one that is trained."""
-        top = self._owners.top_of(module)
-        return top is not module and top.training and trains_beside(top, module)
-
-    def _begin_evaluation(self) -> None:
-        self._structures.pause()
-        self._tracer.rest()
-        if self._evaluation.begin(self._step, self._train.root_calls) and not self._armed:
-            self._install()
-
-    def _choose(self, root: nn.Module, top: Top) -> StepCapture | None:
-        """Decides which record a root call belongs to."""
-        if self._ending:
-            self._stop_when_safe()
-            return None
-        training = root.training
-        if not training and (top.trained or not torch.is_grad_enabled()):
-            self._structures.pause()
-            return self._evaluation.enter(self._step)
-        if self._evaluation.capture.open and top.parametric:
-            self._finish_evaluation()
-        self._structures.resume()
-        self._evaluating = False
-        top.trained = top.trained or training
-        capture = self._train
-        if not capture.open or capture.root_calls >= _MAX_ROOT_CALLS:
-            return None
-        capture.root_calls += top.parametric
-        return capture
-
-    def _left_root(self) -> None:
-        if not self._evaluating and self._train.open and self._train.root_calls:
-            self._structures.resume()  # the model that was left may be a teacher, not evaluated
-        if self._evaluation.complete:
-            self._finish_evaluation()
-            if not self._armed:
-                self._disarm()
-
     # -- what the program says -----------------------------------------------------------------
 
     def _on_tag(self, *names: str) -> None:
@@ -401,39 +339,3 @@ class HookManager(Attachment):
         elif self._end.by_program():
             self._stepped = True
             self._end_step()
-
-    # -- closing records -----------------------------------------------------------------------
-
-    def _close_train(self) -> float | None:
-        """Closes the record of the step that has ended; returns what it cost the schedule's budget.
-
-        In seconds; None for a step that is captured whatever the schedule says.
-        """
-        labels = [*self._agenda.labels]
-        due = self._agenda.due if self._deferred else True
-        cost = self._train.cost
-        if len(self._train) == 0:
-            self._reporter.warn(
-                "in some recorded steps no module was called, so there is no record"
-            )
-            self._tracer.recover()
-        elif due or self._keeps:
-            info = StepInfo(self._step, time.time(), labels[0] if labels else TRAIN, "train")
-            info.extra.update({"tags": labels[1:]} if labels[1:] else {})
-            self._emit(self._train, info, scheduled=due)
-            cost = info.cost
-        else:
-            self._train.drop()
-            self._stop_graph()
-        self._agenda.end(recorded=due)
-        return None if self._keeps and not due else cost
-
-    def _finish_evaluation(self) -> None:
-        capture = self._evaluation.capture
-        if capture.open and len(capture):
-            info = StepInfo(self._evaluation.step, time.time(), _EVAL, _EVAL)
-            if self._evaluation.tags:
-                info.extra["tags"] = [*self._evaluation.tags]
-            self._emit(capture, info)
-        self._evaluation.close()
-        self._budget.restart()

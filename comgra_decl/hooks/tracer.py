@@ -6,7 +6,6 @@ import sys
 from collections.abc import Callable, Iterator, Mapping
 from functools import partial
 from threading import get_ident
-from types import FrameType
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -17,6 +16,7 @@ from torch.nn.modules.module import (
 )
 
 from comgra_decl.hooks import modes
+from comgra_decl.hooks.calling import is_backward, is_called_by_module, is_no_step
 from comgra_decl.hooks.nested import first_batch_size, tensors_in
 from comgra_decl.hooks.plans import ModulePlan, TopPlan
 from comgra_decl.hooks.reading.ends import Ends, input_role
@@ -33,19 +33,6 @@ if TYPE_CHECKING:
     from comgra_decl.hooks.graph.provenance import Provenance
     from comgra_decl.hooks.reading.capture import StepCapture
     from comgra_decl.spec import Spec
-
-_graph_task: Callable[[], int] = torch._C._current_graph_task_id
-_tracing_state: Callable[[], Any] = torch._C._get_tracing_state
-_MODULE_CALL = nn.Module._call_impl.__code__
-
-
-def is_no_step() -> bool:
-    """Whether a module called now is not part of the training's forward pass.
-
-    While autograd is running it is a recomputation (checkpointing); under `torch.jit.trace` what
-    we compute would become part of the traced program.
-    """
-    return _graph_task() != -1 or _tracing_state() is not None
 
 
 class ModuleTracer:
@@ -125,12 +112,10 @@ class ModuleTracer:
         """
         if not self._handles or self._depth == 0:
             return False
-        frame: FrameType | None = sys._getframe(1)
-        while frame is not None and frame.f_code is not _MODULE_CALL:
-            frame = frame.f_back
-        if frame is None:
+        found = is_called_by_module(sys._getframe(1))
+        if not found:
             self.recover()
-        return frame is not None
+        return found
 
     def _claim(self) -> bool:
         """Whether this thread is followed: the first that trains is, and until then all are."""
@@ -228,7 +213,7 @@ class ModuleTracer:
 
     def _finish(self, module: nn.Module, args: tuple[Any, ...], output: Any) -> None:
         if is_no_step() or self.thread not in (0, get_ident()):
-            if self._recomputed.capture is not None and _graph_task() != -1:
+            if self._recomputed.capture is not None and is_backward():
                 self._recomputed.read(module, self._plans.get(id(module)), output)
             return
         try:

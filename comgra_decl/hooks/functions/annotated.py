@@ -8,10 +8,10 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
+from comgra_decl.hooks.calling import is_no_step
 from comgra_decl.hooks.nested import tensors_in
 from comgra_decl.hooks.reading.recorder import TensorRecorder, Wanted
 from comgra_decl.hooks.reading.slots import Slot
-from comgra_decl.hooks.tracer import is_no_step
 from comgra_decl.spec.calls import named_tensor
 
 if TYPE_CHECKING:

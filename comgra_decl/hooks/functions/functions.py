@@ -21,6 +21,7 @@ from torch.nn.modules.module import (
     register_module_forward_pre_hook,
 )
 
+from comgra_decl.hooks.calling import is_no_step
 from comgra_decl.hooks.functions import attention
 from comgra_decl.hooks.functions.lookup import Found, find
 from comgra_decl.hooks.functions.sites import NOTHING, CallPlan, Inside, Series, Sites
@@ -29,7 +30,6 @@ from comgra_decl.hooks.modes import is_active
 from comgra_decl.hooks.nested import tensors_in
 from comgra_decl.hooks.reading.native import may_run_natively
 from comgra_decl.hooks.reading.recorder import TensorRecorder, Wanted
-from comgra_decl.hooks.tracer import is_no_step
 from comgra_decl.spec.calls import CallRule, call_rules
 
 if TYPE_CHECKING:

@@ -15,7 +15,7 @@ import torch
 from torch import nn
 from torch.nn.modules.module import register_module_forward_pre_hook
 
-from comgra_decl.hooks.tracer import is_no_step
+from comgra_decl.hooks.calling import is_no_step
 from comgra_decl.spec.types import ByFunction, ByInput
 
 if TYPE_CHECKING:

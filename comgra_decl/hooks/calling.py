@@ -1,0 +1,35 @@
+"""Where the program is when something is called: in a step, in autograd, in a module."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from types import FrameType
+from typing import Any
+
+import torch
+from torch import nn
+
+_graph_task: Callable[[], int] = torch._C._current_graph_task_id
+_tracing_state: Callable[[], Any] = torch._C._get_tracing_state
+_MODULE_CALL = nn.Module._call_impl.__code__
+
+
+def is_no_step() -> bool:
+    """Whether a module called now is not part of the training's forward pass.
+
+    While autograd is running it is a recomputation (checkpointing); under `torch.jit.trace` what
+    we compute would become part of the traced program.
+    """
+    return _graph_task() != -1 or _tracing_state() is not None
+
+
+def is_backward() -> bool:
+    """Whether autograd is running in this thread."""
+    return _graph_task() != -1
+
+
+def is_called_by_module(frame: FrameType | None) -> bool:
+    """Whether a frame, or one that it was called from, is the call of a module."""
+    while frame is not None and frame.f_code is not _MODULE_CALL:
+        frame = frame.f_back
+    return frame is not None

@@ -1,0 +1,84 @@
+"""How a record is closed and handed on: the end of a step, of an evaluation, of the program."""
+
+from __future__ import annotations
+
+import time
+from typing import TYPE_CHECKING
+
+from comgra_decl.hooks.attachment import Attachment
+from comgra_decl.hooks.when.agenda import TRAIN
+from comgra_decl.records import StepInfo
+
+if TYPE_CHECKING:
+    from comgra_decl.hooks.reading.capture import StepCapture
+    from comgra_decl.hooks.when.agenda import Agenda
+
+_EVAL = "eval"
+
+
+class Closing(Attachment):
+    """Closes records when it is told that something has ended; `HookManager` tells it when."""
+
+    _agenda: Agenda
+    _deferred: bool  # whether the step is decided about again at its end
+
+    def _close_train(self) -> float | None:
+        """Closes the record of the step that has ended; returns what it cost the schedule's budget.
+
+        In seconds; None for a step that is captured whatever the schedule says.
+        """
+        labels = [*self._agenda.labels]
+        due = self._agenda.due if self._deferred else True
+        cost = self._train.cost
+        if len(self._train) == 0:
+            self._reporter.warn(
+                "in some recorded steps no module was called, so there is no record"
+            )
+            self._tracer.recover()
+        elif due or self._keeps:
+            info = StepInfo(self._step, time.time(), labels[0] if labels else TRAIN, "train")
+            info.extra.update({"tags": labels[1:]} if labels[1:] else {})
+            self._emit(self._train, info, scheduled=due)
+            cost = info.cost
+        else:
+            self._train.drop()
+            self._stop_graph()
+        self._agenda.end(recorded=due)
+        return None if self._keeps and not due else cost
+
+    def _finish_evaluation(self) -> None:
+        capture = self._evaluation.capture
+        if capture.open and len(capture):
+            info = StepInfo(self._evaluation.step, time.time(), _EVAL, _EVAL)
+            if self._evaluation.tags:
+                info.extra["tags"] = [*self._evaluation.tags]
+            self._emit(capture, info)
+        self._evaluation.close()
+        self._budget.restart()
+
+    def _finish_unstepped(self) -> None:
+        backward = self._train.count("loss") > 0
+        if backward:
+            self._reporter.warn(
+                "backward() ran but no optimizer step was seen, so steps could not be told "
+                "apart; everything up to here is one record. Call comgra.step() where a step ends "
+                "(an update written by hand, or an optimizer's step that is itself compiled, ends "
+                "none)"
+            )
+        mode = "train" if backward else "eval"
+        self._emit(self._train, StepInfo(self._step, time.time(), mode, mode))
+
+    def _emit(self, capture: StepCapture, info: StepInfo, *, scheduled: bool = True) -> None:
+        training = capture is self._train
+        if training:
+            self._tracer.finish(capture)
+        self._tracer.settle_names()
+        raw = capture.close(info, self._table)
+        raw.structure = self._structures.finish(info, capture.signature(), training=training)
+        if training:
+            self._stop_graph()
+        raw.scheduled = scheduled
+        if scheduled:
+            self._budget.recorded(*([info.type, *info.extra.get("tags", ())] if training else []))
+        raw.documents = self._reporter.documents(self._tracer.called_tops, capture, info)
+        self._sink(raw)
