@@ -9,7 +9,7 @@ from comgra_decl.errors import SpecError
 
 if TYPE_CHECKING:
     from comgra_decl.query import Run
-    from comgra_decl.rules import Diagnosis
+    from comgra_decl.rules import Check, Diagnosis
     from comgra_decl.spec import Spec
     from comgra_decl.spec.rules import Rules
 
@@ -55,11 +55,24 @@ def rules_of(text: str | None) -> Rules | None:
 
 def described(run: Run, diagnosis: Diagnosis) -> dict[str, Any]:
     """Returns a diagnosis as JSON can hold it."""
+    from comgra_decl.rules import health
+
     return {
         "run": str(run.path),
         "state": run.state,
         "records": diagnosis.records,
+        "health": [_answered(check) for check in health(diagnosis)],
         "findings": [finding.to_json() for finding in diagnosis.findings],
         "checked": diagnosis.checked,
         "unchecked": {entry.rule: entry.reason for entry in diagnosis.unchecked},
+    }
+
+
+def _answered(check: Check) -> dict[str, Any]:
+    return {
+        "part": check.question.part,
+        "question": check.question.text,
+        "colour": check.colour,
+        "evidence": check.evidence,
+        "findings": [finding.rule for finding in check.findings],
     }

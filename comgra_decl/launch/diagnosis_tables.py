@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
+from rich.columns import Columns
 from rich.console import Group
 from rich.padding import Padding
 from rich.table import Table
@@ -16,6 +17,12 @@ if TYPE_CHECKING:
     from comgra_decl.query import Run
     from comgra_decl.rules import Diagnosis, Finding
 
+_SIGNS = {
+    "red": ("\u2717", "bold red"),
+    "amber": ("!", "bold yellow"),
+    "green": ("\u2713", "bold green"),
+    "unchecked": ("?", "dim"),
+}
 _STYLES = {"error": "bold red", "warning": "yellow", "hint": "cyan"}
 
 
@@ -26,6 +33,7 @@ def print_diagnosis(run: Run, diagnosis: Diagnosis, *, everything: bool = False)
     explained = [f for f in diagnosis.findings if f.because is not None]
     shown = diagnosis.findings if everything else first
     out.print(_title(run, diagnosis, len(first), len(explained)))
+    out.print("", _health(diagnosis), sep="\n")
     for number, finding in enumerate(shown, 1):
         out.print("", _block(number, finding), sep="\n")
     if explained and not everything:
@@ -45,6 +53,20 @@ def _title(run: Run, diagnosis: Diagnosis, count: int, explained: int) -> Text:
     if explained:
         text.append(f" and {explained} that follow from them", style="not bold")
     return text
+
+
+def _health(diagnosis: Diagnosis) -> Columns:
+    """Returns the checklist, a column for each part of it."""
+    from comgra_decl.rules import health
+
+    parts: dict[str, Text] = {}
+    for check in health(diagnosis):
+        part = check.question.part
+        text = parts.setdefault(part, Text(part.upper(), style="bold"))
+        sign, style = _SIGNS[check.colour]
+        text.append(f"\n{sign} ", style=style)
+        text.append(check.question.text, style="dim" if check.colour == "unchecked" else "not bold")
+    return Columns(parts.values(), padding=(0, 3))
 
 
 def _block(number: int, finding: Finding) -> Group:
