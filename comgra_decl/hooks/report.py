@@ -56,17 +56,21 @@ class Reporter:
         self, tops: Collection[TopPlan], capture: StepCapture, info: StepInfo
     ) -> dict[str, Any]:
         """Returns the documents that changed with this record (none, for most)."""
-        fired = sum(plan.fired for top in tops for plan in top.modules)
-        beside = None if self.beside is None else self.beside.state
-        refused, warned = len(capture.refused), len(self._warnings)
-        state = (len(tops), fired, beside, refused, warned, self._said)
-        if state == self._states.get(info.mode):
+        if self._state(tops, capture) == self._states.get(info.mode):
             return {}
-        self._states[info.mode] = state
         report = self._report(tops, capture)
         if info.mode == "train":
             self._tell(report, tops)
+        report["warnings"] = list(self._warnings)
+        self._states[info.mode] = self._state(tops, capture)
         return {"modules": [m for top in tops for m in _modules(top)], "report": report}
+
+    def _state(self, tops: Collection[TopPlan], capture: StepCapture) -> object:
+        """Returns what changes whenever there is something new to say."""
+        fired = sum(plan.fired for top in tops for plan in top.modules)
+        beside = None if self.beside is None else self.beside.state
+        refused, warned = len(capture.refused), len(self._warnings)
+        return (len(tops), fired, beside, refused, warned, self._said)
 
     def _report(self, tops: Collection[TopPlan], capture: StepCapture) -> dict[str, Any]:
         entries = {name: self._entry(name, tops) for name in self._entries}
@@ -77,7 +81,6 @@ class Reporter:
                 {p for entry in entries.values() for p in entry["never_called"]}
             ),
             "refused": dict(capture.refused),
-            "warnings": list(self._warnings),
             "choices": dict(self._choices),
         }
 
@@ -124,7 +127,6 @@ class Reporter:
         self._told = True
         for sentence in why_silent(plan for plan in plans if _is_silent(plan)):
             self.warn(sentence)
-            report["warnings"].append(sentence)
         for name, reason in report["refused"].items():
             self.warn(f"{name} is not recorded: {reason}")
 

@@ -322,22 +322,30 @@ def test_the_report_counts_what_each_entry_wrote() -> None:
 
 
 def test_a_tensor_that_cannot_be_reduced_is_reported_and_the_rest_recorded() -> None:
-    class Sparse(nn.Module):
+    class Shapes(nn.Module):
+        """Asks one of its layers only for the shape of what it would return."""
+
         def __init__(self) -> None:
             super().__init__()
             self.linear = nn.Linear(3, 3)
-            self.sparse = nn.Identity()
+            self.shape = nn.Identity()
 
         def forward(self, x: torch.Tensor) -> torch.Tensor:
-            return self.sparse(self.linear(x).to_sparse()).to_dense()
+            result: torch.Tensor = self.linear(x)
+            assert self.shape(result.to("meta")).shape == result.shape
+            return result
 
-    model = Sparse()
+    model = Shapes()
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     with recording() as run:
         step(model, optimizer)
     assert run.faults == []
     assert run.has("linear")
-    assert any("sparse" in name for name in run.report["refused"])
+    assert not run.has("shape")
+    (refused,) = run.report["refused"].items()
+    assert refused[0] == "shape output"
+    assert "meta" in refused[1]
+    assert any("shape output is not recorded" in text for text in run.report["warnings"])
 
 
 def test_modules_document_lists_every_module_with_its_parameters() -> None:
