@@ -15,10 +15,13 @@ from comgra_decl.errors import ComgraError
 from comgra_decl.viewer import url
 from comgra_decl.viewer.components.base import Message
 from comgra_decl.viewer.components.urlsync import UrlSync
-from comgra_decl.viewer.model.catalogue import Catalogue
+from comgra_decl.viewer.custom import ViewsFile
+from comgra_decl.viewer.model.catalogue import Catalogue, RunEntry
 from comgra_decl.viewer.model.choices import run_choice
+from comgra_decl.viewer.model.compare import DIFFERENCE
+from comgra_decl.viewer.model.other import Other, other_of
 from comgra_decl.viewer.model.runview import RunView
-from comgra_decl.viewer.model.selection import resolve
+from comgra_decl.viewer.model.selection import Selection, resolve
 from comgra_decl.viewer.model.states import BRAND, Notice, head_of, notice_for
 from comgra_decl.viewer.panes.base import Pane, Shown, html_view, problem_card
 from comgra_decl.viewer.panes.graph import GraphPane
@@ -29,8 +32,9 @@ from comgra_decl.viewer.state import SECTIONS, SELECTION, ViewState
 
 _LOG = logging.getLogger(__name__)
 _FILL = {"flex": "1 1 0", "min-height": "0", "overflow": "hidden"}
-_KEPT = ("section", "scale", "expanded", "looked")
-_OTHERS = ("run", "colour", "follow", "revision", *_KEPT)
+_KEPT = ("section", "scale", "expanded", "looked", "pass_", "slicing", "order", "window",
+         "other", "other_step", "axis")  # fmt: skip
+_OTHERS = ("run", "colour", "follow", "revision", "other_revision", "views", *_KEPT)
 _KEYS = """
 <div class="keys"><kbd>,</kbd> <kbd>.</kbd> previous, next step &middot; <kbd>Shift</kbd> ten<br>
 <kbd>/</kbd> find a node &middot; arrows walk the graph<br>
@@ -47,10 +51,15 @@ class Dashboard:
     Args:
         catalogue: The runs to choose from, shared with other sessions.
         query: The address' query to start from; untrusted.
+        views: The user's own views, if a file of them was given.
     """
 
-    def __init__(self, catalogue: Catalogue, *, query: str = "") -> None:
+    def __init__(
+        self, catalogue: Catalogue, *, query: str = "", views: ViewsFile | None = None
+    ) -> None:
         self.catalogue = catalogue
+        self._views = views
+        self._other: Other | None = None
         self.state = ViewState()
         self._view: RunView | None = None
         self._roles: dict[str, str] = {}
@@ -71,15 +80,15 @@ class Dashboard:
         self.graph = GraphPane(self.change)
         self.steps = StepsPane(self.change)
         self.selectors = SelectorsPane(
-            self.change, lambda: run_choice(self.catalogue.entries, self.state.run)
+            self.change, lambda: run_choice(self._runs(), self.state.run)
         )
-        self.sections = sections(self.change)
+        self.sections = sections(self.change, runs=self._runs, views=self._views)
         self.url = UrlSync(width=0, height=0, margin=0)
         self.url.on_message(self._on_url)
         self.head = html_view(sizing_mode=None)
         self._tabs = html_view()
         self._tabs.on_message(lambda message: self.change(section=message["send"]))
-        self._tabs.tokens = list(SECTIONS)
+        self._tabs.tokens = [key for key in SECTIONS if key != "views" or self._views is not None]
         self._banner = html_view(visible=False)
         self._notice = html_view(visible=False)
         self._frame = [self.graph, self.steps]
@@ -98,12 +107,24 @@ class Dashboard:
         keys.html = _KEYS
         self.side = pn.Column(self.selectors.panel, keys, sizing_mode="stretch_width", margin=0)
 
+    def _runs(self) -> tuple[RunEntry, ...]:
+        return self.catalogue.entries
+
     def start(self) -> None:
         """Lets the browser send: to be called when the page has loaded."""
         self._ready = True
         own = [self.url, self.head, self._tabs]
         shown = [pane for section in self.sections.values() for pane in section.panes]
         _make_ready([*self._frame, self.selectors, *shown], own)
+
+    def whole(self) -> pn.Row:
+        """Returns selectors, graph, steps and sections for a page of somebody else's."""
+        self.side.sizing_mode, self.side.width = "stretch_height", 220
+        return pn.Row(self.side, self._workspace, sizing_mode="stretch_both", margin=0)
+
+    def alone(self, what: Any) -> list[Any]:
+        """Returns what a page of somebody else's shows for `what`; never the address' keeper."""
+        return [self._notice] if self._view is None else [self._banner, what]
 
     # --- changing ----------------------------------------------------------------------------
 
@@ -150,6 +171,7 @@ class Dashboard:
         at = resolve(view, replace(state.selection, **point), self._roles)
         self._roles[at.node] = at.role
         colour = wanted.get("colour", state.colour)
+        painted = ("forward", DIFFERENCE, "findings", *view.gradient_passes())
         others = {
             "run": run,
             "revision": view.revision,
@@ -157,10 +179,24 @@ class Dashboard:
             "colour": colour if colour in painted else "kind",
             **{name: wanted.get(name, getattr(state, name)) for name in _KEPT},
         }
+        if others["section"] not in self._tabs.tokens:
+            others["section"] = state.param.section.default
+        others["views"] = -1 if self._views is None else self._views.version
+        self._compare(view, at, others)
         state.put(at, **others)
         if not self._workspace.visible:  # nothing changed since a notice took its place
-        painted = ("forward", "findings", *view.gradient_passes())
             self._refresh(frozenset())
+
+    def _compare(self, view: RunView, at: Selection, others: dict[str, Any]) -> None:
+        """Opens what the run is compared with, while something on screen compares."""
+        self._other = None
+        if others["section"] == "compare" or others["colour"] == DIFFERENCE:
+            self._other = other_of(
+                self.catalogue, view, at, run=others["other"], step=others["other_step"]
+            )
+            there = self._other.view
+            others["other"] = self._other.run
+            others["other_revision"] = -1 if there is None else there.revision
 
     def _on_state(self, *events: Any) -> None:
         if self._view is not None:
@@ -189,10 +225,14 @@ class Dashboard:
 
     def _shown(self, view: RunView) -> Shown:
         state = self.state
-        return Shown(view, state.selection, state.colour, state.scale, state.expanded, state.follow)
+        return Shown(
+            view, state.selection, state.colour, state.scale, state.expanded, state.follow,
+            pass_=state.pass_, slicing=state.slicing, order=state.order, window=state.window,
+            axis=state.axis, other=self._other,
+        )  # fmt: skip
 
     def _show_section(self) -> None:
-        self._tabs.html = _tabs_html(self.state.section)
+        self._tabs.html = _tabs_html(self.state.section, self._tabs.tokens)
         for key, section in self.sections.items():
             made = section.show(key == self.state.section)
             if self._ready:
@@ -251,10 +291,22 @@ class Dashboard:
         except ComgraError as error:
             self._show_notice(notice_for(self.catalogue, self.state.run, error))
             return
-        if view is not self._view or view.revision != self.state.revision:
+        if view is not self._view or view.revision != self.state.revision or self._moved():
             self._point(self.state.run, view, {})
         elif self.state.run:
             self._show_head(head_of(view, self.state.run))
+
+    def _moved(self) -> bool:
+        """Whether the other run or the file of custom views is newer than what is on screen."""
+        if self._views is not None and self._views.look() != self.state.views:
+            return True
+        other = self._other
+        if other is None or not other.run or other.view is None:
+            return False
+        try:
+            return self.catalogue.look(other.run).revision != self.state.other_revision
+        except ComgraError:
+            return True
 
     def _offer_runs(self) -> None:
         if self._view is None:
@@ -276,7 +328,7 @@ class Dashboard:
 
     def _restore(self, query: str, *, first: bool = False) -> None:
         """Shows what an address says; what it leaves out takes its default."""
-        fields = (*SELECTION, "run", "colour", "scale", "section", "expanded")
+        fields = (*SELECTION, "run", "colour", *_KEPT)
         wanted = {name: self.state.param[name].default for name in fields}
         found = url.parse(query)
         wanted.update(found)
@@ -308,10 +360,10 @@ def _make_ready(panes: list[Pane], own: list[Any]) -> None:
         component.ready = True
 
 
-def _tabs_html(chosen: str) -> str:
+def _tabs_html(chosen: str, offered: list[str]) -> str:
     buttons = "".join(
         f'<button type="button" role="tab" data-send="{key}" '
-        f'aria-selected="{str(key == chosen).lower()}">{label}</button>'
-        for key, label in SECTIONS.items()
+        f'aria-selected="{str(key == chosen).lower()}">{SECTIONS[key]}</button>'
+        for key in offered
     )
     return f'<div class="tabs" role="tablist">{buttons}</div>'

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from argparse import ArgumentError, ArgumentParser
 from collections.abc import Sequence
 from functools import lru_cache
 from pathlib import Path
@@ -11,6 +12,8 @@ import panel as pn
 import panel_material_ui as pmui
 from panel.util.parameters import edit_readonly
 
+from comgra_decl.errors import ComgraError
+from comgra_decl.viewer.custom import ViewsFile, shared_views
 from comgra_decl.viewer.dashboard import Dashboard
 from comgra_decl.viewer.model.catalogue import Catalogue
 from comgra_decl.viewer.panes.base import problem_card
@@ -57,19 +60,38 @@ def create_page(args: Sequence[str] = ()) -> Any:
     """Makes the page of one browser session.
 
     Args:
-        args: The folder of runs (default `runs`), as `panel serve viewer --args FOLDER` gives it.
+        args: The folder of runs (default `runs`) and `--views FILE` with views of the user's own,
+            as `panel serve viewer --args FOLDER --views FILE` gives them.
     """
-    root = Path(args[0] if args else "runs")
     try:
-        return _page(shared_catalogue(root))
+        root, views = _wanted(args)
+        return _page(shared_catalogue(root), None if views is None else shared_views(views))
     except Exception as error:  # noqa: BLE001 - a page that says why beats none
         card = problem_card("The viewer could not start", error)
         return pn.pane.HTML(card, stylesheets=[CSS])  # type: ignore[no-untyped-call]
 
 
-def _page(catalogue: Catalogue) -> Any:
+def _wanted(args: Sequence[str]) -> tuple[Path, Path | None]:
+    """Returns the folder of runs and the file of views that the arguments name."""
+    parser = ArgumentParser(prog="viewer", add_help=False, exit_on_error=False)
+    parser.add_argument("root", nargs="?", type=Path, default=Path("runs"))
+    parser.add_argument("--views", type=Path)
+    try:
+        known, unknown = parser.parse_known_args(list(args))
+    except ArgumentError as error:
+        raise ComgraError(f"the viewer cannot read its arguments: {error}.") from None
+    if unknown:
+        raise ComgraError(
+            f"the viewer does not know the argument {unknown[0]!r}; it takes a folder of runs and "
+            "--views FILE."
+        )
+    return known.root, known.views
+
+
+def _page(catalogue: Catalogue, views: ViewsFile | None) -> Any:
     location = pn.state.location
-    dashboard = Dashboard(catalogue, query=(location.search or "") if location else "")
+    query = (location.search or "") if location else ""
+    dashboard = Dashboard(catalogue, query=query, views=views)
     pn.state.onload(dashboard.start)
     pn.state.add_periodic_callback(dashboard.poll, period=POLL)
     page = pmui.Page(  # type: ignore[attr-defined]

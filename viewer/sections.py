@@ -7,7 +7,11 @@ from typing import Any
 
 import panel as pn
 
+from comgra_decl.viewer.custom import ViewsFile
+from comgra_decl.viewer.model.catalogue import RunEntry
 from comgra_decl.viewer.panes.base import Act, Pane, Shown
+from comgra_decl.viewer.panes.compare import ComparePane
+from comgra_decl.viewer.panes.custom import CustomPane
 from comgra_decl.viewer.panes.distribution import DistributionPane
 from comgra_decl.viewer.panes.figures import unit_range
 from comgra_decl.viewer.panes.findings import FindingsPane
@@ -17,6 +21,7 @@ from comgra_decl.viewer.panes.notes import NotesPane
 from comgra_decl.viewer.panes.overview import OverviewPane
 from comgra_decl.viewer.panes.run import RunPane
 from comgra_decl.viewer.panes.series import SeriesPane
+from comgra_decl.viewer.panes.sheet import SheetPane
 from comgra_decl.viewer.panes.statistics import StatisticsPane
 from comgra_decl.viewer.panes.values import ValuesPane
 
@@ -66,6 +71,11 @@ _OVERVIEW_GRID = """
 }
 """
 
+_FILLED = """
+:host { flex: 1 0 240px !important; height: auto !important; min-height: 0; }
+.pane { min-height: 0; min-width: 0; }
+"""
+
 _PADDED = """
 :host { box-sizing: border-box; padding: 8px 14px; }
 """
@@ -107,17 +117,30 @@ class Section:
                 pane.refresh(shown)
 
 
-def sections(act: Act) -> dict[str, Section]:
-    """Returns all sections, by the key that the address uses."""
-    return {
+def sections(
+    act: Act, *, runs: Callable[[], tuple[RunEntry, ...]] = tuple, views: ViewsFile | None = None
+) -> dict[str, Section]:
+    """Returns all sections, by the key that the address uses.
+
+    Args:
+        act: Changes what is shown.
+        runs: Tells which runs there are to compare with.
+        views: The user's own views; without them there is no such section.
+    """
+    made = {
         "overview": Section(lambda: _overview(act)),
         "inspect": Section(lambda: _inspect(act)),
+        "values": Section(lambda: _alone(SheetPane(act), _FILLED)),
+        "compare": Section(lambda: _alone(ComparePane(act, runs), _FILLED)),
         "kpis": Section(lambda: _alone(KpisPane(act), _PADDED)),
         "modules": Section(lambda: _alone(ModulesPane(act), _PADDED)),
         "findings": Section(lambda: _alone(FindingsPane(act), _PADDED)),
         "notes": Section(lambda: _alone(NotesPane(act), _PADDED)),
         "run": Section(lambda: _alone(RunPane(act), "")),
     }
+    if views is not None:
+        made["views"] = Section(lambda: _alone(CustomPane(act, views), _PADDED))
+    return made
 
 
 def _overview(act: Act) -> tuple[list[Pane], Any]:

@@ -20,6 +20,7 @@ def serve(
     port: int = 0,
     address: str = "127.0.0.1",
     show: bool = False,
+    views: str | Path | None = None,
     on_start: Callable[[str], None] | None = None,
 ) -> None:
     """Serves the runs below `root` until interrupted (Ctrl-C or SIGTERM); then returns.
@@ -31,9 +32,11 @@ def serve(
         port: Port to listen on; 0 takes a free one.
         address: Address to listen on; "0.0.0.0" opens the viewer to the network.
         show: Whether to open a browser as well.
+        views: A Python file with views of your own (`comgra_decl.viewer.custom`); it is run.
         on_start: Called with the address once the server listens.
     """
-    pages = {"viewer": lambda: create_page([str(root)])}
+    own = [] if views is None else ["--views", str(views)]
+    pages = {"viewer": lambda: create_page([str(root), *own])}
     server = pn.serve(  # type: ignore[no-untyped-call]
         pages, port=port, address=address, show=False, start=False, title=TITLE, verbose=False
     )

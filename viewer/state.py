@@ -12,13 +12,19 @@ from comgra_decl.viewer.model.selection import Selection
 SECTIONS = {
     "overview": "Overview",
     "inspect": "Inspect",
+    "values": "Values",
+    "compare": "Compare",
     "kpis": "KPIs",
     "modules": "Modules",
     "findings": "Findings",
     "notes": "Notes",
     "run": "Run",
+    "views": "Views",
 }
-"""Sections of the page: id and label, in order."""
+"""Sections of the page: id and label, in order; "views" only where someone has given some."""
+
+ORDERS = ("", "high", "low", "largest", "smallest")
+"""How raw values are listed: by place, or by value or magnitude."""
 
 SELECTION = tuple(field.name for field in fields(Selection))
 """Names of the parameters that make up a `Selection`."""
@@ -36,6 +42,15 @@ class ViewState(param.Parameterized):
         follow: Whether the newest step is shown as it comes.
         revision: Revision of the run that is on screen.
         looked: Counts how often somebody looked at a run again.
+        pass_: Which pass of the tensor the sections Values and Compare show.
+        slicing: Which dims of raw values are rows and columns; see `model.slicing`.
+        order: One of `ORDERS`.
+        window: First row and column of the raw values that are written out: "0,0".
+        other: Name of the run to compare with, "" for this run itself.
+        other_step: Step to compare with; None: the same of another run, the first of this one.
+        axis: Whether compared series are drawn as recorded or relative to their start.
+        other_revision: Revision of the other run that is on screen.
+        views: Version of the file of custom views that is on screen.
         type, step, node, role, iteration, gradient, batch, statistic: See `Selection`.
     """
 
@@ -55,6 +70,15 @@ class ViewState(param.Parameterized):
     follow = param.Boolean(default=False)
     revision = param.Integer(default=-1)
     looked = param.Integer(default=0)
+    pass_ = param.String(default="forward")
+    slicing = param.String(default="")
+    order: Any = param.Selector(default="", objects=list(ORDERS))
+    window = param.String(default="")
+    other = param.String(default="")
+    other_step = param.Integer(default=None, allow_None=True)
+    axis: Any = param.Selector(default="recorded", objects=["recorded", "relative"])
+    other_revision = param.Integer(default=-1)
+    views = param.Integer(default=-1)
 
     def __init__(self, **params: Any) -> None:
         super().__init__(**params)  # type: ignore[no-untyped-call]

@@ -6,10 +6,11 @@ dropped alone if that is wrong. Everything else is a look-up among what exists (
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from typing import Any
 from urllib.parse import parse_qsl, urlencode
 
-from comgra_decl.viewer.state import SECTIONS, ViewState
+from comgra_decl.viewer.state import ORDERS, SECTIONS, ViewState
 
 _TEXTS = {
     "run": "run",
@@ -20,12 +21,22 @@ _TEXTS = {
     "batch": "batch",
     "stat": "statistic",
     "colour": "colour",
+    "pass": "pass_",
+    "slice": "slicing",
+    "window": "window",
+    "other": "other",
 }
-_NUMBERS = {"step": "step", "iteration": "iteration"}
+_NUMBERS = {"step": "step", "iteration": "iteration", "other_step": "other_step"}
+_CHOICES: dict[str, Collection[str]] = {
+    "section": SECTIONS,
+    "scale": ("linear", "log"),
+    "order": ORDERS,
+    "axis": ("recorded", "relative"),
+}
 _LONGEST = 500
 _MOST_OPEN = 500
 
-PUSHED = frozenset({"run", "type", "node", "role", "section"})
+PUSHED = frozenset({"run", "type", "node", "role", "section", "other"})
 """Changes of these are entries in the browser's history; all others replace the current one."""
 
 
@@ -40,10 +51,8 @@ def parse(query: str) -> dict[str, Any]:
             found[_TEXTS[key]] = value
         elif key in _NUMBERS and value.isascii() and value.isdecimal() and len(value) < 16:
             found[_NUMBERS[key]] = int(value)
-        elif key == "section" and value in SECTIONS:
-            found["section"] = value
-        elif key == "scale" and value in ("linear", "log"):
-            found["scale"] = value
+        elif key in _CHOICES and value in _CHOICES[key]:
+            found[key] = value
         elif key == "open" and len(opened) < _MOST_OPEN:
             opened.append(value)
     if opened:
@@ -54,7 +63,7 @@ def parse(query: str) -> dict[str, Any]:
 def format_query(state: ViewState) -> str:
     """Returns the query that `parse` turns back into this state; defaults are left out."""
     pairs: list[tuple[str, str]] = []
-    for key, name in {**_TEXTS, **_NUMBERS, "section": "section", "scale": "scale"}.items():
+    for key, name in {**_TEXTS, **_NUMBERS, **{key: key for key in _CHOICES}}.items():
         value = getattr(state, name)
         if value is not None and value != state.param[name].default:
             pairs.append((key, str(value)))

@@ -57,6 +57,39 @@ export function render({ model }) {
     };
   }
 
+  // A number with the range it may have; sent when the user is done with it.
+  function number(holder, field) {
+    const input = htmlElement(holder, "input");
+    input.type = "number";
+    input.setAttribute("aria-label", field.label);
+    input.addEventListener("change", () => {
+      const wanted = Math.min(input.max, Math.max(input.min, Math.round(Number(input.value))));
+      if (input.value !== "" && Number.isFinite(wanted)) outbox.post({ [field.name]: String(wanted) });
+    });
+    return (now) => {
+      input.min = now.low;
+      input.max = now.high;
+      if (input.getRootNode().activeElement !== input || Number(input.value) !== Number(now.value)) {
+        input.value = now.value;
+      }
+      input.disabled = now.low >= now.high;
+    };
+  }
+
+  // Buttons that do something once; none of them stays chosen.
+  function actions(holder, field) {
+    const row = htmlElement(holder, "div", "buttons actions");
+    for (const option of field.options) {
+      const button = htmlElement(row, "button", "", option.label);
+      button.type = "button";
+      button.dataset.value = option.value;
+      button.addEventListener("click", () => outbox.post({ [field.name]: option.value }));
+    }
+    return () => {};
+  }
+
+  const STYLES = { menu, buttons, number, actions };
+
   function build() {
     root.replaceChildren();
     drawn.clear();
@@ -68,15 +101,15 @@ export function render({ model }) {
         holder.dataset.field = field.name;
         htmlElement(holder, "label", "", field.label);
         holder.title = field.help || "";
-        const show = (field.style === "buttons" ? buttons : menu)(holder, field);
+        const show = STYLES[field.style](holder, field);
         drawn.set(field.name, { holder, signature: signature(field), show });
       }
     }
   }
 
   function rebuildField(field, old) {
-    old.holder.querySelector("select, .buttons").remove();
-    old.show = (field.style === "buttons" ? buttons : menu)(old.holder, field);
+    old.holder.querySelector("select, input, .buttons").remove();
+    old.show = STYLES[field.style](old.holder, field);
     old.signature = signature(field);
   }
 
@@ -95,6 +128,7 @@ export function render({ model }) {
   }
 
   model.on("groups", draw);
+  model.on("msg:custom", handOver);
   draw();
   return root;
 }

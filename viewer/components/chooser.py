@@ -1,7 +1,8 @@
-"""Labelled drop-downs and button rows, drawn natively so that a choice arrives at once."""
+"""Labelled menus, numbers and buttons, drawn natively so that a choice arrives at once."""
 
 from __future__ import annotations
 
+import base64
 from typing import ClassVar
 
 import param
@@ -14,21 +15,39 @@ class Chooser(Component):
 
     Attributes:
         groups: `{"title": str, "fields": [field, ...]}` from top to bottom; each field is
-            `{"name": str, "label": str, "value": str, "help": str, "style": "menu" | "buttons",
-            "options": [{"value": str, "label": str, "group": str}, ...]}`. A field with fewer
-            than two options is shown but cannot be changed.
+            `{"name": str, "label": str, "value": str, "help": str, "style": "menu" | "buttons" |
+            "actions" | "number", "options": [{"value": str, "label": str, "group": str}, ...],
+            "low": int, "high": int}`. A menu with fewer than two options is shown but cannot be
+            changed; a number lies between `low` and `high`.
     """
 
     groups = param.List(default=[])
 
-    _esm = source("shared.js", "chooser.js")
+    _esm = source("shared.js", "handover.js", "chooser.js")
     _stylesheets: ClassVar = [source("chooser.css")]
 
     def check(self, message: Message) -> bool:
-        """Whether the value is one of the options of its field."""
+        """Whether the value is one of the options of its field, or a number in its range."""
         ((name, value),) = message.items()
         for group in self.groups:
             for field in group["fields"]:
+                if field["name"] == name and field["style"] == "number":
+                    return _whole(value) and field["low"] <= int(value) <= field["high"]
                 if field["name"] == name:
                     return any(option["value"] == value for option in field["options"])
         return False
+
+    def hand_over(self, name: str, content: bytes, *, kind: str) -> None:
+        """Gives the user a file; nothing of it stays, neither here nor in the page.
+
+        Args:
+            name: What the file is called; "" puts the content, a text, on the clipboard.
+            content: What is in it.
+            kind: Its media type.
+        """
+        encoded = base64.b64encode(content).decode()
+        self._send_msg({"name": name, "kind": kind, "content": encoded})
+
+
+def _whole(value: object) -> bool:
+    return isinstance(value, str) and value.isascii() and value.isdecimal() and len(value) < 16

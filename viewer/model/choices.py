@@ -22,7 +22,7 @@ class Option:
 
 @dataclass(frozen=True, slots=True)
 class Field:
-    """One thing to choose; `style` is "menu" or "buttons"."""
+    """One thing to choose; `style` is "menu", "buttons", "actions" or "number" (low to high)."""
 
     name: str
     label: str
@@ -30,6 +30,8 @@ class Field:
     options: tuple[Option, ...]
     help: str = ""
     style: str = "menu"
+    low: int = 0
+    high: int = 0
 
 
 Groups = tuple[tuple[str, tuple[Field, ...]], ...]
@@ -104,7 +106,7 @@ def _scale(scale: str) -> Field:
 def _colours(view: RunView, colour: str) -> Field:
     passes = ["forward", *view.gradient_passes()]
     options = [Option("kind", "kind")] + [Option(p, pass_label(p)) for p in passes]
+    options += [Option("difference", "difference"), Option("findings", "findings")]
     style = "buttons" if len(options) <= 3 else "menu"
     help_ = "Colour the graph by kind of tensor, by the statistic, or by what is wrong at this step"
-    options.append(Option("findings", "findings"))
     return Field("colour", "Graph shows", colour, tuple(options), help_, style)

@@ -103,16 +103,16 @@ def _numbers(view: RunView, slot: Slot | None, step: int | None, at: Selection) 
 
 def _cell(name: str, new: Numbers, past: Numbers) -> Cell:
     return Cell(
-        float(new.get(name, _NAN)), float(past.get(name, _NAN)), recorded=_recorded(name, new)
+        float(new.get(name, _NAN)), float(past.get(name, _NAN)), recorded=is_recorded(name, new)
     )
 
 
 def _sample_cell(rows: Rows | None, sample: int, statistic: str) -> Cell:
     line = rows.line(sample) if rows is not None else {}
-    return Cell(float(line.get(statistic, _NAN)), recorded=_recorded(statistic, line))
+    return Cell(float(line.get(statistic, _NAN)), recorded=is_recorded(statistic, line))
 
 
-def _recorded(name: str, line: Numbers) -> bool:
+def is_recorded(name: str, line: Numbers) -> bool:
     """Whether there is a number, NaN or not: opt-in statistics do not apply to every tensor."""
     broken = line.get("nonfinite", _NAN)
     applies = name in STATISTICS or not math.isnan(line.get(name, _NAN)) or broken > 0

@@ -14,6 +14,7 @@ import panel as pn
 
 from comgra_decl.errors import ComgraError
 from comgra_decl.viewer.components.htmlview import HtmlView
+from comgra_decl.viewer.model.other import Other
 from comgra_decl.viewer.model.runview import RunView
 from comgra_decl.viewer.model.selection import Selection
 from comgra_decl.viewer.style import CSS
@@ -37,6 +38,12 @@ class Shown:
     scale: str
     expanded: frozenset[str] | None
     follow: bool
+    pass_: str = "forward"
+    slicing: str = ""
+    order: str = ""
+    window: str = ""
+    axis: str = "recorded"
+    other: Other | None = None
 
 
 class Pane(ABC):

@@ -15,6 +15,7 @@ from comgra_decl.viewer.graph.layout import (
     expansion_for,
     node_of,
 )
+from comgra_decl.viewer.model import compare
 from comgra_decl.viewer.model.findings import paint_of
 from comgra_decl.viewer.model.graph import Graph, graph_of, heat_of, info_of
 from comgra_decl.viewer.panes.base import Pane, Shown
@@ -25,7 +26,7 @@ class GraphPane(Pane):
 
     reads: ClassVar = frozenset(
         {"run", "revision", "type", "step", "node", "role", "iteration", "batch", "statistic",
-         "colour", "expanded", "looked"}
+         "colour", "expanded", "looked", "pass_", "other", "other_step", "other_revision"}
     )  # fmt: skip
 
     def build(self) -> Any:
@@ -62,6 +63,11 @@ class GraphPane(Pane):
         if shown.colour == "findings":
             boxes = ((box.id, box.members) for box in self._scene.boxes)
             changes["heat"], changes["legend"] = paint_of(shown.view, shown.at, graph, boxes)
+        elif shown.colour == compare.DIFFERENCE:
+            changes["heat"], changes["legend"] = compare.paint_of(
+                shown.view, shown.other, shown.at, graph,
+                boxes=((box.id, box.members) for box in self._scene.boxes), pass_=shown.pass_,
+            )  # fmt: skip
         elif shown.colour != "kind":
             changes["heat"], changes["legend"] = heat_of(
                 shown.view, shown.at, graph, scene=self._scene, pass_=shown.colour

@@ -42,7 +42,7 @@ class SelectorsPane(Pane):
 
     def _offer(self, groups: Groups) -> None:
         plain = [
-            {"title": title, "fields": [_plain(field) for field in fields]}
+            {"title": title, "fields": [plain_field(field) for field in fields]}
             for title, fields in groups
         ]
         if plain != self.view.groups:
@@ -53,7 +53,8 @@ class SelectorsPane(Pane):
         self.act(**{name: int(value) if name == "iteration" else value})
 
 
-def _plain(field: Field) -> dict[str, Any]:
+def plain_field(field: Field) -> dict[str, Any]:
+    """Returns a field as `Chooser` takes it."""
     plain = asdict(field)
     plain["options"] = list(plain["options"])
     return plain

@@ -22,12 +22,16 @@ def command(
     port: Annotated[int, typer.Option(help="Port of the server; 0 takes a free one.")] = 5006,
     address: Annotated[str, typer.Option(help="Network address to listen on.")] = "127.0.0.1",
     show: Annotated[bool, typer.Option(help="Open a browser.")] = True,
+    views: Annotated[
+        Path | None,
+        typer.Option(help="Python file with views of your own; it is run.", dir_okay=False),
+    ] = None,
 ) -> None:
     """Look at runs in the browser, also while they are being recorded."""
     from comgra_decl.viewer.serve import serve
 
     try:
-        serve(root, port=port, address=address, show=show)
+        serve(root, port=port, address=address, show=show, views=views)
     except OSError as error:
         if isinstance(error, ComgraError) or error.errno not in _CANNOT_LISTEN:
             raise

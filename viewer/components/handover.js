@@ -1,0 +1,29 @@
+// Gives the user what Python made: a file to keep, or a text on the clipboard.
+
+function handOver(message) {
+  const file = message.data ?? message;
+  const bytes = Uint8Array.from(atob(file.content), (letter) => letter.charCodeAt(0));
+  if (!file.name) {
+    toClipboard(new TextDecoder().decode(bytes));
+    return;
+  }
+  const link = document.createElement("a");
+  link.href = URL.createObjectURL(new Blob([bytes], { type: file.kind }));
+  link.download = file.name;
+  link.click();
+  setTimeout(() => URL.revokeObjectURL(link.href), 10_000);
+}
+
+// The clipboard of today exists on trusted addresses only (this machine, https).
+function toClipboard(text) {
+  const old = () => {
+    const area = document.createElement("textarea");
+    area.value = text;
+    document.body.append(area);
+    area.select();
+    document.execCommand("copy");
+    area.remove();
+  };
+  if (navigator.clipboard) navigator.clipboard.writeText(text).catch(old);
+  else old();
+}

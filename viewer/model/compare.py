@@ -1,0 +1,326 @@
+"""Two runs, or two steps of one run, beside each other."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+
+from comgra_decl.query import differences
+from comgra_decl.viewer.model.graph import Graph, Scale
+from comgra_decl.viewer.model.numbers import number, shape
+from comgra_decl.viewer.model.other import Other
+from comgra_decl.viewer.model.runview import RunView, Slot
+from comgra_decl.viewer.model.selection import Selection
+from comgra_decl.viewer.model.series import Curve, bounds, curve
+from comgra_decl.viewer.model.statistics import is_recorded
+from comgra_decl.viewer.model.words import pass_label
+from comgra_decl.viewer.palette import GREY, SCALE, signed_colour
+
+DIFFERENCE = "difference"
+"""How the address calls a graph that is painted with differences."""
+
+_SHOWN = 60
+_NAN = math.nan
+
+
+@dataclass(frozen=True, slots=True)
+class Pair:
+    """One number here and there; `recorded` tells on which side a NaN is what was recorded."""
+
+    here: float
+    there: float
+    recorded: tuple[bool, bool] = (True, True)
+
+    @property
+    def difference(self) -> float:
+        """What is here, minus what is there."""
+        return self.here - self.there
+
+    @property
+    def ratio(self) -> float:
+        """What is here over what is there; NaN where there it is 0."""
+        return self.here / self.there if self.there else _NAN
+
+    @property
+    def relative(self) -> float:
+        """The difference over the mean of both magnitudes: 0 for equals, at most 2 in size.
+
+        NaN if either is.
+        """
+        total = abs(self.here) + abs(self.there)
+        if math.isinf(total):
+            return _NAN
+        return 2 * self.difference / total if total else 0.0 * total
+
+
+@dataclass(frozen=True, slots=True)
+class Ranked:
+    """A tensor of both sides and its statistic; `broken` if either is NaN or infinite."""
+
+    slot: Slot
+    pair: Pair
+    broken: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Ranking:
+    """Tensors by how much they differ, the largest first, those that are not finite before them.
+
+    `compared` were recorded at both steps; `only_here` and `only_there` are nodes of one run alone;
+    `absent` counts tensors that both runs have and only one recorded at its step.
+    """
+
+    rows: tuple[Ranked, ...] = ()
+    compared: int = 0
+    absent: int = 0
+    only_here: tuple[str, ...] = ()
+    only_there: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Overlay:
+    """The series of both sides; `there` is None where one run is compared with itself."""
+
+    here: Curve
+    there: Curve | None
+    bounds: tuple[float, float]
+
+
+def counterpart(there: RunView, slot: Slot | None) -> Slot | None:
+    """Returns the slot of another run that is called the same."""
+    if slot is None:
+        return None
+    return there.passes(slot.node, slot.role, slot.iteration).get(slot.pass_)
+
+
+def statistics_of(
+    view: RunView, slot: Slot | None, other: Other, at: Selection
+) -> list[tuple[str, Pair]]:
+    """Returns every statistic of a tensor on both sides, by name."""
+    if other.view is None or slot is None:
+        return []
+    here = _numbers(view, slot, at.step, at)
+    there = _numbers(other.view, counterpart(other.view, slot), other.step, _there(other.view, at))
+    return [(name, _pair(name, here, there)) for name in view.run.statistics]
+
+
+def _pair(name: str, here: dict[str, float], there: dict[str, float]) -> Pair:
+    known = is_recorded(name, here), is_recorded(name, there)
+    return Pair(here.get(name, _NAN), there.get(name, _NAN), known)
+
+
+def ranking_of(view: RunView, other: Other, at: Selection, pass_: str) -> Ranking:
+    """Returns which tensors of a pass differ most in the selected statistic."""
+    if other.view is None:
+        return Ranking()
+    pairs = _pairs(view, other, at, pass_)
+    known = [row for row in pairs if row is not None]
+    ranked = sorted(known, key=lambda row: (not row.broken, -abs(row.pair.relative)))
+    here, there = view.nodes, other.view.nodes
+    return Ranking(
+        tuple(ranked[:_SHOWN]),
+        compared=len(known),
+        absent=len(pairs) - len(known),
+        only_here=tuple(sorted(set(here) - set(there), key=here.index)),
+        only_there=tuple(sorted(set(there) - set(here), key=there.index)),
+    )
+
+
+def overlay_of(
+    view: RunView, slot: Slot | None, other: Other, at: Selection, *, relative: bool
+) -> Overlay:
+    """Returns the selected statistic over the steps, on both sides.
+
+    Args:
+        view: The run that is shown.
+        slot: The tensor.
+        other: What to compare with.
+        at: What is selected.
+        relative: Divide each by its first value that is finite and not 0.
+    """
+    here = curve(view, slot, at)
+    there = None
+    if other.view is not None and other.view is not view:
+        match = counterpart(other.view, slot)
+        there = curve(other.view, match, _there(other.view, at))
+        if there.missing and match is not None:
+            there = replace(there, missing=f"{other.run}: {there.missing}")
+        elif there.missing:
+            there = replace(there, missing=f"{other.run} has no such tensor.")
+    if relative:
+        here, there = started(here), None if there is None else started(there)
+    lines = [line.values for line in (here, there) if line is not None]
+    return Overlay(here, there, bounds(*lines))
+
+
+def started(line: Curve) -> Curve:
+    """Returns a curve divided by its first value that is finite and not 0."""
+    known = line.values[np.isfinite(line.values) & (line.values != 0)]
+    if not len(known):
+        return replace(line, missing=line.missing or "It never was anything but 0.")
+    return replace(line, values=line.values / known[0], low=line.low[:0], high=line.high[:0])
+
+
+def settings_of(view: RunView, other: Other) -> list[tuple[str, str, str]]:
+    """Returns the settings of spec and configuration in which both runs differ."""
+    if other.view is None or other.view is view:
+        return []
+    table = differences([view.run, other.view.run])
+    return [
+        (str(key), _setting(here), _setting(there))
+        for key, (here, there) in zip(table.index, table.to_numpy(object), strict=True)
+    ]
+
+
+def shape_note(slot: Slot | None, match: Slot | None) -> str:
+    """Says in what the two tensors differ before any number does; "" for nothing."""
+    if slot is None or match is None:
+        return ""
+    if slot.shape != match.shape:
+        return f"The shapes differ: {shape(slot.shape)} here, {shape(match.shape)} there."
+    return f"{slot.dtype} here, {match.dtype} there." if slot.dtype != match.dtype else ""
+
+
+def paint_of(
+    view: RunView,
+    other: Other | None,
+    at: Selection,
+    graph: Graph,
+    *,
+    boxes: Iterable[tuple[str, tuple[str, ...]]],
+    pass_: str,
+) -> tuple[dict[str, dict[str, Any]], dict[str, Any] | None]:
+    """Returns the paint of every box and the legend: relative differences of the statistic.
+
+    A box shows its first member's difference, or else the largest inside it.
+    """
+    if other is None or other.view is None:
+        return {}, None
+    values = _by_node(_pairs(view, other, at, pass_), graph, at)
+    sizes = [abs(row.pair.relative) for row in values.values() if not row.broken]
+    limit = float(np.quantile(sizes, 0.9)) if sizes else 0.0
+    limit = limit or max(sizes, default=0.0) or 1e-12
+    scale = Scale(-limit, limit, diverging=True)
+    painted = {box: _paint(members, values, scale) for box, members in boxes}
+    return {box: p for box, p in painted.items() if p is not None}, _legend(at, pass_, limit)
+
+
+def _pairs(view: RunView, other: Other, at: Selection, pass_: str) -> list[Ranked | None]:
+    """Returns each tensor of a pass that both runs have; None if a step lacks it."""
+    assert other.view is not None
+    if at.step is None or other.step is None:
+        return []
+    key = ("pairs", other.view, other.view.revision, other.step, at.step, at.type, at.over,
+           at.statistic, pass_)  # fmt: skip
+    return view.now(key, lambda: _find_pairs(view, other, at, pass_))
+
+
+def _find_pairs(view: RunView, other: Other, at: Selection, pass_: str) -> list[Ranked | None]:
+    assert other.view is not None
+    assert at.step is not None
+    assert other.step is not None
+    if at.statistic not in other.view.run.statistics:
+        return []
+    row = view.row(at.step, at.type, at.over)
+    else_row = other.view.row(other.step, _there(other.view, at).type, at.over)
+    here, there = row.column(at.statistic), else_row.column(at.statistic)
+    bad_here, bad_there = row.column("nonfinite"), else_row.column("nonfinite")
+    found: list[Ranked | None] = []
+    for slot in view.slots.values():
+        match = counterpart(other.view, slot) if slot.pass_ == pass_ else None
+        if match is None:
+            continue
+        bad = bad_here.get(slot.id, _NAN), bad_there.get(match.id, _NAN)
+        if any(map(math.isnan, bad)):
+            found.append(None)
+            continue
+        pair = Pair(here.get(slot.id, _NAN), there.get(match.id, _NAN))
+        broken = max(bad) > 0 or math.isinf(pair.here) or math.isinf(pair.there)
+        if broken or not math.isnan(pair.relative):  # a statistic may not apply to a tensor
+            found.append(Ranked(slot, pair, broken))
+    return found
+
+
+def _by_node(rows: list[Ranked | None], graph: Graph, at: Selection) -> dict[str, Ranked]:
+    """Returns for each drawn node the selected tensor of it, or else its first."""
+    owners = {(node, role): name for name, (node, role) in graph.parameters.items()}
+    values: dict[str, Ranked] = {}
+    for row in rows:
+        if row is None:
+            continue
+        slot = row.slot
+        name = owners.get((slot.node, slot.role), slot.node)
+        chosen = (slot.node, slot.role, slot.iteration) == (at.node, at.role, at.iteration)
+        first = slot.iteration == at.iteration and slot.role.startswith("output")
+        if name not in values or chosen:
+            values[name] = row
+        elif first and not _is_selected(values[name].slot, at) and not _leads(values[name], at):
+            values[name] = row
+    return values
+
+
+def _is_selected(slot: Slot, at: Selection) -> bool:
+    return (slot.node, slot.role, slot.iteration) == (at.node, at.role, at.iteration)
+
+
+def _leads(row: Ranked, at: Selection) -> bool:
+    return row.slot.iteration == at.iteration and row.slot.role.startswith("output")
+
+
+def _paint(
+    members: tuple[str, ...], values: Mapping[str, Ranked], scale: Scale
+) -> dict[str, Any] | None:
+    known = [values[name] for name in members if name in values]
+    if not known:
+        return None
+    row = values.get(members[0]) or max(known, key=lambda r: (r.broken, abs(r.pair.relative)))
+    relative = row.pair.relative
+    usable = not row.broken and math.isfinite(relative)
+    text = percent(relative) if usable else "not finite"
+    fill = scale.colour(relative) if usable else GREY
+    return {"fill": fill, "text": text, "hatched": any(r.broken for r in known)}
+
+
+def percent(relative: float) -> str:
+    """Returns a relative difference in percent, with its sign."""
+    text = f"{number(100 * relative, digits=3)} %"
+    return f"+{text}" if relative > 0 else text
+
+
+def _legend(at: Selection, pass_: str, limit: float) -> dict[str, Any]:
+    places = np.linspace(-1, 1, len(SCALE))
+    return {
+        "title": f"difference \u00b7 {pass_label(pass_)} \u00b7 {at.statistic}",
+        "low": percent(-limit),
+        "high": percent(limit),
+        "colors": [signed_colour(float(place)) for place in places],
+        "log": False,
+        "help": "Difference of the statistic over the mean of both magnitudes; orange: larger "
+        "here. The scale is that of this step.",
+    }
+
+
+def _numbers(view: RunView, slot: Slot | None, step: int | None, at: Selection) -> dict[str, float]:
+    if slot is None or step is None:
+        return {}
+    if at.sample is not None and slot.batch_dim is not None:
+        return view.sample_row(slot, step, at.type).line(at.sample)
+    return view.row(step, at.type, at.over).line(slot.id)
+
+
+def _there(view: RunView, at: Selection) -> Selection:
+    """Returns the selection as the other run can show it: not every run has every type."""
+    type_ = at.type if at.type in view.types() else ""
+    sample = at.sample
+    known = sample is None or sample < view.run.sample_count
+    return replace(at, type=type_, batch=at.batch if known else "mean")
+
+
+def _setting(value: Any) -> str:
+    return (
+        "\u2013" if value is None or (np.isscalar(value) and str(value) == "<NA>") else str(value)
+    )

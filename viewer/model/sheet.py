@@ -1,0 +1,269 @@
+"""The recorded values of one tensor as a sheet: a window of cells, a picture of all, a list."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from comgra_decl.errors import ComgraError
+from comgra_decl.viewer.model.numbers import count, shape
+from comgra_decl.viewer.model.runview import RunView, Slot
+from comgra_decl.viewer.model.selection import Selection
+from comgra_decl.viewer.model.slicing import COLOUR, Slicing, slicing_for, taken
+from comgra_decl.viewer.model.unrecorded import Unrecorded, why_unrecorded
+
+ROWS, COLUMNS = 60, 14
+"""Cells of the window that are written out."""
+
+LISTED = 100
+"""Values on one page of the list."""
+
+PIXELS = 10_000
+"""Larger pictures show the largest magnitude of each block of cells."""
+
+PHOTO = 65_536
+"""Larger pictures in colours show every so many pixels."""
+
+_TEXT = 4000  # letters
+
+Cells = NDArray[Any]
+Floats = NDArray[np.float64]
+
+
+@dataclass(frozen=True, slots=True)
+class Dim:
+    """One dim of the recorded values; the samples are the first one of a batched tensor."""
+
+    name: str
+    size: int
+
+
+@dataclass(frozen=True, slots=True)
+class Tensor:
+    """All recorded values of a tensor at a step, or why there are none.
+
+    `values` [*dims] are in their own dtype; `fixed` is the sample that was chosen, if any.
+    """
+
+    values: Cells = field(default_factory=lambda: np.zeros(()))
+    dims: tuple[Dim, ...] = ()
+    fixed: int | None = None
+    picture: bool = False
+    slot: Slot | None = None
+    missing: Unrecorded | None = None
+
+    def slicing(self, text: str) -> Slicing:
+        """Returns what a text of the address means for this tensor."""
+        return slicing_for(text, self.values.shape, fixed=self.fixed, picture=self.picture)
+
+    @property
+    def chosen(self) -> Cells:
+        """The values of the chosen sample [...], or all."""
+        return self.values if self.fixed is None else self.values[self.fixed]
+
+
+@dataclass(frozen=True, slots=True)
+class Window:
+    """A part of the cells: `cells` [rows, columns] begin at `row`, `column` of `total`."""
+
+    cells: Cells
+    row: int
+    column: int
+    total: tuple[int, int]
+
+
+@dataclass(frozen=True, slots=True)
+class Listing:
+    """A page of all values in order: `indices` [k, dims] and `values` [k], from `first` on."""
+
+    indices: NDArray[np.int64]
+    values: Cells
+    first: int
+    total: int
+
+
+@dataclass(frozen=True, slots=True)
+class Picture:
+    """All cells of a slice, `block` of them per pixel; `marks` are those that are not finite.
+
+    `rgba` holds colours (uint32) instead, where a dim is the colour.
+    """
+
+    image: Floats
+    marks: NDArray[np.bool_]
+    limit: float
+    block: tuple[int, int] = (1, 1)
+    rgba: NDArray[np.uint32] | None = None
+
+
+def tensor_of(view: RunView, at: Selection, pass_: str) -> Tensor:
+    """Returns the recorded values of one pass of the selected tensor.
+
+    One that was not recorded in that pass shows its forward values.
+    """
+    slot = slot_of(view, at, pass_)
+    if slot is None or at.step is None:
+        return Tensor(missing=why_unrecorded(view, slot, at))
+    try:
+        values = np.asarray(view.value(slot, at.step, at.type))
+    except ComgraError:
+        return Tensor(slot=slot, missing=why_unrecorded(view, slot, at))
+    names = [f"dim {i}" for i in range(len(slot.shape)) if i != slot.batch_dim]
+    fixed = None
+    if slot.batch_dim is None:
+        values = values[0]  # it counts as one sample
+    else:
+        names.insert(0, "sample")
+        if at.sample is not None and at.sample >= len(values):
+            return Tensor(slot=slot, missing=Unrecorded(f"Sample {at.sample} is not in this step."))
+        fixed = at.sample
+    if values.size == 0:
+        return Tensor(slot=slot, missing=Unrecorded("The tensor is empty at this step."))
+    if len(names) != values.ndim:  # the shape was another one at the first record
+        names = [*names[:1], *(f"dim {i}" for i in range(1, values.ndim))][: values.ndim]
+    dims = tuple(Dim(name, size) for name, size in zip(names, values.shape, strict=True))
+    return Tensor(values, dims, fixed, slot.kind == "input", slot)
+
+
+def slot_of(view: RunView, at: Selection, pass_: str) -> Slot | None:
+    """Returns the slot of one pass of the selected tensor, else of the first pass it has."""
+    passes = view.passes(at.node, at.role, at.iteration)
+    return passes.get(pass_) or passes.get("forward") or next(iter(passes.values()), None)
+
+
+def facts_of(tensor: Tensor) -> str:
+    """Returns what is known of the values: shape, dtype, range, what is not finite."""
+    values = tensor.chosen
+    bad = int((~np.isfinite(real(values))).sum())
+    parts = [shape(values.shape), str(values.dtype), f"{count(values.size)} values"]
+    return " \u00b7 ".join([*parts, *([f"{count(bad)} not finite"] if bad else [])])
+
+
+def window_of(tensor: Tensor, slicing: Slicing, wanted: str) -> Window:
+    """Returns the cells to write out, of colours the first channel; never more than a window."""
+    cells = taken(tensor.values, slicing)
+    cells = cells[..., 0] if cells.ndim == 3 else cells
+    total = cells.shape[0], cells.shape[1]
+    row, column = (
+        max(min(want, size - length), 0)
+        for want, size, length in zip(corner(wanted), total, (ROWS, COLUMNS), strict=True)
+    )
+    return Window(cells[row : row + ROWS, column : column + COLUMNS], row, column, total)
+
+
+def listing_of(tensor: Tensor, order: str, wanted: str, *, whole: bool = False) -> Listing:
+    """Returns a page (or the whole) of all values in order; NaN and infinities come first.
+
+    Args:
+        tensor: What to list.
+        order: "high", "low", "largest" or "smallest" (by magnitude) first; equals by their place.
+        wanted: The first line of the page, as in the address.
+        whole: Whether to list all of them.
+    """
+    values = tensor.chosen
+    flat = real(values).ravel()
+    places = _ordered(flat, order)
+    first = max(min(corner(wanted)[0], len(flat) - LISTED), 0)
+    page = places if whole else places[first : first + LISTED]
+    indices = np.stack(np.unravel_index(page, values.shape), 1) if values.ndim else page[:, None]
+    if tensor.fixed is not None:
+        indices = np.insert(indices, 0, tensor.fixed, 1)
+    return Listing(indices.astype(np.int64), values.ravel()[page], first, len(flat))
+
+
+def picture_of(tensor: Tensor, slicing: Slicing) -> Picture:
+    """Returns the whole slice as a picture that is small enough for a browser."""
+    if COLOUR in slicing.places:
+        return _photo(real(taken(tensor.values, slicing)))
+    cells = real(taken(tensor.values, slicing))
+    block = _block(cells.shape)
+    marks = ~np.isfinite(cells)
+    limit = _limit(cells[~marks])
+    image = _blocks(np.where(marks, 0.0, cells), block)
+    return Picture(image, _blocks(marks, block), limit, block)
+
+
+def text_of(tensor: Tensor) -> str:
+    """Returns the text that bytes of one sample spell, "" where they are none."""
+    values = tensor.chosen
+    if values.dtype != np.uint8 or values.ndim > 1:
+        return ""
+    try:
+        text = values.tobytes().rstrip(b"\0").decode("utf-8")
+    except UnicodeDecodeError:
+        return ""
+    return text[:_TEXT] if all(letter.isprintable() or letter in "\n\t" for letter in text) else ""
+
+
+def corner(text: str) -> tuple[int, int]:
+    """Returns the first row and column that a text of the address asks for; untrusted."""
+    parts = [
+        int(p) if p.isascii() and p.isdecimal() and len(p) < 12 else 0 for p in text.split(",")
+    ]
+    return parts[0], parts[1] if len(parts) > 1 else 0
+
+
+def real(values: Cells) -> Floats:
+    """Returns values as float64; of complex ones their magnitude."""
+    numbers: Floats = np.abs(values) if np.iscomplexobj(values) else values
+    return numbers.astype(np.float64)
+
+
+def _ordered(flat: Floats, order: str) -> NDArray[np.int64]:
+    finite = np.isfinite(flat)
+    key = np.abs(flat) if order in ("largest", "smallest") else flat.copy()
+    key[~finite] = 0.0
+    key = key if order in ("low", "smallest") else -key
+    return np.lexsort((key, finite)).astype(np.int64)
+
+
+def _block(dims: tuple[int, ...]) -> tuple[int, int]:
+    """Returns how many rows and columns share a pixel: the longer side gives way first."""
+    rows, columns = 1, 1
+    while -(-dims[0] // rows) * -(-dims[1] // columns) > PIXELS:
+        if dims[0] / rows >= dims[1] / columns:
+            rows += 1
+        else:
+            columns += 1
+    return rows, columns
+
+
+def _blocks(cells: NDArray[Any], block: tuple[int, int]) -> NDArray[Any]:
+    """Returns of each block the cell of the largest magnitude (of marks: whether there is one)."""
+    if block == (1, 1):
+        return cells
+    (rows, columns), (h, w) = cells.shape, block
+    down, across = -(-rows // h), -(-columns // w)
+    padded = np.zeros((down * h, across * w), cells.dtype)
+    padded[:rows, :columns] = cells
+    parts = padded.reshape(down, h, across, w).transpose(0, 2, 1, 3).reshape(down, across, h * w)
+    largest = np.abs(parts).argmax(-1)
+    return np.take_along_axis(parts, largest[..., None], -1)[..., 0]
+
+
+def _photo(cells: Floats) -> Picture:
+    """Returns colours: bytes as they are, anything else from its lowest to its highest value."""
+    stride = int(np.ceil(np.sqrt(cells.shape[0] * cells.shape[1] / PHOTO)))
+    cells = cells[::stride, ::stride]
+    finite = np.isfinite(cells)
+    known = cells[finite] if finite.any() else np.zeros(1)
+    whole = known.min() >= 0 and known.max() > 1.5 and known.max() <= 255
+    low, high = (0.0, 255.0) if whole else (float(known.min()), float(known.max()))
+    scaled = np.where(finite, cells - low, 0.0) / ((high - low) or 1.0) * 255
+    rgba = np.empty((*cells.shape[:2], 4), np.uint8)
+    rgba[..., :3] = np.clip(np.rint(scaled), 0, 255)
+    rgba[..., 3] = 255
+    marks = ~finite.all(-1)
+    image = np.zeros(cells.shape[:2])
+    return Picture(image, marks, 1.0, (stride, stride), rgba.view(np.uint32)[..., 0])
+
+
+def _limit(finite: Floats) -> float:
+    """Returns a magnitude that only the outermost half percent of the values exceeds."""
+    if not len(finite):
+        return 1.0
+    sizes = np.abs(finite)
+    return float(np.quantile(sizes, 0.995)) or float(sizes.max()) or 1.0

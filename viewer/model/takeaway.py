@@ -1,0 +1,70 @@
+"""Raw values as files and as text for a spreadsheet."""
+
+from __future__ import annotations
+
+import csv
+import io
+import re
+from collections.abc import Iterable
+
+import numpy as np
+from numpy.typing import NDArray
+
+from comgra_decl.viewer.model.selection import Selection
+from comgra_decl.viewer.model.sheet import Tensor, Window, listing_of, real
+from comgra_decl.viewer.model.slicing import Slicing, taken
+
+
+def csv_of(tensor: Tensor, slicing: Slicing, order: str) -> bytes:
+    """Returns the whole slice with the numbers of its rows and columns, or the whole list.
+
+    Each number in as few digits as tell it from its neighbours in its dtype.
+    """
+    if order:
+        listing = listing_of(tensor, order, "0", whole=True)
+        lines = (
+            [*map(str, index), text]
+            for index, text in zip(listing.indices.tolist(), _texts(listing.values), strict=True)
+        )
+        return _written([*(dim.name for dim in tensor.dims), "value"], lines)
+    cells = taken(tensor.values, slicing)
+    flat = cells.reshape(len(cells), -1)  # three colours side by side
+    lines = ([str(row), *_texts(part)] for row, part in enumerate(flat))
+    return _written(["", *map(str, range(flat.shape[1]))], lines)
+
+
+def npy_of(tensor: Tensor) -> bytes:
+    """Returns the values of the chosen sample, or of all, as `numpy.load` reads them.
+
+    In their own dtype; those that numpy does not know (bfloat16, float8) as float32, exactly.
+    """
+    values = tensor.chosen
+    own = values.dtype.kind in "biufc"
+    file = io.BytesIO()
+    np.save(file, values if own else real(values).astype(np.float32), allow_pickle=False)
+    return file.getvalue()
+
+
+def tabbed(window: Window) -> bytes:
+    """Returns the cells of a window as a spreadsheet takes them from the clipboard."""
+    return "\n".join("\t".join(_texts(row)) for row in window.cells).encode()
+
+
+def file_name(at: Selection, tensor: Tensor, ending: str) -> str:
+    """Returns a name that tells tensor, step and sample, in letters that every system takes."""
+    pass_ = "forward" if tensor.slot is None else tensor.slot.pass_
+    parts = [at.node, at.role, pass_, f"step{at.step}"]
+    parts += [] if tensor.fixed is None else [f"sample{tensor.fixed}"]
+    return re.sub(r"[^A-Za-z0-9._-]+", "_", "-".join(parts))[:150] + ending
+
+
+def _texts(values: NDArray[np.generic]) -> list[str]:
+    return [str(value) for value in values]
+
+
+def _written(head: list[str], lines: Iterable[list[str]]) -> bytes:
+    out = io.StringIO()
+    writer = csv.writer(out, lineterminator="\n")
+    writer.writerow(head)
+    writer.writerows(lines)
+    return out.getvalue().encode()

@@ -1,0 +1,59 @@
+"""Why a tensor has no values at a step, and what in the spec would record them."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from math import isnan, nan, prod
+
+from comgra_decl.viewer.model.numbers import count
+from comgra_decl.viewer.model.runview import RunView, Slot
+from comgra_decl.viewer.model.selection import Selection
+
+
+@dataclass(frozen=True, slots=True)
+class Unrecorded:
+    """What is the matter, and the lines of the spec that would change it ("" if none would)."""
+
+    reason: str
+    spec: str = ""
+
+
+def why_unrecorded(view: RunView, slot: Slot | None, at: Selection) -> Unrecorded:
+    """Says why there are no values of `slot` at the selected step."""
+    if at.step is None:
+        return Unrecorded("There is no record yet.")
+    if slot is None:
+        return Unrecorded("This tensor was not recorded.")
+    dims = [n for i, n in enumerate(slot.shape) if i != slot.batch_dim]
+    elements, limit = prod(dims), view.run.spec.values.max_elements
+    if elements > limit:
+        each = "" if slot.batch_dim is None else " per sample"
+        return Unrecorded(
+            f"{count(elements)} values{each} are more than the spec keeps ({count(limit)}).",
+            f"values: {{max_elements: {elements}}}",
+        )
+    known = view.row(at.step, at.type, "mean").line(slot.id).get("nonfinite", nan)
+    if isnan(known):
+        return Unrecorded(f"This tensor was not recorded at step {at.step}.")
+    return Unrecorded("The spec did not ask for the values of this tensor.", asking(view, slot))
+
+
+def asking(view: RunView, slot: Slot) -> str:
+    """Returns the entry of a spec that records the values of a slot."""
+    paths = [m.get("path") for m in view.run.modules if m.get("node") == slot.node]
+    capture = _capture(slot)
+    if paths and paths[0]:
+        select, name = f'"{paths[0]}"', str(paths[0]).rpartition(".")[2]
+    else:
+        select, name = "...", "mine"  # as in the entry that has selected it
+    return f"nodes:\n  {name}_values: {{select: {select}, capture: [{capture}], values: true}}"
+
+
+def _capture(slot: Slot) -> str:
+    if slot.kind == "parameter":
+        forward = "parameter"
+    else:
+        forward = "input" if slot.role.startswith("input") else "output"
+    if slot.pass_ == "forward":
+        return forward
+    return f"{forward}_grad" if slot.pass_.startswith("grad") else slot.pass_

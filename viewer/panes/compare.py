@@ -1,0 +1,165 @@
+"""Two runs, or two steps of one run: series, statistics, the tensors that differ most, settings."""
+
+from __future__ import annotations
+
+from typing import Any, ClassVar
+
+import panel as pn
+
+from comgra_decl.viewer.components.base import Message
+from comgra_decl.viewer.components.chooser import Chooser
+from comgra_decl.viewer.model.catalogue import RunEntry
+from comgra_decl.viewer.model.choices import Field, Groups, Option
+from comgra_decl.viewer.model.compare import (
+    counterpart,
+    overlay_of,
+    ranking_of,
+    settings_of,
+    shape_note,
+    statistics_of,
+)
+from comgra_decl.viewer.model.other import Other
+from comgra_decl.viewer.model.runview import Slot
+from comgra_decl.viewer.model.selection import nearest
+from comgra_decl.viewer.model.sheet import slot_of
+from comgra_decl.viewer.model.sheet_choices import pass_field
+from comgra_decl.viewer.panes.base import TENSOR, Act, Pane, Shown, html_view
+from comgra_decl.viewer.panes.compare_figure import OverlayFigure
+from comgra_decl.viewer.panes.compare_html import ranking_html, settings_html, statistics_html
+from comgra_decl.viewer.panes.selectors import plain_field
+from comgra_decl.viewer.panes.sheet import NARROW
+
+_GRID = """
+:host {
+  box-sizing: border-box; display: grid !important; gap: 0 14px; padding: 8px 14px;
+  grid-template-columns: 190px minmax(220px, 3fr) minmax(280px, 3fr) minmax(260px, 3fr);
+  grid-template-rows: minmax(0, 1fr);
+}
+.choices, .table { contain: size; min-height: 0; min-width: 0; overflow: auto; }
+.scroll-button { display: none !important; }
+"""
+_AXES = (Option("recorded", "as recorded"), Option("relative", "\u00f7 start"))
+
+
+class ComparePane(Pane):
+    """The run and step on screen, against another run or another step."""
+
+    reads: ClassVar = TENSOR | {
+        "step", "batch", "statistic", "pass_", "scale", "axis", "other", "other_step",
+        "other_revision", "section",
+    }  # fmt: skip
+
+    def __init__(self, act: Act, runs: Any) -> None:
+        self._runs = runs
+        super().__init__(act)
+
+    def build(self) -> Any:
+        """Makes the choices, the figure and both tables."""
+        self._shown: Shown | None = None
+        self.choices = Chooser(sizing_mode="stretch_both", margin=0, stylesheets=[NARROW])
+        self.choices.css_classes = ["choices"]
+        self.choices.on_message(self._choose)
+        self.figure = OverlayFigure(self._jump)
+        self.table = html_view(sizing_mode="stretch_both", css_classes=["table"])
+        self.table.on_message(lambda message: self._select(message))
+        self.nodes = html_view(sizing_mode="stretch_both", css_classes=["table"])
+        self.nodes.on_message(lambda message: self._select(message))
+        return pn.Column(
+            self.choices, self.figure.panel, self.table, self.nodes, sizing_mode="stretch_both",
+            margin=0, stylesheets=[_GRID],
+        )  # fmt: skip
+
+    def components(self) -> list[Any]:
+        """Choices and lines answer to clicks."""
+        return [self.choices, self.table, self.nodes]
+
+    def update(self, shown: Shown) -> None:
+        """Compares anew; what is the same on screen is not sent again."""
+        self._shown = shown
+        other = shown.other
+        if other is None:
+            return  # another section is on screen
+        at, view = shown.at, shown.view
+        slot = slot_of(view, at, shown.pass_)
+        self._offer(shown, other)
+        self._compare_tensor(shown, other, slot)
+        pass_ = shown.pass_ if slot is None else slot.pass_
+        ranking = ranking_of(view, other, at, pass_)
+        settings = settings_of(view, other)
+        same = other.view is view
+        content, tokens = ranking_html(ranking, at, other)
+        self.nodes.param.update(html=content + settings_html(settings, same=same), tokens=tokens)
+
+    def _compare_tensor(self, shown: Shown, other: Other, slot: Slot | None) -> None:
+        at, view = shown.at, shown.view
+        overlay = overlay_of(view, slot, other, at, relative=shown.axis == "relative")
+        self.figure.draw(overlay, other, at=at, log=shown.scale == "log", axis=shown.axis)
+        match = None if other.view is None else counterpart(other.view, slot)
+        rows = statistics_of(view, slot, other, at)
+        note = other.problem or shape_note(slot, match)
+        if other.view is not None and match is None and not note:
+            note = "The other run has no such tensor."
+        content, tokens = statistics_html(rows, at, other, slot=slot, note=note)
+        self.table.param.update(html=content, tokens=tokens)
+
+    def _offer(self, shown: Shown, other: Other) -> None:
+        groups = _choices(shown, other, self._runs())
+        plain = [{"title": t, "fields": [plain_field(f) for f in fields]} for t, fields in groups]
+        if plain != self.choices.groups:
+            self.choices.groups = plain
+
+    def _choose(self, message: Message) -> None:
+        ((name, value),) = message.items()
+        if name == "other":
+            self.act(other=value, other_step=None)
+        elif name == "other_step":
+            self.act(other_step=int(value))
+        elif name == "pin":
+            self._pin(value)
+        else:
+            self.act(**{name: value})
+
+    def _pin(self, what: str) -> None:
+        assert self._shown is not None
+        if what == "free":
+            self.act(other_step=None)
+        elif what == "pin":
+            self.act(other_step=self._shown.at.step)
+        else:
+            self.act(colour="difference")
+
+    def _jump(self, x: float) -> None:
+        if self._shown is not None:
+            steps = self._shown.view.steps(self._shown.at.type)
+            self.act(step=nearest(steps, round(x)), follow=False)
+
+    def _select(self, message: Message) -> None:
+        kind, _, rest = message["send"].partition(":")
+        if kind == "statistic":
+            self.act(statistic=rest)
+        elif self._shown is not None:
+            slot = self._shown.view.slots[int(rest)]
+            self.act(node=slot.node, role=slot.role, iteration=slot.iteration)
+
+
+def _choices(shown: Shown, other: Other, runs: tuple[RunEntry, ...]) -> Groups:
+    own = Option("", "this run, other step")
+    others = [Option(run.name, run.label, run.group) for run in runs if run.readable]
+    with_ = Field("other", "Compare with", other.run, (own, *others), "Another run, or this one")
+    fields = [with_]
+    if other.view is not None and other.step is not None:
+        steps = other.view.steps(shown.at.type if shown.at.type in other.view.types() else "")
+        fields.append(Field("other_step", "at step", str(other.step), (), "Of the other side",
+                            "number", int(steps[0]), int(steps[-1])))  # fmt: skip
+    free = "first step" if not other.run else "same step"
+    pins = (Option("pin", "this step"), Option("free", free))
+    fields.append(Field("pin", "Set it to", "", pins, "The other side stays at a step, or moves "
+                        "along", "actions"))  # fmt: skip
+    axis = Field("axis", "Series", shown.axis, _AXES, "Divided by their first value", "buttons")
+    paint = (Option("paint", "Paint the graph"),)
+    drawn = (
+        pass_field(shown.view, shown.at, shown.pass_),
+        axis,
+        Field("pin", "Difference", "", paint, "Colours the graph by the difference", "actions"),
+    )
+    return (("Other side", tuple(fields)), ("Shown", drawn))

@@ -1,0 +1,94 @@
+"""The same series of two runs over the same axes."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+from bokeh.models import ColumnDataSource
+from bokeh.models.annotations import Legend, LegendItem, Span
+
+from comgra_decl.viewer.model.compare import Overlay
+from comgra_decl.viewer.model.other import Other
+from comgra_decl.viewer.model.selection import Selection
+from comgra_decl.viewer.model.series import Curve
+from comgra_decl.viewer.palette import BLUE, ORANGE
+from comgra_decl.viewer.panes.figures import Frame
+
+_COLUMNS = ("x", "y", "value", "side")
+_SIDES = (("here", BLUE), ("there", ORANGE))
+
+
+class OverlayFigure:
+    """A figure with a line per side and a mark at the step of each; a click jumps to a step."""
+
+    def __init__(self, jump: Callable[[float], None]) -> None:
+        tooltips = [("", "@side"), ("step", "@x"), ("value", "@value{0.0000e}")]
+        self.frame = Frame(tooltips=tooltips)
+        self.sources = [ColumnDataSource({name: [] for name in _COLUMNS}) for _ in _SIDES]
+        fig: Any = self.frame.figure
+        fig.hover.renderers, items = [], []
+        for (side, colour), source in zip(_SIDES, self.sources, strict=True):
+            dash = "solid" if side == "here" else [6, 3]
+            line = fig.line("x", "y", source=source, line_color=colour, line_width=1.7,
+                            line_dash=dash)  # fmt: skip
+            dots = fig.scatter("x", "y", source=source, size=4, color=colour)
+            fig.hover.renderers = [*fig.hover.renderers, dots]
+            items.append(LegendItem(label=side, renderers=[line]))
+        self._legend: Any = Legend(
+            items=items, orientation="horizontal", border_line_color=None, background_fill_alpha=0,
+            label_text_font_size="11px", location="top_right", label_text_color="#8a93a6",
+        )  # fmt: skip
+        fig.add_layout(self._legend)
+        self.there = Span(location=0, dimension="height", line_color=ORANGE, line_width=1.5,
+                          line_dash=[5, 3], level="overlay", visible=False)  # fmt: skip
+        fig.add_layout(self.there)
+        self.frame.on_tap(lambda x, _: jump(x))
+        self.panel = self.frame.pane()
+
+    def draw(self, overlay: Overlay, other: Other, *, at: Selection, log: bool, axis: str) -> None:
+        """Shows both series and both steps."""
+        lines = [overlay.here, overlay.there]
+        drawn = [None if line is None else line.logarithmic() if log else line for line in lines]
+        for source, line, raw, (side, _) in zip(self.sources, drawn, lines, _SIDES, strict=True):
+            data = _data(line, raw, side)
+            if not _same(data, source.data):
+                source.data = data
+        known = [line for line in drawn if line is not None and len(line.steps)]
+        self._legend.visible = overlay.there is not None
+        self.frame.set_log(log)
+        self.frame.title = at.statistic + (" \u00f7 its start" if axis == "relative" else "")
+        if known:
+            low = min(float(line.steps[0]) for line in known)
+            high = max(float(line.steps[-1]) for line in known)
+            air = (high - low) * 0.015 or 0.5
+            y = _joined(known) if log else overlay.bounds
+            self.frame.show(x=(low - air, high + air), y=y)
+        missing = [line.missing for line in drawn if line is not None]
+        self.frame.say(overlay.here.missing if len(known) == 0 else "")
+        said = next((text for text in missing if text), "") if known else ""
+        self.frame.label(said)
+        self.frame.mark_step(at.step)
+        apart = other.step is not None and (other.step != at.step)
+        self.there.update(location=other.step or 0, visible=apart)
+
+
+def _data(line: Curve | None, raw: Curve | None, side: str) -> dict[str, Any]:
+    if line is None or raw is None:
+        return {name: [] for name in _COLUMNS}
+    return {
+        "x": line.steps,
+        "y": line.values,
+        "value": raw.values,
+        "side": [side] * len(line.steps),
+    }
+
+
+def _same(data: dict[str, Any], shown: dict[str, Any]) -> bool:
+    """Whether the lines are on screen already, so that a new step sends nothing."""
+    return all(np.array_equal(data[k], shown[k], equal_nan=True) for k in ("x", "y", "value"))
+
+
+def _joined(lines: list[Curve]) -> tuple[float, float]:
+    return min(line.bounds[0] for line in lines), max(line.bounds[1] for line in lines)

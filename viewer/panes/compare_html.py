@@ -1,0 +1,127 @@
+"""Comparisons as tables."""
+
+from __future__ import annotations
+
+import html
+import math
+
+from comgra_decl.viewer.model.compare import Pair, Ranked, Ranking, percent
+from comgra_decl.viewer.model.numbers import MISSING, count, number, signed
+from comgra_decl.viewer.model.other import Other
+from comgra_decl.viewer.model.runview import Slot
+from comgra_decl.viewer.model.selection import Selection
+from comgra_decl.viewer.model.words import pass_label
+
+_NAMED = 12  # nodes that are listed by name
+_LONG = 120  # letters of a setting
+
+
+def statistics_html(
+    rows: list[tuple[str, Pair]], at: Selection, other: Other, *, slot: Slot | None, note: str
+) -> tuple[str, list[str]]:
+    """Returns the table of both sides, and what it may send."""
+    chips = [] if slot is None else [slot.role, pass_label(slot.pass_)]
+    parts = "".join(f'<span class="chip">{_e(chip)}</span>' for chip in chips)
+    where = other.run.rpartition("/")[2] if other.run else "this run"
+    lines = "".join(_statistic_line(name, pair, at) for name, pair in rows)
+    body = (
+        f'<div class="node-title" data-step="{at.step}" data-other="{other.step}">'
+        f"<h2>{_e(at.node)}</h2>{parts}</div>"
+        f'<p class="note">here: step {at.step} \u00b7 there: {_e(where)}, step {other.step}</p>'
+        + (f'<p class="note warn">{_e(note)}</p>' if note else "")
+    )
+    if rows:
+        body += (
+            '<table class="stats"><thead><tr><th>statistic</th>'
+            '<th class="here">here</th><th class="there">there</th>'
+            '<th>difference</th><th title="here over there">ratio</th></tr></thead>'
+            f"<tbody>{lines}</tbody></table>"
+        )
+    return body, [f"statistic:{name}" for name, _ in rows]
+
+
+def ranking_html(ranking: Ranking, at: Selection, other: Other) -> tuple[str, list[str]]:
+    """Returns the tensors that differ most and the nodes of one run alone, and what it may send."""
+    lines = "".join(_ranked_line(row, at) for row in ranking.rows)
+    shown = f"{len(ranking.rows)} of " if ranking.compared > len(ranking.rows) else ""
+    note = f"{shown}{count(ranking.compared)} compared"
+    if ranking.absent:
+        note += f", {count(ranking.absent)} not recorded at both steps"
+    content = (
+        f"<h2>Largest difference of {_e(at.statistic)}</h2>"
+        '<p class="note" title="difference over the mean of both magnitudes; at most 200 %">'
+        f"{note}</p>"
+    )
+    if lines:
+        content += (
+            '<table class="ranking"><thead><tr><th>tensor</th><th class="here">here</th>'
+            f'<th class="there">there</th><th>relative</th></tr></thead><tbody>{lines}</tbody></table>'
+        )
+    content += _alone("Only here", ranking.only_here) + _alone("Only there", ranking.only_there)
+    return content, [f"slot:{row.slot.id}" for row in ranking.rows]
+
+
+def settings_html(settings: list[tuple[str, str, str]], *, same: bool) -> str:
+    """Returns the settings in which both runs differ."""
+    if same:
+        return ""
+    if not settings:
+        return "<h3>Settings</h3><p class='note'>Spec and configuration are the same.</p>"
+    lines = "".join(
+        f"<tr><td>{_e(key)}</td>{_value(here)}{_value(there)}</tr>" for key, here, there in settings
+    )
+    return (
+        '<h3>Settings that differ</h3><table class="settings"><thead><tr><th>setting</th>'
+        f'<th class="here">here</th><th class="there">there</th></tr></thead><tbody>{lines}</tbody>'
+        "</table>"
+    )
+
+
+def _statistic_line(name: str, pair: Pair, at: Selection) -> str:
+    mark = ' class="chosen" aria-selected="true"' if name == at.statistic else ""
+    there = math.isfinite(pair.difference)
+    return (
+        f'<tr{mark} tabindex="0" data-send="statistic:{_e(name)}"><td>{_e(name)}</td>'
+        f"{_number(pair.here, known=pair.recorded[0])}{_number(pair.there, known=pair.recorded[1])}"
+        f"<td>{signed(pair.difference) if there else MISSING}</td>"
+        f"<td>{number(pair.ratio, digits=3) if math.isfinite(pair.ratio) else MISSING}</td></tr>"
+    )
+
+
+def _ranked_line(row: Ranked, at: Selection) -> str:
+    slot, pair = row.slot, row.pair
+    chosen = (slot.node, slot.role, slot.iteration) == (at.node, at.role, at.iteration)
+    mark = ' class="chosen" aria-selected="true"' if chosen else ""
+    iteration = f" [{slot.iteration}]" if slot.iteration else ""
+    relative = (
+        '<td class="broken">not finite</td>' if row.broken else f"<td>{percent(pair.relative)}</td>"
+    )
+    return (
+        f'<tr{mark} tabindex="0" data-send="slot:{slot.id}">'
+        f'<td>{_e(slot.node)} <span class="soft">{_e(slot.role + iteration)}</span></td>'
+        f"{_number(pair.here, digits=3)}{_number(pair.there, digits=3)}{relative}</tr>"
+    )
+
+
+def _number(value: float, *, digits: int = 4, known: bool = True) -> str:
+    if not known:
+        return f'<td class="missing">{MISSING}</td>'
+    kind = "" if math.isfinite(value) else ' class="broken"'
+    return f"<td{kind}>{number(value, digits=digits)}</td>"
+
+
+def _alone(title: str, nodes: tuple[str, ...]) -> str:
+    if not nodes:
+        return ""
+    rest = len(nodes) - _NAMED
+    named = ", ".join(nodes[:_NAMED]) + (f" and {count(rest)} more" if rest > 0 else "")
+    return f'<h3>{title}: {count(len(nodes))}</h3><p class="note">{_e(named)}</p>'
+
+
+def _value(text: str) -> str:
+    short = text if len(text) <= _LONG else f"{text[:_LONG]}\u2026"
+    return f'<td title="{_e(text)}">{_e(short)}</td>'
+
+
+def _e(text: str) -> str:
+    return html.escape(text)

@@ -1,0 +1,133 @@
+"""The user's own views, each with its own place and its own errors."""
+
+from __future__ import annotations
+
+import html
+import logging
+import traceback
+from typing import Any, ClassVar
+
+import panel as pn
+
+from comgra_decl.errors import ComgraError
+from comgra_decl.viewer.custom import Look, View, ViewsFile
+from comgra_decl.viewer.panes.base import Act, Pane, Shown, html_view
+from comgra_decl.viewer.state import SELECTION
+
+_LOG = logging.getLogger(__name__)
+_GRID = """
+:host { align-content: flex-start; display: flex !important; flex-flow: row wrap !important; gap: 10px 20px; }
+.scroll-button { display: none !important; }
+"""
+_NONE = (
+    '<div class="notice"><h2>No views yet</h2>'
+    "<p>The function <code>views</code> returned none.</p></div>"
+)
+
+
+class CustomPane(Pane):
+    """A card per view of the file."""
+
+    reads: ClassVar = frozenset({*SELECTION, "run", "revision", "views"})
+    sizing: ClassVar = "stretch_width"
+
+    def __init__(self, act: Act, file: ViewsFile) -> None:
+        self._file = file
+        self._version = -1
+        self._cards: list[_Card] = []
+        super().__init__(act)
+
+    def build(self) -> Any:
+        """Makes the place for the cards and for an error of the file as a whole."""
+        self._trouble = html_view(visible=False)
+        self._grid = pn.Column(sizing_mode="stretch_width", margin=0, stylesheets=[_GRID])
+        return pn.Column(self._trouble, self._grid, sizing_mode="stretch_width", margin=0)
+
+    def update(self, shown: Shown) -> None:
+        """Makes the cards anew if the file was read again; updates those that read a change."""
+        if self._file.version != self._version:
+            self._version = self._file.version
+            self._take(self._file)
+        look = look_of(shown, self.act)
+        for card in self._cards:
+            card.update(look, shown.view.revision)
+
+    def _take(self, file: ViewsFile) -> None:
+        problem = file.problem
+        if problem is not None:
+            self._trouble.html = trouble_card(f"{file.path.name} could not be read", problem)
+        elif not file.views:
+            self._trouble.html = _NONE
+        self._trouble.visible = problem is not None or not file.views
+        if problem is None:  # what worked stays while the file is being edited
+            self._cards = [_Card(view) for view in file.views]
+            self._grid.objects = [card.panel for card in self._cards]
+
+
+class _Card:
+    """One view: its title, what it shows, and what went wrong instead."""
+
+    def __init__(self, view: View) -> None:
+        self._view = view
+        self._key: object = None
+        self._content: Any = None
+        self._trouble = html_view(visible=False)
+        self._place = pn.Column(sizing_mode="stretch_width", margin=0)
+        title = html_view()
+        title.html = f"<h2>{html.escape(view.name)}</h2>"
+        self.panel = pn.Column(
+            title, self._trouble, self._place, margin=0, styles={"flex": "1 1 420px"},
+            css_classes=["custom-view"], min_width=320,
+        )  # fmt: skip
+
+    def update(self, look: Look, revision: int) -> None:
+        """Updates if something that the view reads has changed."""
+        key = (look.run, revision if "run" in self._view.reads else 0,
+               *(getattr(look, name) for name in sorted(self._view.reads)))  # fmt: skip
+        if key == self._key:
+            return
+        self._key = key
+        try:
+            self._draw(look)
+        except Exception as error:  # noqa: BLE001 - it is the user's code; it is shown to them
+            _LOG.warning("the view %r failed: %r", self._view.name, error)
+            self._content = None
+            self._trouble.html = trouble_card(f"{self._view.name} failed", error)
+            self._trouble.visible, self._place.visible = True, False
+        else:
+            self._trouble.visible, self._place.visible = False, True
+
+    def _draw(self, look: Look) -> None:
+        if self._content is not None and self._view.update is not None:
+            self._view.update(self._content, look)
+            return
+        self._content = self._view.build(look)
+        self._place.objects = [pn.panel(self._content, sizing_mode="stretch_width")]
+
+
+def look_of(shown: Shown, act: Act) -> Look:
+    """Returns what a view of the user's is told."""
+    at = shown.at
+    return Look(
+        run=shown.view.run, step=at.step, type=at.type, node=at.node, role=at.role,
+        iteration=at.iteration, gradient=at.gradient, batch=at.batch, statistic=at.statistic,
+        select=act,
+    )  # fmt: skip
+
+
+def trouble_card(title: str, error: BaseException) -> str:
+    """Returns an error of the user's file with its traceback, from their own lines on."""
+    text = str(error) or type(error).__name__
+    if not isinstance(error, ComgraError):
+        trace = error.__traceback__
+        while trace is not None and trace.tb_next is not None and _is_ours(trace):
+            trace = trace.tb_next
+        text = "".join(traceback.format_exception(type(error), error, trace))
+    return (
+        f'<div class="notice bad wide"><h2>{html.escape(title)}</h2>'
+        f"<pre>{html.escape(text)}</pre></div>"
+    )
+
+
+def _is_ours(trace: Any) -> bool:
+    return trace.tb_frame.f_code.co_filename.endswith(("viewer/custom.py", "panes/custom.py"))

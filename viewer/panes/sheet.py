@@ -1,0 +1,178 @@
+"""The raw values of the selected tensor: a picture, a window of cells or a list, files."""
+
+from __future__ import annotations
+
+import html
+from typing import Any, ClassVar
+
+import panel as pn
+
+from comgra_decl.viewer.components.base import Message
+from comgra_decl.viewer.components.chooser import Chooser
+from comgra_decl.viewer.model.runview import RunView
+from comgra_decl.viewer.model.sheet import (
+    Tensor,
+    facts_of,
+    listing_of,
+    picture_of,
+    tensor_of,
+    text_of,
+    window_of,
+)
+from comgra_decl.viewer.model.sheet_choices import sample_of, sheet_choices
+from comgra_decl.viewer.model.slicing import COLUMNS, ROWS, Slicing
+from comgra_decl.viewer.model.takeaway import csv_of, file_name, npy_of, tabbed
+from comgra_decl.viewer.model.words import pass_label
+from comgra_decl.viewer.panes.base import TENSOR, Pane, Shown, html_view
+from comgra_decl.viewer.panes.selectors import plain_field
+from comgra_decl.viewer.panes.sheet_html import listing_html, missing_html, text_html, window_html
+from comgra_decl.viewer.panes.sheet_picture import SheetPicture
+
+_GRID = """
+:host {
+  box-sizing: border-box; display: grid !important; gap: 0 14px; padding: 8px 14px;
+  grid-template-columns: 190px minmax(220px, 2fr) minmax(320px, 3fr);
+  grid-template-rows: minmax(0, 1fr);
+}
+.choices, .cells { contain: size; min-height: 0; min-width: 0; overflow: auto; }
+.scroll-button { display: none !important; }
+"""
+NARROW = """
+.chooser { padding: 0 8px 8px 0 !important; }
+section { padding: 0 0 4px !important; }
+section + section { padding-top: 8px !important; }
+"""
+
+
+class SheetPane(Pane):
+    """What is chosen on the left, all of the slice as a picture, the exact numbers on the right."""
+
+    reads: ClassVar = TENSOR | {"step", "batch", "pass_", "slicing", "order", "window"}
+
+    def build(self) -> Any:
+        """Makes the choices, the figure and the table."""
+        self._shown: Shown | None = None
+        self._tensor = Tensor()
+        self._slicing = Slicing(())
+        self._key: object = None
+        self.choices = Chooser(sizing_mode="stretch_both", margin=0, stylesheets=[NARROW])
+        self.choices.css_classes = ["choices"]
+        self.choices.on_message(self._choose)
+        self.picture = SheetPicture(self._look_at)
+        self.view = html_view(sizing_mode="stretch_both", css_classes=["cells"])
+        self.view.on_message(self._on_message)
+        return pn.Column(
+            self.choices, self.picture.panel, self.view, sizing_mode="stretch_both", margin=0,
+            stylesheets=[_GRID],
+        )  # fmt: skip
+
+    def components(self) -> list[Any]:
+        """Choices and cells answer to clicks."""
+        return [self.choices, self.view]
+
+    def update(self, shown: Shown) -> None:
+        """Reads the tensor if it is another one; draws the slice and the window."""
+        at = shown.at
+        self._shown = shown
+        key = (shown.view, shown.view.revision, at, shown.pass_)
+        if key != self._key:
+            self._tensor = tensor_of(shown.view, at, shown.pass_)
+            self._key = key
+        tensor = self._tensor
+        self._slicing = tensor.slicing(shown.slicing)
+        self._offer(shown.view)
+        if tensor.missing is not None:
+            self.picture.clear()
+            self._write(f"{_title(shown, tensor)}{missing_html(tensor.missing)}", [])
+            return
+        if shown.order:
+            page = listing_of(tensor, shown.order, shown.window)
+            body, tokens = listing_html(page, tensor.dims)
+        else:
+            body, tokens = window_html(window_of(tensor, self._slicing, shown.window), self._axes())
+        self.picture.show(picture_of(tensor, self._slicing), key=(key, self._slicing))
+        self.picture.label(*self._axes())
+        self.picture.frame_window(window_of(tensor, self._slicing, shown.window), shown.order == "")
+        self._write(_title(shown, tensor) + text_html(text_of(tensor)) + body, tokens)
+
+    def _write(self, content: str, tokens: list[str]) -> None:
+        self.view.param.update(html=content, tokens=tokens)
+
+    def _offer(self, view: RunView) -> None:
+        assert self._shown is not None
+        groups = sheet_choices(
+            view, self._shown.at, self._tensor,
+            slicing=self._slicing, order=self._shown.order, pass_=self._shown.pass_,
+        )  # fmt: skip
+        plain = [{"title": t, "fields": [plain_field(f) for f in fields]} for t, fields in groups]
+        if plain != self.choices.groups:
+            self.choices.groups = plain
+
+    def _axes(self) -> tuple[str, str]:
+        """Returns what rows and columns are called."""
+        dims = (self._slicing.dim(ROWS), self._slicing.dim(COLUMNS))
+        down, across = ("" if i is None else self._tensor.dims[i].name for i in dims)
+        return down, across
+
+    def _look_at(self, row: int, column: int) -> None:
+        self.act(window=f"{max(row, 0)},{max(column, 0)}", order="")
+
+    def _on_message(self, message: Message) -> None:
+        kind, _, rest = message["send"].partition(":")
+        if kind == "window":
+            self.act(window=rest)
+        else:
+            self._show_cell([int(i) for i in rest.split(",")])
+
+    def _show_cell(self, index: list[int]) -> None:
+        """Shows the table around an element of the list."""
+        slicing, corner = self._slicing, [0, 0]
+        for dim, i in enumerate(index):
+            place = slicing.places[dim]
+            if place in (ROWS, COLUMNS):
+                corner[place == COLUMNS] = max(i - 3, 0)
+            elif not isinstance(place, str):
+                slicing = slicing.put(dim, i)
+        self.act(slicing=slicing.text, window=f"{corner[0]},{corner[1]}", order="")
+
+    def _choose(self, message: Message) -> None:
+        ((name, value),) = message.items()
+        kind, _, dim = name.partition(":")
+        if kind == "file":
+            self._hand_over(value)
+        elif kind == "sample":
+            self.act(batch=sample_of(value))
+        elif kind in ("place", "index"):
+            place = 0 if value == "index" else int(value) if kind == "index" else value
+            self.act(slicing=self._slicing.put(int(dim), place).text, window="")
+        else:
+            self.act(**{name: value}, **({"window": ""} if kind == "order" else {}))
+
+    def _hand_over(self, what: str) -> None:
+        assert self._shown is not None
+        shown, tensor = self._shown, self._tensor
+        if what == "copy":
+            window = window_of(tensor, self._slicing, shown.window)
+            listing = csv_of(tensor, self._slicing, shown.order).replace(b",", b"\t")
+            content = listing if shown.order else tabbed(window)
+            self.choices.hand_over("", content, kind="text/plain")
+        elif what == "csv":
+            content = csv_of(tensor, self._slicing, shown.order)
+            self.choices.hand_over(file_name(shown.at, tensor, ".csv"), content, kind="text/csv")
+        else:
+            name = file_name(shown.at, tensor, ".npy")
+            self.choices.hand_over(name, npy_of(tensor), kind="application/octet-stream")
+
+
+def _title(shown: Shown, tensor: Tensor) -> str:
+    at = shown.at
+    pass_ = pass_label(tensor.slot.pass_) if tensor.slot is not None else ""
+    sample = [] if tensor.fixed is None else [f"sample {tensor.fixed}"]
+    facts = [] if tensor.missing is not None else [facts_of(tensor)]
+    chips = "".join(
+        f'<span class="chip">{html.escape(text)}</span>'
+        for text in (at.role, pass_, f"step {at.step}", *sample, *facts)
+        if text
+    )
+    name = html.escape(at.node)
+    return f'<div class="node-title" data-step="{at.step}"><h2>{name}</h2>{chips}</div>'

@@ -1,0 +1,125 @@
+"""Raw values as tables."""
+
+from __future__ import annotations
+
+import html
+import math
+from typing import Any
+
+from comgra_decl.viewer.model.numbers import count, number
+from comgra_decl.viewer.model.sheet import COLUMNS, LISTED, ROWS, Dim, Listing, Window
+from comgra_decl.viewer.model.unrecorded import Unrecorded
+
+_DIGITS = 6
+
+
+def window_html(window: Window, axes: tuple[str, str]) -> tuple[str, list[str]]:
+    """Returns the cells with the numbers of their rows and columns, and what it may send."""
+    height, width = window.cells.shape
+    moves, tokens = _moves(window)
+    corner = " \u2193 ".join(part for part in axes[::-1] if part) if all(axes) else ""
+    heads = "".join(f'<th scope="col">{window.column + i}</th>' for i in range(width))
+    lines = "".join(
+        f'<tr><th scope="row">{window.row + i}</th>{"".join(map(_cell, row))}</tr>'
+        for i, row in enumerate(window.cells)
+    )
+    down = _span(window.row, height, window.total[0], axes[0] or "row")
+    across = _span(window.column, width, window.total[1], axes[1] or "column")
+    content = (
+        f'<div class="moves">{moves}<span>{down} \u00b7 {across}</span></div>'
+        f'<table class="cells" aria-label="values: {down}, {across}">'
+        f"<thead><tr><th>{_e(corner)}</th>{heads}</tr></thead><tbody>{lines}</tbody></table>"
+    )
+    return content, tokens
+
+
+def listing_html(listing: Listing, dims: tuple[Dim, ...]) -> tuple[str, list[str]]:
+    """Returns the list with the indices of each value, and what it may send."""
+    last = listing.first + len(listing.values)
+    steps = [
+        ("previous page", "\u2191", listing.first - LISTED, listing.first > 0),
+        ("next page", "\u2193", last, last < listing.total),
+    ]
+    tokens = [f"window:{max(to, 0)},0" for _, _, to, there in steps if there]
+    moves = "".join(
+        _button(f"window:{max(to, 0)},0", sign, label, there) for label, sign, to, there in steps
+    )
+    heads = "".join(f'<th scope="col">{_e(dim.name)}</th>' for dim in dims)
+    lines = []
+    for index, value in zip(listing.indices.tolist(), listing.values, strict=True):
+        token = "at:" + ",".join(map(str, index[: len(dims)]))
+        tokens.append(token)
+        places = "".join(f"<td>{i}</td>" for i in index[: len(dims)])
+        lines.append(f'<tr tabindex="0" data-send="{token}">{places}{_cell(value)}</tr>')
+    span = _span(listing.first, len(listing.values), listing.total, "value")
+    content = (
+        f'<div class="moves">{moves}<span>{span}</span></div>'
+        f'<table class="cells list"><thead><tr>{heads}<th scope="col">value</th></tr></thead>'
+        f"<tbody>{''.join(lines)}</tbody></table>"
+    )
+    return content, tokens
+
+
+def missing_html(missing: Unrecorded) -> str:
+    """Returns the reason why there are no values, and the lines of a spec that record them."""
+    spec = ""
+    if missing.spec:
+        spec = f"<p>This in the spec records them:</p><pre>{_e(missing.spec)}</pre>"
+    return f'<div class="notice"><h2>No values here</h2><p>{_e(missing.reason)}</p>{spec}</div>'
+
+
+def text_html(text: str) -> str:
+    """Returns a text that the values spell, "" for none."""
+    return f'<pre class="spelled" aria-label="as text">{_e(text)}</pre>' if text else ""
+
+
+def value_text(value: Any) -> str:
+    """Returns one recorded value: whole numbers exactly, others with six digits."""
+    if value.dtype.kind in "biu":
+        return str(value)
+    if value.dtype.kind == "c":
+        imaginary = number(float(value.imag), digits=_DIGITS - 2)
+        sign = "" if imaginary.startswith("\u2212") else "+"
+        return f"{number(float(value.real), digits=_DIGITS - 2)}{sign}{imaginary}i"
+    return number(float(value), digits=_DIGITS)
+
+
+def _cell(value: Any) -> str:
+    finite = math.isfinite(abs(complex(value)))
+    kind = "" if finite else ' class="broken"'
+    title = "" if value.dtype.kind in "biu" or not finite else f' title="{value}"'
+    return f"<td{kind}{title}>{value_text(value)}</td>"
+
+
+def _moves(window: Window) -> tuple[str, list[str]]:
+    row, column = window.row, window.column
+    height, width = window.cells.shape
+    steps = (
+        ("earlier rows", "\u2191", (max(row - ROWS, 0), column), row > 0),
+        ("later rows", "\u2193", (row + ROWS, column), row + height < window.total[0]),
+        ("earlier columns", "\u2190", (row, max(column - COLUMNS, 0)), column > 0),
+        ("later columns", "\u2192", (row, column + COLUMNS), column + width < window.total[1]),
+    )
+    tokens = [f"window:{to[0]},{to[1]}" for _, _, to, there in steps if there]
+    buttons = [_button(f"window:{to[0]},{to[1]}", sign, label, there)
+               for label, sign, to, there in steps]  # fmt: skip
+    return "".join(buttons), tokens
+
+
+def _button(token: str, sign: str, label: str, there: bool) -> str:
+    if not there:
+        return f'<button type="button" disabled aria-label="{label}">{sign}</button>'
+    return (
+        f'<button type="button" data-send="{token}" aria-label="{label}" title="{label}">'
+        f"{sign}</button>"
+    )
+
+
+def _span(first: int, length: int, total: int, name: str) -> str:
+    if length >= total:
+        return _e(f"{name} 0\u2013{total - 1}" if total > 1 else f"one {name}")
+    return _e(f"{name} {count(first)}\u2013{count(first + length - 1)} of {count(total)}")
+
+
+def _e(text: str) -> str:
+    return html.escape(text)
