@@ -9,18 +9,25 @@ from numpy.typing import NDArray
 
 from comgra_decl.errors import UnknownNameError
 from comgra_decl.records import SlotInfo
+from comgra_decl.store.parts import Part
 
 from .snapshot import Snapshot
 
 
 def value(
-    snapshot: Snapshot, slot: SlotInfo, step: int, sample: int | None, type_: str | None
+    snapshot: Snapshot,
+    slot: SlotInfo,
+    step: int,
+    *,
+    sample: int | None,
+    part: Part,
+    type_: str | None,
 ) -> NDArray[Any]:
-    """Returns the values of all recorded samples, or of one."""
+    """Returns a part of the values of all recorded samples, or of one."""
     record = snapshot.record(step, type_)
     if sample is not None:
         snapshot.sample(sample)
-    found = snapshot.view.value(record, slot.id, sample)
+    found = snapshot.view.value(record, slot.id, sample, part)
     if found is None:
         what = "" if sample is None else f"sample {sample} of "
         raise UnknownNameError(

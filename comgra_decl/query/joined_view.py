@@ -6,7 +6,7 @@ Slots and steps are matched by name and number, never by their place in a databa
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
 
@@ -16,6 +16,7 @@ from numpy.typing import NDArray
 from comgra_decl.records import Note, SlotInfo, SlotKey, Structure
 from comgra_decl.store import RunMeta
 from comgra_decl.store.layout import SYSTEM_COLUMNS, RecordColumn
+from comgra_decl.store.parts import Part, cut
 from comgra_decl.store.sessions import Session
 from comgra_decl.store.view import View
 
@@ -66,7 +67,7 @@ class JoinedView(View):
             _Member(view, np.array([-1 if s is None else s.id for s in slots], np.int64), mine)
             for view, slots, mine in zip(views.values(), listed, records, strict=True)
         ]
-        self._slots = _joint_slots(listed)
+        self._slots = rank_facts.joint_slots(listed)
         self._joined = joining.Ranks(listed) if self._slots else None
         self.n = len(records[0])
         self._count = meta.sample_count // len(views)
@@ -301,13 +302,15 @@ class JoinedView(View):
         return None if own < 0 else member.view.slots[own]
 
     def _own_row(self, member: _Member, family: str, record: int) -> NDArray[Any]:
-        return _arranged(member.view.row(family, int(member.records[record])), member.ids, 0)
+        return rank_facts.arranged(
+            member.view.row(family, int(member.records[record])), member.ids, 0
+        )
 
     def _own_rows(self, member: _Member, family: str, first: int, last: int) -> NDArray[Any]:
         records = member.records[first:last]
         start, stop = (int(records[0]), int(records[-1]) + 1) if len(records) else (0, 0)
         table = member.view.rows(family, start, stop)[records - start]
-        return _arranged(table, member.ids, 1)
+        return rank_facts.arranged(table, member.ids, 1)
 
     def _own_series(
         self, member: _Member, family: str, slot: int, *inner: int | slice
@@ -320,38 +323,53 @@ class JoinedView(View):
 
     def _own_heat(self, member: _Member, column: int) -> NDArray[np.float64]:
         table = member.view.heat("agg", column)[member.records]
-        return _arranged(table, member.ids, 1).astype(np.float64)
+        return rank_facts.arranged(table, member.ids, 1).astype(np.float64)
 
     # -- values
 
-    def value(self, record: int, slot: int, sample: int | None = None) -> NDArray[Any] | None:
-        """Returns a slot's values: of the samples of all ranks, or of the whole tensor."""
+    def value(
+        self, record: int, slot: int, sample: int | None = None, part: Part = ...
+    ) -> NDArray[Any] | None:
+        """Returns a part of a slot's values: of the samples of all ranks, or of the whole tensor.
+
+        No more is read than the part where that is of one sample, or the same on all ranks.
+        """
         joint = joining.how_joined(self.slots[slot])
         if joint is joining.Joint.SAMPLES and sample is not None:
             number, own = divmod(sample, max(1, self._count))
-            return self._own_value(self._members[number], record, slot, own)
+            return self._own_value(self._members[number], record, slot, own, part)
+        if joint is joining.Joint.COPIES:
+            read = (self._own_value(m, record, slot, sample, part) for m in self._members)
+            return next((value for value in read if value is not None), None)
+        whole = self._whole_value(record, slot, joint)
+        if whole is None or (sample is not None and sample >= len(whole)):
+            return None
+        whole = whole if sample is None else whole[sample]
+        box, rest = cut(part, whole.shape)
+        return whole[box][rest]
+
+    def _whole_value(self, record: int, slot: int, joint: joining.Joint) -> NDArray[Any] | None:
         parts = [self._own_value(member, record, slot) for member in self._members]
         there = [part for part in parts if part is not None]
         if not there:
             return None
         if joint is joining.Joint.SAMPLES:
             return np.concatenate(there)
-        whole = there[0]
-        if joint is joining.Joint.PIECES:
-            pieces = [self._own_slot(member, slot) for member in self._members]
-            assembled = rank_facts.assemble(self.slots[slot].shape, pieces, parts)
-            if assembled is None:
-                return None
-            whole = assembled
-        return whole if sample is None else whole[sample] if sample < len(whole) else None
+        pieces = [self._own_slot(member, slot) for member in self._members]
+        return rank_facts.assemble(self.slots[slot].shape, pieces, parts)
 
     def _own_value(
-        self, member: _Member, record: int, slot: int, sample: int | None = None
+        self,
+        member: _Member,
+        record: int,
+        slot: int,
+        sample: int | None = None,
+        part: Part = ...,
     ) -> NDArray[Any] | None:
         if not self._has(member, record, slot):
             return None
         own = int(member.records[record]), int(member.ids[slot])
-        return member.view.value(*own, sample)
+        return member.view.value(*own, sample, part)
 
     def value_slots(self, record: int) -> list[int]:
         """Returns the slots of which any rank holds raw values."""
@@ -379,21 +397,3 @@ class JoinedView(View):
                     key = self.slots[copies[at]].key
                     found[copies[at]] = rank_facts.Difference(key, step, size)
         return list(found.values())
-
-
-def _joint_slots(listed: list[list[SlotInfo | None]]) -> list[SlotInfo]:
-    columns = zip(*listed, strict=True)
-    first = [next(slot for slot in column if slot is not None) for column in columns]
-    return [replace(slot, id=number) for number, slot in enumerate(first)]
-
-
-def _arranged(table: NDArray[Any], ids: NDArray[np.int64], axis: int) -> NDArray[Any]:
-    """Returns a rank's slots in joint order; NaN (counts: 0) where it has none."""
-    shape = [*table.shape]
-    there = (ids >= 0) & (ids < shape[axis])
-    shape[axis] = len(ids)
-    out = np.full(shape, np.nan if table.dtype.kind == "f" else 0, table.dtype)
-    index: list[Any] = [slice(None)] * table.ndim
-    index[axis] = np.flatnonzero(there)
-    out[tuple(index)] = table.take(ids[there], axis=axis)
-    return out

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -276,3 +277,22 @@ def assemble(
         where = tuple(slice(start, start + extent) for start, extent in spans)
         whole[0][where], filled[where] = part[0], True
     return whole if filled.all() else None
+
+
+def joint_slots(listed: list[list[SlotInfo | None]]) -> list[SlotInfo]:
+    """Returns the slots of all ranks, given each rank's own, numbered anew."""
+    columns = zip(*listed, strict=True)
+    first = [next(slot for slot in column if slot is not None) for column in columns]
+    return [replace(slot, id=number) for number, slot in enumerate(first)]
+
+
+def arranged(table: NDArray[Any], ids: NDArray[np.int64], axis: int) -> NDArray[Any]:
+    """Returns a rank's slots in joint order; NaN (counts: 0) where it has none."""
+    shape = [*table.shape]
+    there = (ids >= 0) & (ids < shape[axis])
+    shape[axis] = len(ids)
+    out = np.full(shape, np.nan if table.dtype.kind == "f" else 0, table.dtype)
+    index: list[Any] = [slice(None)] * table.ndim
+    index[axis] = np.flatnonzero(there)
+    out[tuple(index)] = table.take(ids[there], axis=axis)
+    return out

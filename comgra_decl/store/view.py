@@ -26,6 +26,7 @@ from .layout import (
     step_key,
 )
 from .meta import RunMeta
+from .parts import Part, cut
 from .plausible import check_edges, check_facts, check_records
 from .scalars import ScalarReader
 from .sessions import Session, read_sessions, superseded
@@ -258,16 +259,22 @@ class View:
         width = int(self.records[record, column])
         return self._read(f"{family}/row", slice(record, record + 1), slice(0, width))
 
-    def value(self, record: int, slot: int, sample: int | None = None) -> NDArray[Any] | None:
-        """Returns a slot's raw value [samples, *dims] (or of one sample); None if not stored."""
+    def value(
+        self, record: int, slot: int, sample: int | None = None, part: Part = ...
+    ) -> NDArray[Any] | None:
+        """Returns a part of a slot's raw value [samples, *dims] (or of one sample's [*dims]).
+
+        None if there is no value, or no such sample.
+        """
         stored = self._fact("values", record) or {}
         for name, slots in stored.items():
             if slot in slots:
-                lane = self._lane(name, slot)
-                samples: tuple[int, ...] = () if sample is None else (sample,)
-                if sample is not None and sample >= self._tables.forms[name].shape[2]:
+                lane, (count, *dims) = self._lane(name, slot), self._tables.forms[name].shape[2:]
+                if sample is not None and sample >= count:
                     return None
-                return self._read(name, record, lane, *samples)
+                box, rest = cut(part, dims if sample is not None else (count, *dims))
+                chosen: Index = box if sample is None else (sample, *box)
+                return self._read(name, record, lane, *chosen)[rest]
         return None
 
     def _lane(self, name: str, slot: int) -> int:

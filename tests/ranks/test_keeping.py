@@ -102,6 +102,8 @@ def told(run: Run) -> dict[str, Any]:
         "heat": run.heat("std"),
         "samples": run.sample_series("node 1", "mean", run.sample_count - 1),
         "value": run.value("node 1", 650),
+        "part": run.value("node 1", 650, part=np.s_[-1, :2]),
+        "sample": run.value("node 1", 650, sample=run.sample_count - 1, part=np.s_[1:]),
         "notes": run.notes(),
         "chunks": np.concatenate([chunk.aggregates for chunk in chunks]),
         "steps": np.concatenate([chunk.steps for chunk in chunks]),
@@ -121,6 +123,9 @@ def test_every_rank_and_all_together_read_the_same(run: Path, copy: Path) -> Non
     agree(told(open_run(copy)), told(open_run(run)))
     for rank in (0, 1):
         agree(told(open_run(copy).rank(rank)), told(open_run(run).rank(rank)))
+    joined = told(open_run(copy))
+    assert np.array_equal(joined["part"], joined["value"][-1, :2])
+    assert np.array_equal(joined["sample"], joined["value"][-1, 1:])
     assert (copy / "spec.yaml").read_text() == (run / "spec.yaml").read_text()
 
 

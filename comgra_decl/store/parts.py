@@ -1,0 +1,67 @@
+"""Parts of arrays, said as numpy says them, so that only the chunks which hold them are read."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from types import EllipsisType
+
+from comgra_decl.errors import UnknownNameError
+
+Part = int | slice | EllipsisType | tuple[int | slice | EllipsisType, ...]
+"""As in brackets behind an array: integers, slices and `...`; `numpy.s_[0, :100]` makes one."""
+
+Index = tuple[int | slice, ...]
+
+
+def cut(part: Part, shape: Sequence[int]) -> tuple[tuple[slice, ...], Index]:
+    """Returns the smallest box that holds a part, and where the part is in what was read of it.
+
+    Args:
+        part: of an array.
+        shape: of that array.
+
+    Returns:
+        A slice without steps for each dim, and what to index the box with.
+
+    Raises:
+        UnknownNameError: the array has no such part.
+    """
+    items = _expanded(part, len(shape))
+    dims = enumerate(zip(items, shape, strict=True))
+    pairs = [_of_dim(item, dim, extent) for dim, (item, extent) in dims]
+    return tuple(box for box, _ in pairs), tuple(rest for _, rest in pairs)
+
+
+def _expanded(part: Part, dims: int) -> list[int | slice]:
+    """Returns an integer or a slice for each dim."""
+    items = list(part) if isinstance(part, tuple) else [part]
+    for item in items:
+        whole = hasattr(item, "__index__") and not isinstance(item, bool)
+        if not whole and not isinstance(item, (slice, EllipsisType)):
+            raise UnknownNameError(
+                f"a part of values is said with integers, slices and ..., not with {item!r}"
+            )
+    if items.count(...) > 1:
+        raise UnknownNameError("a part of values has at most one ...")
+    if ... not in items:
+        items.append(...)
+    at, missing = items.index(...), dims + 1 - len(items)
+    if missing < 0:
+        raise UnknownNameError(f"these values have {dims} dims, not {len(items) - 1}")
+    everything: list[int | slice] = [slice(None)] * missing
+    return [*items[:at], *everything, *items[at + 1 :]]  # type: ignore[list-item]
+
+
+def _of_dim(item: int | slice, dim: int, extent: int) -> tuple[slice, int | slice]:
+    if not isinstance(item, slice):
+        number = int(item)
+        if not -extent <= number < extent:
+            raise UnknownNameError(
+                f"dim {dim} of these values has {extent} elements; there is no number {number}"
+            )
+        return slice(number % extent, number % extent + 1), 0
+    chosen = range(*item.indices(extent))
+    if not chosen:
+        return slice(0, 0), slice(None)
+    low, high = sorted((chosen[0], chosen[-1]))
+    return slice(low, high + 1), slice(None, None, chosen.step)
