@@ -253,7 +253,10 @@ def _classes() -> Iterator[str]:
 
 
 def _members(cls: type) -> Iterator[tuple[str, Any]]:
-    for name, value in vars(cls).items():
+    """Yields what a class of ours offers, beginning with what it inherits from another of ours."""
+    ours = [base for base in reversed(cls.__mro__) if base.__module__.startswith("comgra_decl.")]
+    offered = {name: value for base in ours for name, value in vars(base).items()}
+    for name, value in offered.items():
         if not name.startswith("_") and (inspect.isfunction(value) or isinstance(value, property)):
             yield name, value
 

@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Iterator
 from datetime import UTC, datetime
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -17,19 +15,16 @@ from comgra_decl.records import Structure
 from . import derived, distributions, graphs, statistics, xarrays
 from .chunks import Chunk, chunks
 from .display import table_html
-from .joined_view import JoinedView
-from .rank_facts import differences_table
-from .ranks import JoinedReader, open_reader
-from .snapshot import Snapshot
-from .tables import findings_table, sessions_table
+from .run_facts import RunFacts
+from .tables import findings_table
 
 if TYPE_CHECKING:
     import xarray
 
-    from comgra_decl.spec import Spec
+    from comgra_decl.viewer.notebook import Look
 
 
-class Run:
+class Run(RunFacts):
     """A recorded run: everything it holds, loaded when asked for.
 
     What it shows is as of the last `refresh` (or of its opening); a live run grows only then.
@@ -41,126 +36,6 @@ class Run:
     aggregated over the batch: "mean", "std" or "abs_max". In every table NaN means that nothing was
     recorded; a tensor that held NaN or infinities has a `nonfinite` above 0.
     """
-
-    def __init__(self, path: str | os.PathLike[str], *, rank: int | None = None) -> None:
-        """Use `open_run`, and `rank` of a run that several processes have written."""
-        self.path = Path(path)
-        self._reader = open_reader(self.path, rank)
-        self._current: Snapshot | None = None
-        self._rank = rank
-
-    # -- what it is
-
-    @property
-    def name(self) -> str:
-        """Name of the run's folder."""
-        return self.path.absolute().name
-
-    @property
-    def group(self) -> str:
-        """Name of the folder that holds the run."""
-        return self.path.absolute().parent.name
-
-    @property
-    def state(self) -> str:
-        """Returns "waiting" (no record yet), "live", "finished" or "stopped".
-
-        A stopped run's writer is gone without having closed the run, or gave up: see `error`.
-        """
-        return self._reader.state
-
-    @property
-    def error(self) -> str | None:
-        """Why the recording stopped before the training did, if it did."""
-        error = self._reader.head.get("error")
-        return None if error is None else str(error)
-
-    @property
-    def started(self) -> float:
-        """Start of the run in unix seconds."""
-        return self._reader.meta.started
-
-    @property
-    def ranks(self) -> list[int]:
-        """The ranks of a distributed training that were recorded; [0] where there was one process.
-
-        A run of several shows them joined: a record is there once all ranks have it.
-        """
-        reader = self._reader
-        if isinstance(reader, JoinedReader):
-            return list(reader.readers)
-        return [(reader.meta.facts.get("ranks") or {"rank": self._rank or 0})["rank"]]
-
-    @property
-    def missing_ranks(self) -> list[int]:
-        """Ranks that were to be recorded and left nothing."""
-        return self._reader.missing if isinstance(self._reader, JoinedReader) else []
-
-    def rank(self, number: int) -> Run:
-        """Returns one rank of the run, with all that it has recorded.
-
-        Raises:
-            UnknownNameError: that rank was not recorded.
-        """
-        return Run(self.path, rank=number)
-
-    @property
-    def sessions(self) -> pd.DataFrame:
-        """The programs that wrote the run, one after another; more than one if it was resumed.
-
-        `started` (unix seconds), `step` (the first one; <NA> for the session that began the run, or
-        if it never trained), `first_record`.
-        """
-        return sessions_table(self._snapshot.view.sessions, self.started)
-
-    def rank_differences(self) -> pd.DataFrame:
-        """Returns tensors that ought to be the same on all ranks and are not: usually none.
-
-        Parameters of data parallel training, their gradients as the optimizer used them, its
-        states and updates. Up to 16 records are looked at; `first_step` is the first of them that
-        differed, `difference` the largest relative one of any statistic then.
-        """
-        view = self._snapshot.view
-        return differences_table(view.differences if isinstance(view, JoinedView) else [])
-
-    @property
-    def spec(self) -> Spec:
-        """The spec the run was recorded with."""
-        from comgra_decl.spec import Spec
-
-        return Spec.model_validate(self._reader.meta.spec)
-
-    @property
-    def config(self) -> dict[str, Any] | None:
-        """The traced program's own configuration, if it had one."""
-        return self._reader.meta.config
-
-    @property
-    def facts(self) -> dict[str, Any]:
-        """Versions, command, commit and host."""
-        return self._reader.meta.facts
-
-    @property
-    def modules(self) -> list[dict[str, Any]]:
-        """The modules of the traced models."""
-        return list(self._snapshot.view.document("modules") or [])
-
-    @property
-    def report(self) -> dict[str, Any]:
-        """What was matched, fired and written per entry of the spec, and the warnings.
-
-        `keep`, where the spec has it: how often each trigger fired, and what was stored for that.
-        `writer`: seconds of processor time that writing took (`cpu`), of the whole run (`wall`),
-        their ratio (`share`), and for which the training waited for the writer (`waited`).
-        """
-        view = self._snapshot.view
-        documents = {"keep": view.document("keep"), "writer": self._reader.head.get("usage")}
-        said = {name: document for name, document in documents.items() if document}
-        return (view.document("report") or {}) | said
-
-    def refresh(self) -> bool:
-        """Looks for new records; returns whether anything is new."""
-        return self._reader.poll()
 
     # -- what it holds
 
@@ -393,9 +268,6 @@ class Run:
     ) -> NDArray[Any]:
         """Returns the recorded values [samples, ...] of a slot, or those of one sample [...].
 
-        The dtype is the tensor's own (bfloat16 as ml_dtypes.bfloat16). A tensor without a batch
-        dimension counts as one sample.
-
         Raises:
             UnknownNameError: there are no values of this slot at this step.
         """
@@ -446,17 +318,27 @@ class Run:
 
     # -- how it shows itself
 
-    @property
-    def _snapshot(self) -> Snapshot:
-        view, current = self._reader.view, self._current
-        if current is None or current.view is not view:
-            current = self._current = Snapshot(view)
-        return current
+    def view(self, pane: str | None = None, **at: Any) -> Look:
+        """Returns the viewer of this run, or one pane of it, to be shown in a notebook.
 
-    def __repr__(self) -> str:
-        head = self._reader.head
-        one = "" if self._rank is None else f" rank {self._rank}"
-        return f"<Run {str(self.path)!r}{one}: {self.state}, {head['n']} records>"
+        It shows the run as of the last `refresh`; `comgra-decl view` follows one that is being
+        recorded. Clicks work as in the viewer. `run.view("graph").save("graph.html")` writes it
+        into a file that needs nothing else.
+
+        Args:
+            pane: None for all of it; "graph", "steps", "statistics", "series", "distribution",
+                "values"; or a section: "overview", "inspect", "kpis", "modules", "notes", ...
+            **at: What to look at, by the names that the other methods have: `node`, `role`,
+                `step` (the nearest recorded one), `pass_`, `iteration`, `statistic`, `type_`,
+                `over_batch` or `sample`; `colour="grad"` paints the graph with the statistic of a
+                pass, `scale="log"` is for series, and `height` is in pixels.
+
+        Raises:
+            UnknownNameError: there is no such pane, argument, node, role, statistic, ...
+        """
+        from comgra_decl.viewer.notebook import look  # the viewer is imported by who looks
+
+        return look(self, pane, **at)
 
     def _repr_html_(self) -> str:
         steps = self.steps

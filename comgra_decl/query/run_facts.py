@@ -1,0 +1,161 @@
+"""A run as a whole: where it is, who wrote it, and with what."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Self
+
+import pandas as pd
+
+from .joined_view import JoinedView
+from .rank_facts import differences_table
+from .ranks import JoinedReader, open_reader
+from .snapshot import Snapshot
+from .tables import sessions_table
+
+if TYPE_CHECKING:
+    from comgra_decl.spec import Spec
+
+
+class RunFacts:
+    """What is known of a run before any of its records is read; `Run` adds the records."""
+
+    def __init__(self, path: str | os.PathLike[str], *, rank: int | None = None) -> None:
+        """Use `open_run`, and `rank` of a run that several processes have written."""
+        self.path = Path(path)
+        self._reader = open_reader(self.path, rank)
+        self._current: Snapshot | None = None
+        self._rank = rank
+
+    # -- what it is
+
+    @property
+    def name(self) -> str:
+        """Name of the run's folder."""
+        return self.path.absolute().name
+
+    @property
+    def group(self) -> str:
+        """Name of the folder that holds the run."""
+        return self.path.absolute().parent.name
+
+    @property
+    def state(self) -> str:
+        """Returns "waiting" (no record yet), "live", "finished" or "stopped".
+
+        A stopped run's writer is gone without having closed the run, or gave up: see `error`.
+        """
+        return self._reader.state
+
+    @property
+    def error(self) -> str | None:
+        """Why the recording stopped before the training did, if it did."""
+        error = self._reader.head.get("error")
+        return None if error is None else str(error)
+
+    @property
+    def started(self) -> float:
+        """Start of the run in unix seconds."""
+        return self._reader.meta.started
+
+    @property
+    def ranks(self) -> list[int]:
+        """The ranks of a distributed training that were recorded; [0] where there was one process.
+
+        A run of several shows them joined: a record is there once all ranks have it.
+        """
+        reader = self._reader
+        if isinstance(reader, JoinedReader):
+            return list(reader.readers)
+        return [(reader.meta.facts.get("ranks") or {"rank": self._rank or 0})["rank"]]
+
+    @property
+    def missing_ranks(self) -> list[int]:
+        """Ranks that were to be recorded and left nothing."""
+        return self._reader.missing if isinstance(self._reader, JoinedReader) else []
+
+    def rank(self, number: int) -> Self:
+        """Returns one rank of the run, with all that it has recorded.
+
+        Raises:
+            UnknownNameError: that rank was not recorded.
+        """
+        return type(self)(self.path, rank=number)
+
+    @property
+    def sessions(self) -> pd.DataFrame:
+        """The programs that wrote the run, one after another; more than one if it was resumed.
+
+        `started` (unix seconds), `step` (the first one; <NA> for the session that began the run, or
+        if it never trained), `first_record`.
+        """
+        return sessions_table(self._snapshot.view.sessions, self.started)
+
+    def rank_differences(self) -> pd.DataFrame:
+        """Returns tensors that ought to be the same on all ranks and are not: usually none.
+
+        Parameters of data parallel training, their gradients as the optimizer used them, its
+        states and updates. Up to 16 records are looked at; `first_step` is the first of them that
+        differed, `difference` the largest relative one of any statistic then.
+        """
+        view = self._snapshot.view
+        return differences_table(view.differences if isinstance(view, JoinedView) else [])
+
+    @property
+    def spec(self) -> Spec:
+        """The spec the run was recorded with."""
+        from comgra_decl.spec import Spec
+
+        return Spec.model_validate(self._reader.meta.spec)
+
+    @property
+    def config(self) -> dict[str, Any] | None:
+        """The traced program's own configuration, if it had one."""
+        return self._reader.meta.config
+
+    @property
+    def facts(self) -> dict[str, Any]:
+        """Versions, command, commit and host."""
+        return self._reader.meta.facts
+
+    @property
+    def modules(self) -> list[dict[str, Any]]:
+        """The modules of the traced models."""
+        return list(self._snapshot.view.document("modules") or [])
+
+    @property
+    def report(self) -> dict[str, Any]:
+        """What was matched, fired and written per entry of the spec, and the warnings.
+
+        `keep`, where the spec has it: how often each trigger fired, and what was stored for that.
+        `writer`: seconds of processor time that writing took (`cpu`), of the whole run (`wall`),
+        their ratio (`share`), and for which the training waited for the writer (`waited`).
+        `losses`: what is left out because it is damaged, where something is.
+        """
+        view = self._snapshot.view
+        documents = {
+            "keep": view.document("keep"),
+            "writer": self._reader.head.get("usage"),
+            "losses": view.losses,
+        }
+        said = {name: document for name, document in documents.items() if document}
+        return (view.document("report") or {}) | said
+
+    def refresh(self) -> bool:
+        """Looks for new records; returns whether anything is new."""
+        return self._reader.poll()
+
+    # -- how it shows itself
+
+    @property
+    def _snapshot(self) -> Snapshot:
+        view, current = self._reader.view, self._current
+        if current is None or current.view is not view:
+            current = self._current = Snapshot(view)
+        return current
+
+    def __repr__(self) -> str:
+        head = self._reader.head
+        one = "" if self._rank is None else f" rank {self._rank}"
+        return f"<Run {str(self.path)!r}{one}: {self.state}, {head['n']} records>"

@@ -1,0 +1,199 @@
+"""The viewer, or a part of it, as an object for a notebook, a page or a report of one's own."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterable, Mapping
+from functools import lru_cache
+from os import PathLike
+from typing import IO, Any
+
+import panel as pn
+from bokeh.models import ImportedStyleSheet, InlineStyleSheet
+from bokeh.models.ui.ui_element import UIElement
+from bokeh.resources import INLINE
+from panel.io.resources import CDN_DIST, DIST_DIR
+
+from comgra_decl.errors import UnknownNameError, did_you_mean
+from comgra_decl.query import Run
+from comgra_decl.records import AGGREGATES
+from comgra_decl.viewer.dashboard import Dashboard
+from comgra_decl.viewer.model.catalogue import Catalogue, RunEntry
+from comgra_decl.viewer.model.runview import RunView
+from comgra_decl.viewer.panes.base import Pane
+
+_FIELDS = {
+    "node": "node",
+    "role": "role",
+    "step": "step",
+    "iteration": "iteration",
+    "statistic": "statistic",
+    "type_": "type",
+    "over_batch": "batch",
+    "sample": "batch",
+    "colour": "colour",
+    "scale": "scale",
+}
+"""Names of arguments, as the other methods of `Run` have them, and what the viewer calls them."""
+
+_WHOLE, _SECTION, _PANE = 900, 560, 300  # heights in pixels
+_HEIGHTS = {"graph": 420, "steps": 60, "statistics": 560}
+
+
+class OneRun(Catalogue):
+    """A catalogue of nothing but a run that is open already, as it is now."""
+
+    def __init__(self, run: Run) -> None:
+        super().__init__(run.path)
+        self._only = RunView(run)
+        self.entries = (RunEntry(run.name, "", run.name, run.state, not len(run.records)),)
+
+    def poll(self, *, wait: bool = False) -> None:
+        """Does nothing: there is nothing else to be found."""
+
+    def refresh(self) -> None:
+        """Does nothing."""
+
+    def open(self, name: str) -> RunView:
+        """Returns the run."""
+        return self._only
+
+    def look(self, name: str) -> RunView:
+        """Returns the run, without looking for new records."""
+        return self._only
+
+
+class Look(pn.Column):
+    """A part of the viewer on a page that is not the viewer's.
+
+    Outside of a server Panel would fetch its own style sheets from a CDN; here they travel along.
+    """
+
+    def _preprocess(self, root: Any, changed: Any = None, old_models: Any = None) -> None:
+        super()._preprocess(root, changed, old_models)
+        if root.document is not None and root.document.session_context is not None:
+            return
+        for model in root.select({"type": UIElement}):
+            sheets = [_inline(sheet) for sheet in model.stylesheets]
+            if sheets != model.stylesheets:
+                model.stylesheets = sheets
+
+    def save(self, filename: str | PathLike[Any] | IO[Any], *args: Any, **options: Any) -> None:
+        """Writes it into an HTML file that needs no other file and no network.
+
+        Args:
+            filename: Path or file object.
+            *args: As Panel's own `save` has them: `title`, ...
+            **options: The same.
+        """
+        icons = {"app_favicon": "data:,", "apple_icon": "data:,"}
+        super().save(
+            filename, *args, **{"resources": INLINE, "template_variables": icons, **options}
+        )
+
+
+def _inline(sheet: Any) -> Any:
+    """Returns a style sheet of Panel's as text, any other as it is."""
+    if not isinstance(sheet, ImportedStyleSheet) or not str(sheet.url).startswith(CDN_DIST):
+        return sheet
+    return InlineStyleSheet(css=_panel_css(str(sheet.url)[len(CDN_DIST) :].partition("?")[0]))
+
+
+@lru_cache
+def _panel_css(name: str) -> str:
+    return (DIST_DIR / name).read_text(encoding="utf-8")
+
+
+def look(
+    run: Run,
+    pane: str | None = None,
+    *,
+    pass_: str = "forward",
+    height: int | None = None,
+    **at: Any,
+) -> Look:
+    """Returns the viewer of a run, or one pane of it; see `Run.view`, which calls this.
+
+    Raises:
+        UnknownNameError: there is no such pane, pass, field or name.
+    """
+    _load_panel()
+    dashboard = Dashboard(OneRun(run))
+    wanted = _wanted(run, pass_, at)
+    dashboard.change(
+        **wanted, section=pane if pane in dashboard.sections else "inspect", follow=False
+    )
+    what = dashboard.whole() if pane is None else _part(dashboard, pane, pass_)
+    page = Look(
+        *dashboard.alone(what),
+        height=height or _height(pane, dashboard),
+        sizing_mode="stretch_width",
+        margin=0,
+    )
+    pn.state.onload(dashboard.start)  # at once where there is no page that has yet to load
+    return page
+
+
+def _wanted(run: Run, pass_: str, at: Mapping[str, Any]) -> dict[str, Any]:
+    """Returns parameters of `ViewState`; what the run does not have is an error, not a guess."""
+    for name in at:
+        _known("argument", name, [*_FIELDS, "pass_", "height"])
+    known = RunView(run)
+    _known("pass", pass_, ["forward", *known.gradient_passes()])
+    node = at.get("node")
+    choices: dict[str, Iterable[str]] = {
+        "node": known.nodes,
+        "role": known.roles(node) if node in known.nodes else [],
+        "statistic": run.statistics,
+        "type_": [*run.types, *run.tags],
+        "over_batch": AGGREGATES,
+        "sample": map(str, range(run.sample_count)),
+        "colour": ["kind", "forward", *known.gradient_passes()],
+        "scale": ["linear", "log"],
+    }
+    for name, value in at.items():
+        if name in choices:
+            _known(name.rstrip("_"), str(value), choices[name])
+    wanted = {_FIELDS[name]: value for name, value in at.items()}
+    if "batch" in wanted:
+        wanted["batch"] = str(wanted["batch"])
+    return wanted if pass_ == "forward" else {**wanted, "gradient": pass_}
+
+
+def _part(dashboard: Dashboard, name: str, pass_: str) -> Any:
+    """Returns a section, or a pane by the name of its class; of two passes the one asked for."""
+    if name in dashboard.sections:
+        return dashboard.sections[name].holder
+    panes: dict[str, list[Pane]] = {"graph": [dashboard.graph], "steps": [dashboard.steps]}
+    for pane in dashboard.sections["inspect"].panes:
+        panes.setdefault(type(pane).__name__.removesuffix("Pane").lower(), []).append(pane)
+    _known("pane", name, [*panes, *dashboard.sections])
+    panel = panes[name][-1 if pass_ != "forward" else 0].panel
+    panel.styles, panel.margin = {"flex": "1 1 0", "min-height": "0"}, 0
+    return panel
+
+
+def _height(pane: str | None, dashboard: Dashboard) -> int:
+    if pane is None:
+        return _WHOLE
+    return _SECTION if pane in dashboard.sections else _HEIGHTS.get(pane, _PANE)
+
+
+def _known(what: str, name: str, names: Iterable[str]) -> None:
+    known = list(names)
+    if name not in known:
+        listed = ", ".join(known[:12]) + (", ..." if len(known) > 12 else "")
+        hint = did_you_mean(name, known) or "."
+        raise UnknownNameError(f"There is no {what} {name!r}{hint} There is: {listed or 'none'}.")
+
+
+def _load_panel() -> None:
+    """Brings Panel's own files into a notebook, from this machine; without them nothing is drawn.
+
+    Only within a Jupyter kernel, and only where the notebook has not done so itself.
+    """
+    shell = sys.modules.get("IPython")
+    if shell is None or getattr(shell.get_ipython(), "kernel", None) is None:
+        return
+    if not pn.extension._loaded:  # noqa: SLF001 - Panel has no public word for it
+        pn.extension(inline=True)
