@@ -250,25 +250,17 @@ def _by_node(rows: list[Ranked | None], graph: Graph, at: Selection) -> dict[str
     owners = {(node, role): name for name, (node, role) in graph.parameters.items()}
     values: dict[str, Ranked] = {}
     for row in rows:
-        if row is None:
-            continue
-        slot = row.slot
-        name = owners.get((slot.node, slot.role), slot.node)
-        chosen = (slot.node, slot.role, slot.iteration) == (at.node, at.role, at.iteration)
-        first = slot.iteration == at.iteration and slot.role.startswith("output")
-        if name not in values or chosen:
-            values[name] = row
-        elif first and not _is_selected(values[name].slot, at) and not _leads(values[name], at):
-            values[name] = row
+        if row is not None:
+            name = owners.get((row.slot.node, row.slot.role), row.slot.node)
+            if name not in values or _rank(row.slot, at) > _rank(values[name].slot, at):
+                values[name] = row
     return values
 
 
-def _is_selected(slot: Slot, at: Selection) -> bool:
-    return (slot.node, slot.role, slot.iteration) == (at.node, at.role, at.iteration)
-
-
-def _leads(row: Ranked, at: Selection) -> bool:
-    return row.slot.iteration == at.iteration and row.slot.role.startswith("output")
+def _rank(slot: Slot, at: Selection) -> tuple[bool, bool, bool]:
+    """Which tensor stands for its node: the selected one, else an output of this iteration."""
+    output, now = slot.role.startswith("output"), slot.iteration == at.iteration
+    return (slot.node, slot.role) == (at.node, at.role) and now, output, now
 
 
 def _paint(

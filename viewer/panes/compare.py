@@ -35,6 +35,14 @@ _GRID = """
   grid-template-columns: 190px minmax(220px, 3fr) minmax(280px, 3fr) minmax(260px, 3fr);
   grid-template-rows: minmax(0, 1fr);
 }
+@media (max-width: 1450px) {
+  :host {
+    grid-template-columns: 170px minmax(0, 1fr) minmax(0, 1fr);
+    grid-template-rows: minmax(300px, 1fr) minmax(240px, 1fr); min-height: 570px;
+  }
+  .choices { grid-row: 1 / span 2; }
+  .nodes { grid-column: 2 / span 2; }
+}
 .choices, .table { contain: size; min-height: 0; min-width: 0; overflow: auto; }
 .scroll-button { display: none !important; }
 """
@@ -62,7 +70,7 @@ class ComparePane(Pane):
         self.figure = OverlayFigure(self._jump)
         self.table = html_view(sizing_mode="stretch_both", css_classes=["table"])
         self.table.on_message(lambda message: self._select(message))
-        self.nodes = html_view(sizing_mode="stretch_both", css_classes=["table"])
+        self.nodes = html_view(sizing_mode="stretch_both", css_classes=["table", "nodes"])
         self.nodes.on_message(lambda message: self._select(message))
         return pn.Column(
             self.choices, self.figure.panel, self.table, self.nodes, sizing_mode="stretch_both",
@@ -86,8 +94,8 @@ class ComparePane(Pane):
         pass_ = shown.pass_ if slot is None else slot.pass_
         ranking = ranking_of(view, other, at, pass_)
         settings = settings_of(view, other)
-        same = other.view is view
-        content, tokens = ranking_html(ranking, at, other)
+        same = other.view is view or other.view is None
+        content, tokens = ranking_html(ranking, at)
         self.nodes.param.update(html=content + settings_html(settings, same=same), tokens=tokens)
 
     def _compare_tensor(self, shown: Shown, other: Other, slot: Slot | None) -> None:
@@ -144,7 +152,11 @@ class ComparePane(Pane):
 
 def _choices(shown: Shown, other: Other, runs: tuple[RunEntry, ...]) -> Groups:
     own = Option("", "this run, other step")
-    others = [Option(run.name, run.label, run.group) for run in runs if run.readable]
+    others = [
+        Option(run.name, run.label, run.group)
+        for run in runs
+        if run.readable or run.name == other.run
+    ]
     with_ = Field("other", "Compare with", other.run, (own, *others), "Another run, or this one")
     fields = [with_]
     if other.view is not None and other.step is not None:

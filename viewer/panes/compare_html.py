@@ -23,11 +23,12 @@ def statistics_html(
     chips = [] if slot is None else [slot.role, pass_label(slot.pass_)]
     parts = "".join(f'<span class="chip">{_e(chip)}</span>' for chip in chips)
     where = other.run.rpartition("/")[2] if other.run else "this run"
+    where += "" if other.step is None else f", step {other.step}"
     lines = "".join(_statistic_line(name, pair, at) for name, pair in rows)
     body = (
         f'<div class="node-title" data-step="{at.step}" data-other="{other.step}">'
         f"<h2>{_e(at.node)}</h2>{parts}</div>"
-        f'<p class="note">here: step {at.step} \u00b7 there: {_e(where)}, step {other.step}</p>'
+        f'<p class="note">here: step {at.step} \u00b7 there: {_e(where)}</p>'
         + (f'<p class="note warn">{_e(note)}</p>' if note else "")
     )
     if rows:
@@ -40,7 +41,7 @@ def statistics_html(
     return body, [f"statistic:{name}" for name, _ in rows]
 
 
-def ranking_html(ranking: Ranking, at: Selection, other: Other) -> tuple[str, list[str]]:
+def ranking_html(ranking: Ranking, at: Selection) -> tuple[str, list[str]]:
     """Returns the tensors that differ most and the nodes of one run alone, and what it may send."""
     lines = "".join(_ranked_line(row, at) for row in ranking.rows)
     shown = f"{len(ranking.rows)} of " if ranking.compared > len(ranking.rows) else ""
@@ -54,8 +55,9 @@ def ranking_html(ranking: Ranking, at: Selection, other: Other) -> tuple[str, li
     )
     if lines:
         content += (
-            '<table class="ranking"><thead><tr><th>tensor</th><th class="here">here</th>'
-            f'<th class="there">there</th><th>relative</th></tr></thead><tbody>{lines}</tbody></table>'
+            '<table class="ranking"><thead><tr><th>tensor</th><th>relative</th>'
+            '<th class="here">here</th><th class="there">there</th></tr></thead>'
+            f"<tbody>{lines}</tbody></table>"
         )
     content += _alone("Only here", ranking.only_here) + _alone("Only there", ranking.only_there)
     return content, [f"slot:{row.slot.id}" for row in ranking.rows]
@@ -99,7 +101,7 @@ def _ranked_line(row: Ranked, at: Selection) -> str:
     return (
         f'<tr{mark} tabindex="0" data-send="slot:{slot.id}">'
         f'<td>{_e(slot.node)} <span class="soft">{_e(slot.role + iteration)}</span></td>'
-        f"{_number(pair.here, digits=3)}{_number(pair.there, digits=3)}{relative}</tr>"
+        f"{relative}{_number(pair.here, digits=3)}{_number(pair.there, digits=3)}</tr>"
     )
 
 

@@ -16,7 +16,7 @@ from comgra_decl.viewer.state import SELECTION
 
 _LOG = logging.getLogger(__name__)
 _GRID = """
-:host { align-content: flex-start; display: flex !important; flex-flow: row wrap !important; gap: 10px 20px; }
+:host { display: flex !important; flex-flow: row wrap !important; gap: 10px 20px; }
 .scroll-button { display: none !important; }
 """
 _NONE = (

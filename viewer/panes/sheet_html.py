@@ -17,7 +17,6 @@ def window_html(window: Window, axes: tuple[str, str]) -> tuple[str, list[str]]:
     """Returns the cells with the numbers of their rows and columns, and what it may send."""
     height, width = window.cells.shape
     moves, tokens = _moves(window)
-    corner = " \u2193 ".join(part for part in axes[::-1] if part) if all(axes) else ""
     heads = "".join(f'<th scope="col">{window.column + i}</th>' for i in range(width))
     lines = "".join(
         f'<tr><th scope="row">{window.row + i}</th>{"".join(map(_cell, row))}</tr>'
@@ -28,7 +27,7 @@ def window_html(window: Window, axes: tuple[str, str]) -> tuple[str, list[str]]:
     content = (
         f'<div class="moves">{moves}<span>{down} \u00b7 {across}</span></div>'
         f'<table class="cells" aria-label="values: {down}, {across}">'
-        f"<thead><tr><th>{_e(corner)}</th>{heads}</tr></thead><tbody>{lines}</tbody></table>"
+        f"<thead><tr><td></td>{heads}</tr></thead><tbody>{lines}</tbody></table>"
     )
     return content, tokens
 
