@@ -11,6 +11,7 @@ import pandas as pd
 from numpy.typing import NDArray
 
 from comgra_decl.records import Structure
+from comgra_decl.store.parts import Part
 
 from . import derived, distributions, graphs, statistics, xarrays
 from .chunks import Chunk, chunks
@@ -261,6 +262,7 @@ class Run(RunFacts):
         step: int,
         *,
         sample: int | None = None,
+        part: Part = ...,
         role: str = "output",
         pass_: str = "forward",
         iteration: int = 0,
@@ -268,12 +270,18 @@ class Run(RunFacts):
     ) -> NDArray[Any]:
         """Returns the recorded values [samples, ...] of a slot, or those of one sample [...].
 
+        `part` says which of them, as in brackets behind the array: `np.s_[0, :100]`. No more is
+        read of the disk than what holds them, at most a megabyte around it.
+
+        The dtype is the tensor's own (bfloat16 as ml_dtypes.bfloat16). A tensor without a batch
+        dimension counts as one sample.
+
         Raises:
-            UnknownNameError: there are no values of this slot at this step.
+            UnknownNameError: there are no values of this slot at this step, or no such part.
         """
         snapshot = self._snapshot
         slot = snapshot.slot(node, role, iteration, pass_)
-        return distributions.value(snapshot, slot, step, sample, type_)
+        return distributions.value(snapshot, slot, step, sample=sample, part=part, type_=type_)
 
     def values_of(self, record: int) -> dict[int, NDArray[Any]]:
         """Returns all values [samples, ...] that a record (see `records`) holds, by slot id."""
