@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -9,7 +10,7 @@ from comgra_decl.errors import SpecError
 
 if TYPE_CHECKING:
     from comgra_decl.query import Run
-    from comgra_decl.rules import Check, Diagnosis
+    from comgra_decl.rules import Check, Correlation, Diagnosis
     from comgra_decl.spec import Spec
     from comgra_decl.spec.rules import Rules
 
@@ -53,7 +54,9 @@ def rules_of(text: str | None) -> Rules | None:
     return found
 
 
-def described(run: Run, diagnosis: Diagnosis) -> dict[str, Any]:
+def described(
+    run: Run, diagnosis: Diagnosis, together: Sequence[Correlation] = ()
+) -> dict[str, Any]:
     """Returns a diagnosis as JSON can hold it."""
     from comgra_decl.rules import health
 
@@ -63,6 +66,7 @@ def described(run: Run, diagnosis: Diagnosis) -> dict[str, Any]:
         "records": diagnosis.records,
         "health": [_answered(check) for check in health(diagnosis)],
         "findings": [finding.to_json() for finding in diagnosis.findings],
+        "together": [correlation.to_json() for correlation in together],
         "checked": diagnosis.checked,
         "unchecked": {entry.rule: entry.reason for entry in diagnosis.unchecked},
     }

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING
 
 from rich.columns import Columns
@@ -15,7 +15,7 @@ from comgra_decl.launch.tables import console
 
 if TYPE_CHECKING:
     from comgra_decl.query import Run
-    from comgra_decl.rules import Diagnosis, Finding
+    from comgra_decl.rules import Correlation, Diagnosis, Finding
 
 _SIGNS = {
     "red": ("\u2717", "bold red"),
@@ -26,7 +26,13 @@ _SIGNS = {
 _STYLES = {"error": "bold red", "warning": "yellow", "hint": "cyan"}
 
 
-def print_diagnosis(run: Run, diagnosis: Diagnosis, *, everything: bool = False) -> None:
+def print_diagnosis(
+    run: Run,
+    diagnosis: Diagnosis,
+    *,
+    together: Sequence[Correlation] = (),
+    everything: bool = False,
+) -> None:
     """Prints findings, best first, then what could not be looked at."""
     out = console()
     first = [f for f in diagnosis.findings if f.because is None]
@@ -39,6 +45,10 @@ def print_diagnosis(run: Run, diagnosis: Diagnosis, *, everything: bool = False)
     if explained and not everything:
         names = ", ".join(f"{f.rule} ({f.because})" for f in explained)
         out.print("", Text(f"Explained by the above: {names}; see --all", style="dim"), sep="\n")
+    if together:
+        out.print("", Text("What goes together", style="bold"), sep="\n")
+        for correlation in together:
+            out.print(Padding(Text(f"- {correlation.sentence}"), (0, 0, 0, 3)))
     if diagnosis.unchecked:
         out.print("", _unchecked(diagnosis), sep="\n")
 

@@ -14,11 +14,13 @@ from comgra_decl.rules.engine import Engine, Unchecked
 from comgra_decl.rules.finding import Finding, Link, Place
 from comgra_decl.rules.health import CHECKLIST, Check, health
 from comgra_decl.rules.stored import stored
+from comgra_decl.rules.together import Correlation, Side, correlate
 from comgra_decl.rules.window import Numbers, Window
 
 __all__ = [
     "CHECKLIST",
     "Check",
+    "Correlation",
     "Diagnosis",
     "Engine",
     "Finding",
@@ -29,9 +31,11 @@ __all__ = [
     "Rule",
     "RuleParameters",
     "Scene",
+    "Side",
     "SlotRule",
     "Unchecked",
     "Window",
+    "correlate",
     "diagnose",
     "health",
     "stored",

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import numpy as np
 import pandas as pd
 
+from comgra_decl.rules.base import Rule
 from comgra_decl.rules.catalogue import build
 from comgra_decl.rules.engine import Engine, Unchecked
 from comgra_decl.rules.finding import Finding
@@ -56,12 +57,26 @@ def diagnose(run: Run, rules: Rules | None = None) -> Diagnosis:
     return Diagnosis(engine.findings(), unchecked, checked, engine.scene.records)
 
 
-def examined(run: Run, rules: Rules | None = None) -> Engine:
-    """Returns an engine that has seen all of a stored run."""
+def examined(
+    run: Run,
+    rules: Rules | None = None,
+    *,
+    prepare: Callable[[list[Rule]], None] | None = None,
+) -> Engine:
+    """Returns an engine that has seen all of a stored run.
+
+    Args:
+        run: as of its last `refresh`.
+        rules: which rules; None for those of the run's own spec, or the default.
+        prepare: may change the list of rules before any of them has seen anything.
+    """
     statistics = tuple(name for name in run.statistics if name not in DERIVED)
     if rules is None:
         rules = run.spec.rules if run.spec.rules != "off" else "default"
-    engine = Engine(build(rules), statistics)
+    built = build(rules)
+    if prepare is not None:
+        prepare(built)
+    engine = Engine(built, statistics)
     engine.add_document("modules", run.modules)
     engine.add_document("report", run.report)
     known: set[str] = set()

@@ -9,7 +9,7 @@ from typing import Literal
 from weakref import WeakKeyDictionary
 
 from comgra_decl.query import open_run
-from comgra_decl.rules import Diagnosis, diagnose, stored
+from comgra_decl.rules import Correlation, Diagnosis, correlate, diagnose, stored
 from comgra_decl.viewer.model.runview import RunView
 
 Source = Literal["recorded", "looked"]
@@ -21,12 +21,14 @@ class Found:
 
     Attributes:
         diagnosis: the findings; None where no rule has looked yet.
+        correlations: what goes together; None until somebody has looked for it.
         source: whether `diagnosis` was stored while the run was recorded or worked out since.
         looking: whether it is being worked out just now.
         problem: why the last attempt failed, "" if it did not.
     """
 
     diagnosis: Diagnosis | None
+    correlations: tuple[Correlation, ...] | None = None
     source: Source = "recorded"
     looking: bool = False
     problem: str = ""
@@ -39,6 +41,7 @@ class _Look:
     revision: int
     running: bool = True
     diagnosis: Diagnosis | None = None
+    correlations: tuple[Correlation, ...] | None = None
     problem: str = ""
 
 
@@ -55,6 +58,7 @@ def found(view: RunView) -> Found:
     current = look.diagnosis is not None and (look.revision == view.revision or kept is None)
     return Found(
         look.diagnosis if current else kept,
+        look.correlations,
         "looked" if current else "recorded",
         look.running,
         look.problem,
@@ -73,7 +77,7 @@ def look(view: RunView, done: Callable[[], None]) -> None:
         return
     attempt = _Look(view.revision)
     if known is not None:  # stays on screen meanwhile
-        attempt.diagnosis = known.diagnosis
+        attempt.diagnosis, attempt.correlations = known.diagnosis, known.correlations
     _looks[view] = attempt
     path = view.run.path
     arguments = (attempt, path, done)
@@ -90,6 +94,7 @@ def _work(attempt: _Look, path: object, done: Callable[[], None]) -> None:
         with _turn:
             run = open_run(str(path))
             attempt.diagnosis = diagnose(run)
+            attempt.correlations = tuple(correlate(run))
     except Exception as error:  # noqa: BLE001  (it is shown where it was asked for)
         attempt.problem = f"{type(error).__name__}: {error}"
     finally:

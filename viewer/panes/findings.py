@@ -8,7 +8,7 @@ from typing import Any, ClassVar
 
 import panel as pn
 
-from comgra_decl.rules import Check, Diagnosis, Finding, health
+from comgra_decl.rules import Check, Correlation, Diagnosis, Finding, health
 from comgra_decl.viewer.components.base import Message
 from comgra_decl.viewer.model.findings import jump, link
 from comgra_decl.viewer.model.found import Found, found, look, looked_at
@@ -83,6 +83,9 @@ def page_of(known: Found, shown: Shown) -> str:
         parts.append(_list("Findings, best first", first, shown) if first else _NOTHING)
         if rest:
             parts.append(_list("These follow from the above", rest, shown))
+    if known.correlations is not None:
+        parts.append(_together(known.correlations))
+    if diagnosis is not None:
         parts.append(_unchecked(diagnosis))
     return f'<div class="findings">{"".join(parts)}</div>'
 
@@ -203,6 +206,27 @@ def _value(value: float | str) -> str:
     if isinstance(value, str):
         return value
     return count(value) if isinstance(value, int) else number(value)
+
+
+def _together(correlations: Iterable[Correlation]) -> str:
+    lines = "".join(_pair(correlation) for correlation in correlations)
+    if not lines:
+        return "<h3>What goes together</h3><p>Nothing that chance would not explain.</p>"
+    return f'<h3>What goes together</h3><ul class="together">{lines}</ul>'
+
+
+def _pair(correlation: Correlation) -> str:
+    places = [side for side in (correlation.first, correlation.second) if side.place is not None]
+    links = "".join(
+        _button(
+            link(side.place, correlation.first_step, statistic=side.statistic, section="inspect"),
+            f"Show {side.place}", "evidence",
+        )
+        for side in places
+    )  # fmt: skip
+    also = ", ".join(str(side) for side in correlation.also)
+    title = f' title="{_e(also)}"' if also else ""
+    return f"<li{title}><span>{_e(correlation.sentence)}</span> {links}</li>"
 
 
 def _unchecked(diagnosis: Diagnosis) -> str:

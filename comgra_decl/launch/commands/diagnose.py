@@ -25,13 +25,15 @@ def command(
     """Say what is wrong in a run, where it began, and what to do about it."""
     from comgra_decl.launch.diagnosing import described, rules_of
     from comgra_decl.query import open_run
-    from comgra_decl.rules import diagnose
+    from comgra_decl.rules import correlate, diagnose
 
     opened = open_run(run)
-    diagnosis = diagnose(opened, rules_of(rules))
+    declared = rules_of(rules)
+    diagnosis = diagnose(opened, declared)
+    together = correlate(opened, declared)
     if as_json:
-        print_json(described(opened, diagnosis))
+        print_json(described(opened, diagnosis, together))
     else:
         from comgra_decl.launch.diagnosis_tables import print_diagnosis
 
-        print_diagnosis(opened, diagnosis, everything=everything)
+        print_diagnosis(opened, diagnosis, together=together, everything=everything)

@@ -1,0 +1,123 @@
+"""What is reported of two things that go together."""
+
+from __future__ import annotations
+
+from dataclasses import asdict, dataclass
+from typing import Any, Literal
+
+from comgra_decl.rules.finding import Place
+
+Kind = Literal["moves", "happens", "samples"]
+"""moves: two series rise and fall together; happens: one event comes with another; samples: within
+a record, samples that have more of one have more (or less) of the other."""
+
+
+@dataclass(frozen=True, slots=True)
+class Side:
+    """One of the two things.
+
+    Attributes:
+        text: what it is called: "l2 of blocks.3 weight (update)", "loss", "tag hard".
+        place: the tensor, where it is one.
+        statistic: of that tensor.
+        event: for events, what happens to it: "abnormally high"; "" for series.
+    """
+
+    text: str
+    place: Place | None = None
+    statistic: str = ""
+    event: str = ""
+
+    def __str__(self) -> str:
+        return f"{self.text} {self.event}".strip()
+
+
+@dataclass(frozen=True, kw_only=True)
+class Correlation:
+    """Two things that go together, with how strongly and how surely.
+
+    Attributes:
+        kind: see `Kind`.
+        first: the candidate, such as a statistic of a tensor.
+        second: what it goes with, such as a loss.
+        effect: a correlation from -1 to 1; of events, the share of `second` that come with `first`.
+        low: lower end of the 95 % interval of the effect.
+        high: upper end of it.
+        base: of events, the share of all records with `first`; else None.
+        lag_records: by so many records `first` comes before `second`; negative: after it.
+        lag_steps: the same in steps, the median.
+        records: number of records that this rests on.
+        count: number of independent cases: effective records, episodes, or samples.
+        q: the share of false ones among all that are at least as clear (Benjamini and Hochberg).
+        first_step: a step at which both can be seen.
+        also: others that say the same, being one thing with `first` as far as numbers tell.
+    """
+
+    kind: Kind
+    first: Side
+    second: Side
+    effect: float
+    low: float
+    high: float
+    records: int
+    count: int
+    q: float
+    first_step: int
+    base: float | None = None
+    lag_records: int = 0
+    lag_steps: int = 0
+    also: tuple[Side, ...] = ()
+
+    @property
+    def strength(self) -> float:
+        """How strong it is, from 0 to 1: the end of the interval that is nearer to nothing."""
+        if self.base is not None:
+            return max(0.0, self.low - self.base)
+        return max(0.0, min(abs(self.low), abs(self.high)) if self.low * self.high > 0 else 0.0)
+
+    @property
+    def sentence(self) -> str:
+        """The finding in one sentence, with its evidence."""
+        words = {"moves": self._moves, "happens": self._happens, "samples": self._samples}
+        text = words[self.kind]()
+        return f"{text} So do {len(self.also)} more that move with it." if self.also else text
+
+    def _moves(self) -> str:
+        how = "rises" if self.effect > 0 else "falls"
+        interval = f"correlation {self.effect:.2f}, {self.low:.2f} to {self.high:.2f}"
+        if self.lag_records > 0:
+            when = f"{self._steps()} before {self.second} rises"
+        elif self.lag_records < 0:
+            when = f"{self._steps()} after {self.second} rises"
+        else:
+            when = f"when {self.second} rises"
+        return f"{self.first} {how} {when} ({interval}; {self.records} records)."
+
+    def _steps(self) -> str:
+        steps = abs(self.lag_steps)
+        return f"{steps} step" if steps == 1 else f"{steps} steps"
+
+    def _happens(self) -> str:
+        assert self.base is not None
+        when = f" {self._steps()} before" if self.lag_records else ""
+        times = f"{round(self.effect * self.count)} of {self.count} times"
+        return (
+            f"{self.second}: {self.effect:.0%} with {self.first}{when} ({times}, "
+            f"{self.low:.0%} to {self.high:.0%}; {self.base:.0%} of all {self.records} records)."
+        )
+
+    def _samples(self) -> str:
+        more = "larger" if self.effect > 0 else "smaller"
+        whose = (
+            f"Samples of {self.second}"
+            if self.second.text.startswith("category ")
+            else f"Samples with a larger {self.second}"
+        )
+        return (
+            f"{whose} have a {more} {self.first} (correlation within a record {self.effect:.2f}, "
+            f"{self.low:.2f} to {self.high:.2f}; {self.count} samples in {self.records} records)."
+        )
+
+    def to_json(self) -> dict[str, Any]:
+        """Returns it as JSON can hold it."""
+        return {**asdict(self), "sentence": self.sentence}

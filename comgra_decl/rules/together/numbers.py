@@ -1,0 +1,140 @@
+"""Series made comparable, and what chance would make of them; all columns at once, in numpy."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+from numpy.typing import NDArray
+
+Floats = NDArray[np.float32]
+Doubles = NDArray[np.float64]
+
+WINDOW = 31
+"""Records over which a series' own usual size is taken."""
+
+_CLIP = 3.0
+_EVEN = 0.02  # squared bend over squared change: changes remember themselves to 99 %
+_MEMORY = 20  # records over which a series may remember itself
+
+
+def smoothed(columns: Floats, window: int = WINDOW) -> Floats:
+    """Returns the centred moving mean of each column [n, m] over what is finite."""
+    half = min(window, len(columns)) // 2
+    known = np.isfinite(columns)
+    sums = _cumulated(np.where(known, columns, 0))
+    counts = _cumulated(known.astype(np.float32))
+    at = np.arange(len(columns))
+    low, high = np.maximum(at - half, 0), np.minimum(at + half + 1, len(columns))
+    found: Floats = (
+        (sums[high] - sums[low]) / np.maximum(counts[high] - counts[low], 1)
+    ).astype(np.float32)  # fmt: skip
+    return found
+
+
+def _cumulated(columns: NDArray[np.floating]) -> Doubles:
+    sums = np.zeros((len(columns) + 1, columns.shape[1]))
+    np.cumsum(columns, axis=0, out=sums[1:])
+    return sums
+
+
+def levelled(columns: Floats) -> Floats:
+    """Returns the columns, those that are positive throughout as logarithms."""
+    with np.errstate(all="ignore"):
+        positive = ~(columns <= 0).any(axis=0)
+        levels = np.where(positive, np.log(np.where(columns > 0, columns, 1)), columns)
+    levels[~np.isfinite(columns)] = np.nan
+    result: Floats = levels.astype(np.float32)
+    return result
+
+
+def changes(columns: Floats) -> Floats:
+    """Returns the change from record to record, in units of what is usual there, [n - 1, m].
+
+    Trends are gone: a difference has none but its mean, and the usual size of a change is that of
+    the records around. Large changes count as 3 usual ones. Each column has mean 0 and length 1,
+    and 0 where something is missing, which makes a correlation smaller, never larger.
+    """
+    found = np.diff(levelled(columns), axis=0)
+    smooth = _is_smooth(found)
+    for _ in range(2):  # what one mean leaves of a bend, above all at the ends, the second takes
+        found -= smoothed(found)
+    scale = smoothed(np.abs(found))
+    scale[:, smooth] = np.nan
+    with np.errstate(all="ignore"):
+        found = np.clip(found / scale, -_CLIP, _CLIP)
+    found[~np.isfinite(found)] = 0
+    return normalised(found)
+
+
+def _is_smooth(found: Floats) -> NDArray[np.bool_]:
+    """Returns which columns change so evenly that there is nothing in them but their trend."""
+    bends = np.diff(found, axis=0)
+    return np.asarray(np.nanmean(bends**2, axis=0) < _EVEN * np.nanmean(found**2, axis=0))
+
+
+def normalised(columns: Floats) -> Floats:
+    """Returns columns of length 1 and, over what is not 0, mean 0; constant ones are all 0."""
+    there = columns != 0
+    columns = columns - columns.sum(axis=0) / np.maximum(there.sum(axis=0), 1)
+    columns = np.where(there, columns, 0)
+    length = np.sqrt((columns**2).sum(axis=0))
+    scaled: Floats = (columns / np.where(length > 0, length, 1)).astype(np.float32)
+    return scaled
+
+
+def memory(columns: Floats) -> Floats:
+    """Returns how each column is correlated with itself, 1 .. 20 records later, [20, m]."""
+    lags = range(1, min(_MEMORY, len(columns) - 1) + 1)
+    return np.stack([(columns[lag:] * columns[:-lag]).sum(axis=0) for lag in lags])
+
+
+def independent(count: Doubles, ours: Floats, theirs: Floats) -> Doubles:
+    """Returns the number of independent records among `count`, [m, k] (Bartlett's formula).
+
+    Args:
+        count: of records that both have, [m, k].
+        ours: of `memory`, [20, m].
+        theirs: of `memory`, [20, k].
+    """
+    excess: Doubles = 1 + 2 * (ours.T.astype(np.float64) @ theirs.astype(np.float64))
+    return np.minimum(count, count / np.maximum(excess, 0.5))
+
+
+def chance(correlation: Doubles, count: Doubles) -> Doubles:
+    """Returns how often chance alone gives such a correlation or a larger one (Fisher)."""
+    free = np.maximum(count - 3, 0.0)
+    with np.errstate(divide="ignore"):
+        score = np.arctanh(np.clip(np.abs(correlation), 0, 1 - 1e-7)) * np.sqrt(free)
+    tail = np.frompyfunc(lambda z: math.erfc(z / math.sqrt(2)), 1, 1)
+    found: Doubles = tail(score).astype(np.float64)
+    return found
+
+
+def interval(correlation: float, count: float) -> tuple[float, float]:
+    """Returns the 95 % interval of a correlation of `count` independent records (Fisher)."""
+    centre = math.atanh(max(-0.9999999, min(0.9999999, correlation)))
+    half = 1.96 / math.sqrt(max(count - 3, 0.25))
+    return math.tanh(centre - half), math.tanh(centre + half)
+
+
+def share_interval(hits: int, count: int) -> tuple[float, float]:
+    """Returns the 95 % interval of a share (Wilson)."""
+    z = 1.96
+    share, denominator = hits / count, 1 + z**2 / count
+    centre = (share + z**2 / (2 * count)) / denominator
+    half = z / denominator * math.sqrt(share * (1 - share) / count + z**2 / (4 * count**2))
+    return max(0.0, min(share, centre - half)), min(1.0, max(share, centre + half))
+
+
+def false_shares(chances: Doubles, tried: int) -> Doubles:
+    """Returns for each chance the share of false ones if all up to it are believed.
+
+    Benjamini and Hochberg (1995): of `tried` comparisons, of which `chances` may be a part.
+    """
+    order = np.argsort(chances)
+    rank = np.arange(1, len(chances) + 1)
+    raised = chances[order] * tried / rank
+    found = np.empty(len(chances))
+    found[order] = np.minimum.accumulate(raised[::-1])[::-1]
+    return np.minimum(found, 1.0)

@@ -1,0 +1,167 @@
+"""Everything of a run that has a value at each record of the training, as columns."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import pandas as pd
+from numpy.typing import NDArray
+
+from comgra_decl.records import SlotInfo
+from comgra_decl.rules.base import Rule, SlotRule
+from comgra_decl.rules.diagnosis import examined
+from comgra_decl.rules.table import SlotTable
+from comgra_decl.rules.together.correlation import Side
+from comgra_decl.rules.together.numbers import Floats
+from comgra_decl.rules.window import Window
+
+if TYPE_CHECKING:
+    from comgra_decl.query import Run
+    from comgra_decl.spec.rules import Rules
+
+LEAST = 0.8
+"""A series is looked at if so large a share of the records has it."""
+
+
+@dataclass
+class Series:
+    """Columns over the `n` records of the training.
+
+    Attributes:
+        steps: of the records, int64 [n].
+        sides: what each column of `values` is.
+        values: statistics of slots, float32 [n, m]; NaN where missing.
+        numbers: losses and other numbers of the program by name, float32 [n] each.
+        marks: by name, at which records it was so, bool [n]: rules, types and tags.
+    """
+
+    steps: NDArray[np.int64]
+    sides: list[Side] = field(default_factory=list)
+    values: Floats = field(default_factory=lambda: np.zeros((0, 0), np.float32))
+    numbers: dict[str, Floats] = field(default_factory=dict)
+    marks: dict[Side, NDArray[np.bool_]] = field(default_factory=dict)
+
+
+def series_of(run: Run, rules: Rules | None = None) -> Series:
+    """Returns all series of a run; runs its rules once, to see at which records each fires."""
+    hits: dict[str, list[NDArray[np.bool_]]] = {}
+    windows: list[Floats] = []
+    steps: list[NDArray[np.int64]] = []
+
+    def prepare(watched: list[Rule]) -> None:
+        watched.insert(0, _Reader(windows, steps))
+        for rule in watched:
+            if isinstance(rule, SlotRule):
+                _watch(rule, hits.setdefault(rule.name, []))
+
+    engine = examined(run, rules, prepare=prepare)
+    found = Series(np.concatenate(steps) if steps else np.zeros(0, np.int64))
+    if len(found.steps):
+        table, names = engine.scene.table, engine.scene.statistics
+        found.sides, found.values = _columns(table, names, _joined(windows, len(table)))
+        found.numbers = _numbers(run.kpis(), found.steps)
+        found.marks = _fired(hits, len(found.steps)) | _labels(run, found.steps)
+    return found
+
+
+class _Reader(Rule):
+    """Keeps what windows of the training hold; finds nothing."""
+
+    name = "_together"
+
+    def __init__(self, windows: list[Floats], steps: list[NDArray[np.int64]]) -> None:
+        super().__init__()
+        self._windows, self._steps = windows, steps
+
+    def look(self, window: Window) -> None:
+        self._windows.append(np.array(window.aggregates[..., 0]))
+        self._steps.append(window.steps)
+
+    def findings(self, scene: Any) -> list[Any]:
+        return []
+
+    def missing(self, scene: Any) -> str | None:
+        return None
+
+
+def _watch(rule: SlotRule, hits: list[NDArray[np.bool_]]) -> None:
+    """Makes a rule write down at which records it fires, whatever its patience."""
+    measure: Callable[..., Any] = rule.measure
+
+    def watched(window: Window, at: Any) -> Any:
+        hit, evidence = measure(window, at)
+        hits.append((np.asarray(hit, bool) & window.there[:, at]).any(axis=1))
+        return hit, evidence
+
+    rule.measure = watched  # type: ignore[method-assign]
+
+
+def _joined(windows: list[Floats], slots: int) -> Floats:
+    """Returns [records, slots, statistics]; earlier windows know fewer slots."""
+    wide = [
+        np.pad(w, ((0, 0), (0, slots - w.shape[1]), (0, 0)), constant_values=np.nan)
+        for w in windows
+    ]
+    return np.concatenate(wide)
+
+
+def is_loss(info: SlotInfo) -> bool:
+    """Whether a tensor is a loss itself: it goes with the loss by definition."""
+    return info.kind == "loss" or info.module_class.endswith("Loss")
+
+
+def _columns(table: SlotTable, names: tuple[str, ...], cube: Floats) -> tuple[list[Side], Floats]:
+    """Returns the series that most records have and that change."""
+    wanted = table.floating & ~table.where(lambda i: i.kind == "target" or is_loss(i))
+    flat = cube.reshape(len(cube), -1)
+    there = np.isfinite(flat)
+    with np.errstate(all="ignore"):
+        low = np.where(there, flat, np.inf).min(axis=0)
+        high = np.where(there, flat, -np.inf).max(axis=0)
+    good = (there.mean(axis=0) >= LEAST) & (high > low) & np.repeat(wanted, len(names))
+    chosen = np.flatnonzero(good)
+    sides = []
+    for column in chosen.tolist():
+        slot, statistic = divmod(column, len(names))
+        place = table.place(slot)
+        sides.append(Side(f"{names[statistic]} of {place}", place, names[statistic]))
+    return sides, flat[:, chosen]
+
+
+def _numbers(table: pd.DataFrame, steps: NDArray[np.int64]) -> dict[str, Floats]:
+    found: dict[str, Floats] = {}
+    types = table.groupby("name", sort=False)["type"].nunique()
+    for (name, type_), part in table.groupby(["name", "type"], sort=False):
+        known = part.drop_duplicates("step", keep="last").set_index("step")["value"]
+        column = known.reindex(steps).to_numpy(np.float32)
+        label = str(name) if types[name] == 1 else f"{name} ({type_})"
+        if np.isfinite(column).mean() >= LEAST and np.nanmax(column) > np.nanmin(column):
+            found[label] = column
+    return found
+
+
+def _fired(hits: dict[str, list[NDArray[np.bool_]]], records: int) -> dict[Side, NDArray[np.bool_]]:
+    """Returns when each rule fired; of rules that did not look at every record nothing."""
+    columns = {name: np.concatenate(parts) for name, parts in hits.items() if parts}
+    return {
+        Side(f"rule {name}"): column
+        for name, column in columns.items()
+        if len(column) == records and 0 < column.sum() < records
+    }
+
+
+def _labels(run: Run, steps: NDArray[np.int64]) -> dict[Side, NDArray[np.bool_]]:
+    """Returns which records are of each type and tag, where there are several."""
+    records = run.records
+    records = records[records["mode"] == "train"]
+    if len(records) != len(steps):
+        return {}
+    found = {Side(f"type {t}"): (records["type"] == t).to_numpy() for t in run.types}
+    for tag in run.tags:
+        found.setdefault(
+            Side(f"tag {tag}"), np.array([tag in (tags or ()) for tags in records["tags"]], bool)
+        )
+    return {side: column for side, column in found.items() if 0 < column.sum() < len(steps)}
