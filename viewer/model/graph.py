@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -166,13 +166,35 @@ def _node_values(
     row = view.row(at.step, at.type, at.over)
     counts, numbers = row.column("nonfinite"), row.column(at.statistic)
     values: dict[str, tuple[float, bool]] = {}
-    for node in graph.nodes:
-        slot = _painted_slot(view, at, graph, node=node.name, pass_=pass_)
-        count = counts.get(slot, math.nan) if slot is not None else math.nan
-        if slot is not None and not math.isnan(count):
+    for node, slot in _painted_slots(view, at, graph, pass_).items():
+        count = counts.get(slot, math.nan)
+        if not math.isnan(count):
             value = float(numbers[slot])
-            values[node.name] = value, count > 0 or not math.isfinite(value)
+            values[node] = value, count > 0 or not math.isfinite(value)
     return values
+
+
+def _painted_slots(view: RunView, at: Selection, graph: Graph, pass_: str) -> dict[str, int]:
+    """Returns the slot that paints each node that has one.
+
+    Of all nodes but the selected one it depends on no more than pass and iteration, so it is looked
+    up once: a step or another statistic then only picks other numbers.
+    """
+    key = ("painted", id(graph), pass_, at.iteration)
+    elsewhere = replace(at, node="", role="")
+    _, slots = view.now(key, lambda: (graph, _slots_of_all(view, elsewhere, graph, pass_)))
+    name = graph.name_of(at)
+    selected = _painted_slot(view, at, graph, node=name, pass_=pass_)
+    others = {node: slot for node, slot in slots.items() if node != name}
+    return others if selected is None else {**others, name: selected}
+
+
+def _slots_of_all(view: RunView, at: Selection, graph: Graph, pass_: str) -> dict[str, int]:
+    found = (
+        (node.name, _painted_slot(view, at, graph, node=node.name, pass_=pass_))
+        for node in graph.nodes
+    )
+    return {node: slot for node, slot in found if slot is not None}
 
 
 def _painted_slot(

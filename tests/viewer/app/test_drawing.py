@@ -140,3 +140,27 @@ def test_colours_run_from_end_to_end() -> None:
     assert palette.signed_colour(0.0) == palette.signed_colour(-1e-12)
     assert palette.faded("#102030")[0] == "#10203000"
     assert palette.faded("#102030")[-1] == "#102030ff"
+
+
+@given(st.integers(0, 10**6), st.integers(1, 40), st.integers(1, 30))
+def test_the_picture_is_that_of_interpolating_record_by_record(
+    seed: int, records: int, bins: int
+) -> None:
+    rng = np.random.default_rng(seed)
+    counts = rng.poisson(rng.choice([0.05, 1, 20]), (records, bins))
+    counts[0, 0] += 1
+    ranges = np.sort(rng.normal(size=(records, 2)), axis=1)
+    ranges[rng.random(records) < 0.1] = 0.5  # all values equal
+    drawn = picture(np.arange(records), counts, ranges)
+    edges = np.linspace(drawn.y0, drawn.y1, len(drawn.image) + 1)
+    for record, (low, high) in enumerate(ranges):
+        column = drawn.image[:, record]
+        if not counts[record].sum():
+            assert np.isnan(column).all()
+            continue
+        if low == high:
+            low, high = low - (edges[1] - edges[0]) / 2, high + (edges[1] - edges[0]) / 2
+        shares = np.concatenate([[0.0], np.cumsum(counts[record]) / counts[record].sum()])
+        part = np.diff(np.interp(edges, np.linspace(low, high, bins + 1), shares))
+        expected = np.sqrt(part / part.max()) if part.max() > 0 else part
+        np.testing.assert_allclose(column, expected, atol=1e-6)
