@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
+from io import StringIO
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +15,7 @@ from yaml import YAMLError
 from comgra_decl.errors import SpecError, did_you_mean
 from comgra_decl.spec.model import Spec
 from comgra_decl.spec.problems import explain
+from comgra_decl.spec.yaml_text import read_yaml_text
 
 PRESET_FOLDER = Path(__file__).parents[1] / "configs" / "comgra"
 """Where the presets lie, in the package as in the repository."""
@@ -99,8 +101,10 @@ def _read_file(path: Path, readers: tuple[Path, ...]) -> DictConfig:
     if path in readers:
         raise SpecError([f"comgra: {path} names itself in its 'defaults'"])
     try:
-        config = OmegaConf.load(path)
-    except (OSError, UnicodeError, YAMLError, OmegaConfBaseException) as error:
+        config = OmegaConf.load(StringIO(read_yaml_text(path)))
+    except RecursionError:
+        raise SpecError([f"comgra: {path} cannot be read as YAML: it is nested too deep"]) from None
+    except (OSError, ValueError, YAMLError, OmegaConfBaseException) as error:
         raise SpecError([f"comgra: {path} cannot be read as YAML: {error}"]) from None
     if not isinstance(config, DictConfig):
         raise SpecError([f"comgra: {path} is not a mapping of keys to values"])
