@@ -1,0 +1,147 @@
+"""Views of the user's own: shown, updated, read again, and never the end of the page."""
+
+from __future__ import annotations
+
+import os
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from comgra_decl.errors import ComgraError
+from comgra_decl.viewer.custom import READS, Look, View, ViewsFile
+from comgra_decl.viewer.dashboard import Dashboard
+from comgra_decl.viewer.model.catalogue import Catalogue
+from comgra_decl.viewer.page import _wanted
+
+DOCUMENT = Path(__file__).parents[3] / "docs" / "viewer.md"
+GOOD = """
+from comgra_decl.viewer.custom import View
+import panel as pn
+calls = []
+def build(look):
+    calls.append(("build", look.node, look.step))
+    return pn.pane.Markdown(f"{look.node} {look.step}")
+def update(pane, look):
+    calls.append(("update", look.node, look.step))
+    pane.object = f"{look.node} {look.step}"
+def views():
+    return [View("Where", build, update, reads={"node", "step"}), View("Again", lambda look: look.statistic)]
+"""  # noqa: E501
+
+
+def write(path: Path, text: str) -> None:
+    """Writes the file as an editor would: anew, with a later time."""
+    before = path.stat().st_mtime_ns if path.exists() else 0
+    path.write_text(text)
+    os.utime(path, ns=(before + 10**9, before + 10**9))
+
+
+@pytest.fixture
+def file(tmp_path: Path) -> Path:
+    write(tmp_path / "views.py", GOOD)
+    return tmp_path / "views.py"
+
+
+def opened(root: Path, file: Path) -> tuple[Dashboard, Any]:
+    dashboard = Dashboard(Catalogue(root), query="?section=views", views=ViewsFile(file))
+    return dashboard, dashboard.sections["views"].panes[0]
+
+
+def shown(pane: Any) -> list[Any]:
+    return [card._place.objects[0].object for card in pane._cards]
+
+
+def test_views_are_built_once_and_updated_when_they_read_a_change(root: Path, file: Path) -> None:
+    dashboard, pane = opened(root, file)
+    dashboard.change(node="embed", step=4)
+    assert shown(pane) == ["embed 4", "std"]
+    calls = dashboard._views.views[0].build.__globals__["calls"]  # type: ignore[union-attr]
+    known = len(calls)
+    dashboard.change(statistic="l2")
+    assert shown(pane) == ["embed 4", "l2"]
+    assert len(calls) == known  # it does not read the statistic
+    dashboard.change(step=5)
+    assert calls[known:] == [("update", "embed", 5)]
+    assert [call for call, *_ in calls].count("build") == 1
+
+
+def test_an_edited_file_is_read_again_and_its_errors_are_shown(root: Path, file: Path) -> None:
+    dashboard, pane = opened(root, file)
+    write(file, GOOD.replace('"Where"', '"Here"'))
+    dashboard.poll()
+    assert [card._view.name for card in pane._cards] == ["Here", "Again"]
+    write(file, "def views(:\n")
+    dashboard.poll()
+    assert pane._trouble.visible
+    assert "SyntaxError" in pane._trouble.html
+    assert [card._view.name for card in pane._cards] == ["Here", "Again"]  # what worked stays
+    write(file, GOOD)
+    dashboard.poll()
+    assert not pane._trouble.visible
+    file.unlink()
+    dashboard.poll()
+    assert "cannot be read" in pane._trouble.html
+    assert not dashboard._banner.visible
+
+
+def test_a_view_that_fails_is_alone_in_that(root: Path, file: Path) -> None:
+    code = GOOD.replace("return [", "return [View('Bad', lambda look: [][look.step]),")
+    write(file, code)
+    dashboard, pane = opened(root, file)
+    bad, *others = pane._cards
+    assert bad._trouble.visible
+    assert "IndexError" in bad._trouble.html
+    assert "views.py" in bad._trouble.html
+    assert "panes/custom.py" not in bad._trouble.html
+    assert not any(card._trouble.visible for card in others)
+    assert not pane._problem.visible
+    write(file, GOOD)
+    dashboard.poll()
+    assert shown(pane)[1] == "std"
+
+
+@pytest.mark.parametrize(
+    ("code", "said"),
+    [("x = 1", "no function `views`"), ("def views(): return 3", "must return a list of View")],
+)
+def test_a_file_that_is_none_says_what_is_expected(tmp_path: Path, code: str, said: str) -> None:
+    write(tmp_path / "views.py", code)
+    problem = ViewsFile(tmp_path / "views.py").problem
+    assert isinstance(problem, ComgraError)
+    assert said in str(problem)
+
+
+def test_a_view_can_only_read_what_there_is() -> None:
+    with pytest.raises(ComgraError, match=r"did you mean.*statistic"):
+        View("x", lambda look: look, reads={"statistics"})
+    assert set(Look.__dataclass_fields__) == READS | {"select"}
+
+
+def test_without_a_file_there_is_no_such_section(root: Path) -> None:
+    dashboard = Dashboard(Catalogue(root), query="?section=views")
+    assert dashboard.state.section == "inspect"
+    assert "views" not in dashboard.sections
+    assert 'data-send="views"' not in dashboard._tabs.html
+
+
+def test_the_command_line_names_folder_and_file() -> None:
+    assert _wanted([]) == (Path("runs"), None)
+    assert _wanted(["a", "--views", "b.py"]) == (Path("a"), Path("b.py"))
+    assert _wanted(["--views=b.py"]) == (Path("runs"), Path("b.py"))
+    with pytest.raises(ComgraError, match="--view"):
+        _wanted(["a", "b.py", "--unknown"])
+
+
+def test_the_example_of_the_documents_runs(root: Path, tmp_path: Path) -> None:
+    code = re.findall(r"```python\n(.*?)```", DOCUMENT.read_text(), re.DOTALL)
+    examples = [block for block in code if "def views()" in block]
+    assert len(examples) == 1
+    write(tmp_path / "my_views.py", examples[0])
+    dashboard, pane = opened(root, tmp_path / "my_views.py")
+    dashboard.change(node="embed", step=4, statistic="std")
+    assert pane._cards
+    for card in pane._cards:
+        assert not card._trouble.visible, card._trouble.html
+        assert card._place.objects
