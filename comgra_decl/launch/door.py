@@ -33,7 +33,8 @@ def start_session(spec: Spec, context: RunContext) -> Session:
     except Exception as error:  # noqa: BLE001  (a fault of ours must not stop a training)
         _log.error("nothing is recorded because of an error in comgra_decl", exc_info=error)
         finish_session(session)
-    environment.recorded(session.path is not None)
+    if session.path is not None:
+        environment.recorded(session, True)
     return session
 
 
@@ -45,6 +46,7 @@ def _rehearsal(spec: Spec, context: RunContext) -> Session:
 
 def finish_session(session: Session) -> None:
     """Finishes a session; a fault of ours is said, and hides no error of the training."""
+    environment.recorded(session, False)
     try:
         session.finish()
     except Exception as error:  # noqa: BLE001  (the training's own error is the one to be seen)

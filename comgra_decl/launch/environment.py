@@ -27,7 +27,9 @@ RECORDED_BY = "COMGRA_RECORDED_BY"
 CHECKED = "COMGRA_CHECKED"
 """Set for child processes: what has been found to be a valid spec."""
 
-_taken = False  # another door of this process has begun a session
+_taken = False  # a session has begun in this process
+_sessions: set[int] = set()  # ids of those that have not ended
+_around: str | None = None  # what `RECORDED_BY` was before them
 
 _SWITCHED_OFF = ("", "0", "off", "false", "no")
 _SWITCHED_ON = ("1", "on", "true", "yes")
@@ -55,10 +57,24 @@ def taken() -> None:
         waiting.stand_down()
 
 
-def recorded(does: bool) -> None:
-    """Lets child processes know that this one is recorded, if it is."""
-    if does:
+def was_taken() -> bool:
+    """Whether any session has begun in this process."""
+    return _taken
+
+
+def recorded(session: object, does: bool) -> None:
+    """Lets child processes know whether this one is recorded: by a session, as long as it lasts."""
+    global _around
+    if does and not _sessions:
+        _around = os.environ.get(RECORDED_BY)
+    before = len(_sessions)
+    (_sessions.add if does else _sessions.discard)(id(session))
+    if _sessions:
         os.environ[RECORDED_BY] = str(os.getpid())
+    elif before and _around is None:
+        os.environ.pop(RECORDED_BY, None)
+    elif before:
+        os.environ[RECORDED_BY] = str(_around)
 
 
 def _attach() -> None:

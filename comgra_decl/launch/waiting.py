@@ -23,6 +23,7 @@ from torch.optim.optimizer import register_optimizer_step_post_hook
 
 from comgra_decl.hooks.patches import Patch
 from comgra_decl.hooks.tree import has_parameters
+from comgra_decl.launch import environment
 from comgra_decl.launch.environment import RECORDED_BY
 
 if TYPE_CHECKING:
@@ -143,7 +144,8 @@ class Waiting:
         """Says so if the program has ended and there was nothing to record."""
         waited, mine = self._session is None, self._owner == os.getpid()
         self.stop()
-        if waited and mine and RECORDED_BY not in os.environ and not _launched():
+        elsewhere = environment.was_taken() or RECORDED_BY in os.environ
+        if waited and mine and not elsewhere and not _launched():
             _say(
                 "nothing was recorded: this program has called no torch module that has "
                 "parameters, and no optimizer of torch.optim has stepped"

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import os
 import re
 from importlib.metadata import entry_points
 from pathlib import Path
 
 import pytest
 
+import comgra_decl
 from comgra_decl.launch.environment import declaration
 from comgra_decl.query import list_runs, open_run
 from tests.launch.programs import HYDRA_YAML, TRAINING, loss_of, plain_loss, python
@@ -214,3 +216,23 @@ def test_a_compiled_model_is_seen_from_its_first_step(tmp_path: Path) -> None:
     (run,) = list_runs(tmp_path / "runs")
     assert [*open_run(run.path).steps] == [0, 1, 2]
     assert {"0", "1", "2"} <= set(open_run(run.path).nodes)
+
+
+def test_children_know_of_a_recording_only_as_long_as_it_lasts(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("COMGRA_RECORDED_BY", "12")
+    told = []
+    with comgra_decl.trace("debug", root=tmp_path):
+        told.append(os.environ["COMGRA_RECORDED_BY"])
+        with comgra_decl.trace("light", root=tmp_path):
+            told.append(os.environ["COMGRA_RECORDED_BY"])
+        told.append(os.environ["COMGRA_RECORDED_BY"])
+    assert told == [str(os.getpid())] * 3
+    assert os.environ["COMGRA_RECORDED_BY"] == "12"
+    monkeypatch.delenv("COMGRA_RECORDED_BY")
+    with comgra_decl.trace("off", root=tmp_path):
+        assert "COMGRA_RECORDED_BY" not in os.environ
+    with comgra_decl.trace("debug", root=tmp_path):
+        assert "COMGRA_RECORDED_BY" in os.environ
+    assert "COMGRA_RECORDED_BY" not in os.environ
