@@ -15,6 +15,7 @@ from panel.util.parameters import edit_readonly
 from comgra_decl.errors import ComgraError
 from comgra_decl.viewer.custom import ViewsFile, shared_views
 from comgra_decl.viewer.dashboard import Dashboard
+from comgra_decl.viewer.hangup import forgive_hangups
 from comgra_decl.viewer.model.catalogue import Catalogue
 from comgra_decl.viewer.panes.base import problem_card
 from comgra_decl.viewer.style import CSS
@@ -63,6 +64,7 @@ def create_page(args: Sequence[str] = ()) -> Any:
         args: The folder of runs (default `runs`) and `--views FILE` with views of the user's own,
             as `panel serve viewer --args FOLDER --views FILE` gives them.
     """
+    forgive_hangups()
     try:
         root, views = _wanted(args)
         return _page(shared_catalogue(root), None if views is None else shared_views(views))

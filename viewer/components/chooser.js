@@ -1,6 +1,8 @@
 // Labelled drop-downs and button rows. Everything is updated in place: a menu that the user has
 // open keeps its place while other fields change.
 
+const MANY = 20; // a menu with more options than this can be searched
+
 export function render({ model }) {
   const outbox = new Outbox(model);
   const root = htmlElement(null, "div", "chooser");
@@ -27,13 +29,49 @@ export function render({ model }) {
   }
 
   function menu(holder, field) {
+    const narrow = field.options.length > MANY ? finder(holder, field) : null;
     const select = htmlElement(holder, "select");
     select.setAttribute("aria-label", field.label);
     fillMenu(select, field);
+    narrow?.(select);
     select.addEventListener("change", () => outbox.post({ [field.name]: select.value }));
     return (now) => {
       select.value = now.value;
       select.disabled = now.options.length < 2;
+    };
+  }
+
+  // Narrows a long menu down to the options that hold all words typed; Enter takes the first.
+  function finder(holder, field) {
+    const input = htmlElement(holder, "input", "finder");
+    Object.assign(input, { type: "search", placeholder: `Find among ${field.options.length}` });
+    input.setAttribute("aria-label", `Find: ${field.label}`);
+    return (select) => {
+      const found = () => {
+        const words = input.value.toLowerCase().split(/\s+/).filter(Boolean);
+        const text = (option) => `${option.group}/${option.label}`.toLowerCase();
+        return field.options.filter((o) => words.every((word) => text(o).includes(word)));
+      };
+      const clear = () => {
+        const value = select.value;
+        input.value = "";
+        fillMenu(select, field);
+        select.value = value;
+      };
+      input.addEventListener("input", () => {
+        const value = select.value;
+        fillMenu(select, { ...field, options: found() });
+        select.value = value; // nothing is chosen where that is not among them
+      });
+      input.addEventListener("keydown", (event) => {
+        const [first] = found();
+        if (event.key === "Escape") clear();
+        if (event.key !== "Enter" || !first) return;
+        clear();
+        select.value = first.value;
+        outbox.post({ [field.name]: first.value });
+      });
+      select.addEventListener("change", clear);
     };
   }
 

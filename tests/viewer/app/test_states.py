@@ -1,0 +1,138 @@
+"""Each state of a folder of runs says what is the matter, in a real browser."""
+
+from __future__ import annotations
+
+import logging
+import shutil
+import signal
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from tornado.websocket import WebSocketClosedError
+
+from comgra_decl.store.commit import Commit
+from comgra_decl.store.database import Database, encode, new_context
+from comgra_decl.viewer.hangup import forgive_hangups
+from comgra_decl.viewer.page import create_page
+from tests.viewer.app.test_browser import REPOSITORY, WRITER, Server
+
+pytestmark = pytest.mark.browser
+
+Show = Callable[..., Any]
+
+
+@pytest.fixture
+def runs(root: Path, tmp_path: Path) -> Path:
+    """A folder of its own with the small run."""
+    shutil.copytree(root, tmp_path / "runs")
+    return tmp_path / "runs"
+
+
+@pytest.fixture
+def show(serve: Callable[[Callable[[], Any]], str], runs: Path, page: Any) -> Show:
+    """Opens the viewer on the folder, with a query."""
+
+    def show(query: str = "") -> Any:
+        page.set_default_timeout(30_000)
+        page.goto(serve(lambda: create_page([str(runs)])) + query)
+        return page
+
+    return show
+
+
+def heading(page: Any, text: str) -> None:
+    page.get_by_role("heading", name=text).wait_for()
+
+
+def test_a_run_of_a_newer_format_says_to_upgrade(runs: Path, show: Show) -> None:
+    newer = runs / "group" / "newer"
+    shutil.copytree(runs / "group" / "small", newer)
+    database = Database(newer, new_context(cache_bytes=0))
+    meta = {**database.read_json("meta/run.json"), "version": 9, "min_reader": 9}
+    commit = Commit(database)
+    commit._futures.append(commit._kv.write("meta/run.json", encode(meta)))
+    commit.finish()
+    page = show("?run=group/newer")
+    heading(page, "This run was written in another format")
+    page.get_by_text("Upgrade comgra-decl").wait_for()
+    page.get_by_text("choose one on the left").wait_for()
+    page.locator('[data-field="run"] select').select_option("group/small")
+    page.locator('article[data-step="11"]').wait_for()
+
+
+def test_a_run_whose_writer_died_is_shown_and_said_to_have_stopped(runs: Path, show: Show) -> None:
+    command = [sys.executable, "-c", WRITER, str(runs / "group" / "killed"), "6"]
+    with subprocess.Popen(
+        command, cwd=REPOSITORY, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+    ) as process:
+        assert process.stdin is not None
+        assert process.stdout is not None
+        process.stdout.readline()
+        for _ in range(2):
+            process.stdin.write("\n")
+            process.stdin.flush()
+            process.stdout.readline()
+        page = show("?run=group/killed")
+        page.get_by_text("live \u00b7 2 records").wait_for()
+        process.send_signal(signal.SIGKILL)
+    stopped = page.locator(".state.stopped")
+    stopped.wait_for()
+    assert "is gone" in stopped.get_attribute("title")
+    page.locator('article[data-step="1"]').wait_for()
+
+
+def test_a_new_run_is_offered_without_moving_what_is_looked_at(runs: Path, show: Show) -> None:
+    page = show("?step=4&node=head")
+    page.locator('article[data-step="4"]').wait_for()
+    shutil.copytree(runs / "group" / "small", runs / "group" / "another")
+    page.locator('[data-field="run"] option[value="group/another"]').wait_for(state="attached")
+    assert page.locator("article").get_attribute("data-step") == "4"
+    assert page.locator("article").get_attribute("data-node") == "head"
+
+
+def test_among_many_runs_one_is_found_by_typing(runs: Path, show: Show) -> None:
+    for number in range(24):
+        shutil.copytree(runs / "group" / "small", runs / f"sweep{number % 2}" / f"lr-{number:02d}")
+    page = show("?run=group/small")
+    find = page.locator('[data-field="run"] input.finder')
+    find.fill("sweep1 lr-1")
+    values = "(all) => all.map((option) => option.value)"
+    found = page.locator('[data-field="run"] option').evaluate_all(values)
+    assert sorted(found) == [f"sweep1/lr-{n}" for n in (11, 13, 15, 17, 19)]
+    find.fill("sweep1 17")
+    find.press("Enter")
+    page.wait_for_url(lambda url: "lr-17" in url)
+    page.locator(".head .name", has_text="sweep1/lr-17").wait_for()
+    assert find.input_value() == ""
+
+
+def test_a_tab_closed_in_mid_update_leaves_no_traceback(
+    runs: Path, tmp_path: Path, open_page: Callable[..., Any]
+) -> None:
+    server = Server(runs, tmp_path / "log")
+    try:
+        for _ in range(4):
+            page = open_page()
+            page.goto(server.url)
+            page.locator("article[data-step]").wait_for(timeout=30_000)
+            page.evaluate("""() => { for (let i = 0; i < 40; i += 1) setTimeout(() =>
+                document.body.dispatchEvent(new KeyboardEvent("keydown",
+                  { key: i % 8 < 4 ? "," : ".", bubbles: true, composed: true })), i * 5); }""")
+            page.wait_for_timeout(60)
+            page.context.close()
+    finally:
+        server.stop()
+    assert "Traceback" not in server.log.read_text()
+
+
+def test_hangups_alone_are_forgiven(caplog: pytest.LogCaptureFixture) -> None:
+    forgive_hangups()
+    forgive_hangups()
+    log = logging.getLogger("asyncio")
+    for error in (WebSocketClosedError(), ValueError("a fault of ours")):
+        log.error("Task exception was never retrieved", exc_info=error)
+    assert [record.exc_info[0] for record in caplog.records if record.exc_info] == [ValueError]
