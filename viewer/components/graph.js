@@ -140,6 +140,16 @@ class Graph {
     else this.#place();
   }
 
+  // Paint and legend change together, but are told one after the other.
+  #recolourSoon() {
+    if (this.recolouring) return;
+    this.recolouring = true;
+    queueMicrotask(() => {
+      this.recolouring = false;
+      this.#recolour();
+    });
+  }
+
   #recolour() {
     if (!this.index) return;
     const heat = this.model.heat;
@@ -280,7 +290,7 @@ class Graph {
     model.on("selected", () => this.#adopt());
     model.on("ack", () => this.#adopt());
     model.on("info", () => this.#tellInfo());
-    for (const name of ["heat", "legend"]) model.on(name, () => this.#recolour());
+    for (const name of ["heat", "legend"]) model.on(name, () => this.#recolourSoon());
     const idAt = (event) => event.target.closest?.(".node")?.dataset.id;
     svg.addEventListener("click", (event) => {
       const id = idAt(event);

@@ -8,6 +8,7 @@ const BAND_HEIGHT = 20;
 function drawLegend(element, index, heat, legend) {
   element.replaceChildren();
   element.title = heat ? legend?.help || "" : "";
+  element.dataset.painted = heat ? legend?.title || "" : "kind";
   if (heat) return drawScale(element, index, heat, legend);
   const present = new Set([...index.boxes.values()].map((box) => box.kind));
   for (const kind of KINDS.filter((name) => present.has(name))) {

@@ -46,7 +46,9 @@ class StatisticsPane(Pane):
         tokens += [f"batch:{sample}" for sample, _ in samples.rows] + ["batch:mean"]
         content = _head(shown) + _statistics(table, shown) + _samples(samples, shown)
         step = "" if shown.at.step is None else str(shown.at.step)
-        marks = f'data-node="{_e(shown.at.node)}" data-step="{step}"'
+        at = shown.at
+        marks = f'data-node="{_e(at.node)}" data-step="{step}" data-batch="{_e(at.batch)}"'
+        marks += f' data-statistic="{_e(at.statistic)}"'
         self.view.param.update(html=f"<article {marks}>{content}</article>", tokens=tokens)
 
     def _choose(self, message: Message) -> None:
