@@ -11,6 +11,7 @@ from comgra_decl.viewer.components.chooser import Chooser
 from comgra_decl.viewer.model.catalogue import RunEntry
 from comgra_decl.viewer.model.choices import Field, Groups, Option
 from comgra_decl.viewer.model.compare import (
+    DIFFERENCE,
     counterpart,
     overlay_of,
     ranking_of,
@@ -124,17 +125,14 @@ class ComparePane(Pane):
             self.act(other_step=int(value))
         elif name == "pin":
             self._pin(value)
+        elif name == "paint":
+            self.act(colour=DIFFERENCE)
         else:
             self.act(**{name: value})
 
     def _pin(self, what: str) -> None:
         assert self._shown is not None
-        if what == "free":
-            self.act(other_step=None)
-        elif what == "pin":
-            self.act(other_step=self._shown.at.step)
-        else:
-            self.act(colour="difference")
+        self.act(other_step=None if what == "free" else self._shown.at.step)
 
     def _jump(self, x: float) -> None:
         if self._shown is not None:
@@ -172,6 +170,6 @@ def _choices(shown: Shown, other: Other, runs: tuple[RunEntry, ...]) -> Groups:
     drawn = (
         pass_field(shown.view, shown.at, shown.pass_),
         axis,
-        Field("pin", "Difference", "", paint, "Colours the graph by the difference", "actions"),
+        Field("paint", "Difference", "", paint, "Colours the graph by the difference", "actions"),
     )
     return (("Other side", tuple(fields)), ("Shown", drawn))

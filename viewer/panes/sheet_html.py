@@ -86,7 +86,7 @@ def value_text(value: Any) -> str:
 def _cell(value: Any) -> str:
     finite = math.isfinite(abs(complex(value)))
     kind = "" if finite else ' class="broken"'
-    title = "" if value.dtype.kind in "biu" or not finite else f' title="{value}"'
+    title = "" if value.dtype.kind in "biu" or not finite else f' title="{value!s}"'
     return f"<td{kind}{title}>{value_text(value)}</td>"
 
 
