@@ -9,6 +9,7 @@ import torch
 
 from comgra_decl.hooks import modes
 from comgra_decl.hooks.closing import Closing
+from comgra_decl.hooks.limits import CUDA_GRAPH, is_capturing
 from comgra_decl.hooks.tree import trains_beside
 
 if TYPE_CHECKING:
@@ -56,6 +57,9 @@ class Choosing(Closing):
         """Decides which record a root call belongs to."""
         if self._ending:
             self._stop_when_safe()
+            return None
+        if is_capturing():
+            self._reporter.warn(CUDA_GRAPH)
             return None
         training = root.training
         if not training and (top.trained or not torch.is_grad_enabled()):

@@ -14,6 +14,17 @@ if TYPE_CHECKING:
 
 _SHOWN = 5
 
+CUDA_GRAPH = (
+    "a CUDA graph is being captured (torch.cuda.graph, make_graphed_callables): what is computed "
+    "in it is not recorded, neither now nor when it is replayed, because a replay runs no Python. "
+    "To see inside, train without the graph"
+)
+
+
+def is_capturing() -> bool:
+    """Whether what is computed now becomes part of a CUDA graph; reading it would break that."""
+    return torch.cuda.is_initialized() and torch.cuda.is_current_stream_capturing()
+
 
 def why_silent(plans: Iterable[ModulePlan]) -> list[str]:
     """Returns sentences about modules that were selected and have not been called: `plans`.

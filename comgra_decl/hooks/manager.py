@@ -19,6 +19,7 @@ from torch.nn.modules.module import register_module_module_registration_hook
 from torch.optim.optimizer import register_optimizer_step_post_hook
 
 from comgra_decl.hooks.choosing import Choosing
+from comgra_decl.hooks.limits import is_capturing
 from comgra_decl.hooks.patches import watch_mode
 from comgra_decl.hooks.tree import has_parameters
 from comgra_decl.hooks.when.agenda import Agenda, Plan
@@ -208,7 +209,8 @@ class HookManager(Choosing):
                 self._resumption.stepped(optimizer)
             if self._armed:
                 self._stepped = True
-                self._tracer.after_optimizer(self._train, optimizer)
+                if not is_capturing():
+                    self._tracer.after_optimizer(self._train, optimizer)
             if self._end.by_optimizer(optimizer):
                 self._end_step()
         except Exception as error:
@@ -216,9 +218,13 @@ class HookManager(Choosing):
 
     def _on_skip(self, optimizer: Any) -> None:
         """Mixed precision did not let an optimizer step; the step has ended all the same."""
-        if not self._stopped:
+        if self._stopped:
+            return
+        try:
             self._scalars.note("the optimizer's step was skipped: a gradient is not finite")
-            self._after_optimizer(optimizer, None, None)
+        except Exception as error:
+            self._fault(error)
+        self._after_optimizer(optimizer, None, None)
 
     def _settle_resumption(self, resumption: Resumption) -> None:
         """The first step of a resumed training ends: by now it is known which one it is."""

@@ -11,6 +11,8 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
+from comgra_decl.query.remarks import remarks
+
 _STYLES = {
     "live": "green",
     "waiting": "yellow",
@@ -109,8 +111,8 @@ def _facts(run: dict[str, Any]) -> Iterator[tuple[str, str | Text]]:
         yield "writing took", f"{share}; the training waited {writer['waited']:.1f} s for it"
     for loss in run["report"].get("losses", []):
         yield "lost", Text(str(loss), style="red")
-    for warning in run["report"].get("warnings", []):
-        yield "warning", Text(str(warning), style="yellow")
+    for remark in remarks(run["report"]):
+        yield "warning", Text(remark, style="yellow")
 
 
 def _writers(run: dict[str, Any]) -> Iterator[tuple[str, str | Text]]:

@@ -3,12 +3,19 @@
 from __future__ import annotations
 
 import logging
+from pathlib import Path
 
 import pytest
 import torch
 from torch import nn
 
-from tests.support.recording import EVERYTHING, recording
+import comgra_decl as comgra
+from comgra_decl.launch.cli import main
+from comgra_decl.query.remarks import remarks
+from comgra_decl.records import RawStep
+from comgra_decl.viewer.model.about import about
+from comgra_decl.viewer.model.runview import RunView
+from tests.support.recording import EVERYTHING, Recording, recording
 
 
 class Direct(nn.Module):
@@ -48,3 +55,75 @@ def test_backward_without_a_step_names_the_way_out(caplog: pytest.LogCaptureFixt
         model(torch.randn(4, 3)).sum().backward()
     assert "comgra.step()" in caplog.text
     assert any("comgra.step()" in sentence for sentence in run.report["warnings"])
+
+
+class Scripted(nn.Module):
+    """Has a scripted part, of which only the outermost module is seen."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.outer = torch.jit.script(nn.Sequential(nn.Linear(3, 3), nn.Tanh()))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        result: torch.Tensor = self.outer(x)
+        return result
+
+
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")
+def test_the_silence_of_scripted_modules_is_explained() -> None:
+    model = Scripted()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    with recording(EVERYTHING) as run:
+        model(torch.randn(4, 3)).sum().backward()
+        optimizer.step()
+    assert run.has("outer")
+    (said,) = [sentence for sentence in run.report["warnings"] if "TorchScript" in sentence]
+    assert "outer.0, outer.1 (2 in all)" in said
+    assert "train the module without scripting it" in said
+
+
+def test_the_command_line_and_the_viewer_say_each_sentence_once(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    spec = {**EVERYTHING, "nodes": {**EVERYTHING["nodes"], "typo": {"select": "callde"}}}
+    model = Direct()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    with comgra.trace(spec, root=tmp_path, group="g") as session:
+        for _ in range(2):
+            model(torch.randn(4, 3)).sum().backward()
+            optimizer.step()
+    assert session.path is not None
+    run = comgra.open_run(session.path)
+    said = remarks(run.report)
+    for part in ("write module(x) instead", "only lends its weights", "callde"):
+        assert sum(part in sentence for sentence in said) == 1, said
+    assert about(RunView(run)).remarks == said
+    with pytest.raises(SystemExit) as done:
+        main(["show", str(session.path)])
+    assert not done.value.code
+    shown = " ".join(capsys.readouterr().out.split())
+    for sentence in said:
+        assert shown.count(" ".join(sentence.split())[:60]) == 1
+
+
+def test_a_cuda_graph_is_not_read_while_it_is_captured(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The second step stands for the capture: what CUDA would say of it is said here."""
+    model = Direct()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    with recording(EVERYTHING) as run:
+        for step in range(3):
+            monkeypatch.setattr(torch.cuda, "is_initialized", lambda: True)
+            monkeypatch.setattr(
+                torch.cuda, "is_current_stream_capturing", lambda step=step: step == 1
+            )
+            model(torch.randn(4, 3)).sum().backward()
+            optimizer.step()
+    assert run.faults == []
+    assert [step.info.step for step in run.steps if "called" in names(run, step)] == [0, 2]
+    (said,) = [sentence for sentence in run.report["warnings"] if "CUDA graph" in sentence]
+    assert "train without the graph" in said
+
+
+def names(run: Recording, step: RawStep) -> set[str]:
+    """The nodes of one record."""
+    return run.nodes(run.steps.index(step))

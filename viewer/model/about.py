@@ -9,6 +9,7 @@ from typing import Any
 
 import yaml
 
+from comgra_decl.query.remarks import remarks
 from comgra_decl.viewer.model.numbers import count, duration
 from comgra_decl.viewer.model.runview import RunView
 
@@ -45,7 +46,7 @@ def about(view: RunView) -> About:
     return About(
         _summary(view),
         tuple(_entry(name, entry) for name, entry in (report.get("entries") or {}).items()),
-        (*_stopped(run.error), *_remarks(report)),
+        (*_stopped(run.error), *remarks(report)),
         _yaml(_plain_spec(run.spec)),
         _yaml(run.config) if run.config else "",
         tuple(_flat(run.facts)),
@@ -88,14 +89,6 @@ def _entry(name: str, entry: Mapping[str, Any]) -> Entry:
 
 def _stopped(error: str | None) -> tuple[str, ...]:
     return (f"The recording stopped before the training did: {error}",) if error else ()
-
-
-def _remarks(report: Mapping[str, Any]) -> tuple[str, ...]:
-    refused = [
-        f"{name} is not recorded: {why}" for name, why in (report.get("refused") or {}).items()
-    ]
-    said = [*(report.get("unmatched") or ()), *refused, *(report.get("warnings") or ())]
-    return tuple(dict.fromkeys(map(str, said)))
 
 
 def _plain_spec(spec: Any) -> Any:
