@@ -42,10 +42,10 @@ fake.close()
 class Server:
     """A `panel serve viewer` of its own."""
 
-    def __init__(self, root: Path, log: Path) -> None:
+    def __init__(self, root: Path, log: Path, *more: str) -> None:
         self.log = log
         command = [sys.executable, "-m", "panel", "serve", str(VIEWER), "--port", "0"]
-        command += ["--address", "127.0.0.1", "--args", str(root)]
+        command += ["--address", "127.0.0.1", "--args", str(root), *more]
         with log.open("w") as out:
             self.process = subprocess.Popen(command, stdout=out, stderr=subprocess.STDOUT)
         self.url = _announced(log, r"app running at: (http://127\.0\.0\.1:\d+/viewer)")
