@@ -1,0 +1,1 @@
+"""How fast the viewer is, in a real browser: `python -m benchmarks.viewer`."""

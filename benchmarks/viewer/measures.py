@@ -1,0 +1,204 @@
+"""What is measured, run by run. All times are milliseconds."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from itertools import cycle, islice, pairwise
+from typing import Any
+
+from benchmarks.viewer.screen import Screen
+from benchmarks.viewer.served import Served
+
+CHANGES = 30
+LOADS = 5
+_TABS = 5
+_MEMORY_CHANGES = 500
+
+Times = dict[str, list[float]]
+
+
+def everyday(chromium: Any, server: Served) -> dict[str, Any]:
+    """Loads, all kinds of change, and painting: what a person does all day."""
+    figures: dict[str, Any] = {"first load": [_load(chromium, server.url)]}
+    figures["usable"] = [_load(chromium, server.url) for _ in range(LOADS)]
+    screen = Screen(chromium, server.url)
+    figures["step"] = list(steps(screen, CHANGES))
+    figures |= clicks(screen, CHANGES)
+    figures["sample"] = [
+        screen.choose("batch", value, f'article[data-batch="{value}"]')
+        for value in islice(cycle("0123"), CHANGES)
+    ]
+    figures["statistic"] = [
+        screen.choose("statistic", name, f'article[data-statistic="{name}"]')
+        for name in islice(cycle(("l2", "max", "mean", "abs_mean", "std")), CHANGES)
+    ]
+    figures |= painting(screen, CHANGES)
+    screen.close()
+    return figures
+
+
+def _load(chromium: Any, url: str) -> float:
+    screen = Screen(chromium, url)
+    screen.close()
+    return screen.usable
+
+
+def steps(screen: Screen, count: int) -> Iterator[float]:
+    """Walks through the steps by key: back from the last one."""
+    for _ in range(count):
+        wanted = f'article[data-step="{int(screen.at["step"]) - 1}"]'
+        yield screen.change("keydown", lambda: screen.page.keyboard.press(","), wanted)["all"]
+
+
+def clicks(screen: Screen, count: int) -> Times:
+    """Clicks on boxes in view: until it is highlighted, and until all panes show it."""
+    times: Times = {"highlight": [], "node": []}
+    nodes = _clickable(screen)
+    for node, (x, y) in islice(cycle(nodes.items()), count):
+        highlight = f'.node.selected[data-id="{node}"]'
+        took = screen.change(
+            "pointerdown",
+            lambda x=x, y=y: screen.page.mouse.click(x, y),  # type: ignore[misc]
+            highlight,
+            f'article[data-node="{node}"]',
+            first=highlight,
+        )
+        times["node"].append(took["all"])
+        times["highlight"].append(took["first"])
+    return times
+
+
+def _clickable(screen: Screen) -> dict[str, tuple[float, float]]:
+    """Returns the middles of boxes in view that are nodes of their own."""
+    boxes = screen.page.evaluate(_IN_VIEW)
+    found = {name: (x, y) for name, x, y in boxes[:12]}
+    assert len(found) > 1, "no two nodes in view"
+    return found
+
+
+_IN_VIEW = """() => {
+  const root = probe.roots.find((root) => root.querySelector(".stage"));
+  const stage = root.querySelector(".stage").getBoundingClientRect();
+  const middle = (box) => [box.x + box.width / 2, box.y + box.height / 2];
+  const inside = ([x, y]) => x > stage.x + 20 && x < stage.right - 200
+    && y > stage.y + 40 && y < stage.bottom - 80;
+  const boxes = [...root.querySelectorAll(".node.kind-computed:not(:has(.stack))")];
+  return boxes.map((box) => [box.dataset.id, ...middle(box.getBoundingClientRect())])
+    .filter(([, ...at]) => inside(at));
+}"""
+
+
+def painting(screen: Screen, count: int) -> Times:
+    """Paints the graph by one statistic after another, then walks while it is painted."""
+    screen.page.locator('[data-field="colour"] select').select_option("forward")
+    screen.page.locator('.legend[data-painted^="forward"]').wait_for()
+    painted = [
+        screen.choose("statistic", name, f'.legend[data-painted$="{name}"]')
+        for name in islice(cycle(("l2", "max", "mean", "abs_mean", "std")), count)
+    ]
+    return {"painting": painted, "step, painted": list(steps(screen, count))}
+
+
+def large(chromium: Any, server: Served) -> dict[str, Any]:
+    """A graph with every scope opened: first render, clicks, painting."""
+    url = f"{server.url}?{_all_open(chromium, server.url)}"
+    figures: dict[str, Any] = {"first render, all open": [_load(chromium, url) for _ in range(3)]}
+    figures["first render, folded"] = [_load(chromium, server.url) for _ in range(3)]
+    screen = Screen(chromium, url)
+    figures["boxes"] = screen.page.locator(".node").count()
+    figures |= clicks(screen, CHANGES)
+    figures["step"] = list(steps(screen, CHANGES))
+    figures |= painting(screen, CHANGES)
+    screen.close()
+    return figures
+
+
+def _all_open(chromium: Any, url: str) -> str:
+    """Returns the query that opens every scope, found by opening what is folded, level by level."""
+    screen = Screen(chromium, url)
+    opened: set[str] = set()
+    while True:
+        folded = set(screen.page.evaluate(_FOLDED)) - opened
+        if not folded:
+            break
+        opened |= folded
+        screen.close()
+        screen = Screen(chromium, f"{url}?{_query(opened)}")
+    screen.close()
+    return _query(opened)
+
+
+def _query(opened: set[str]) -> str:
+    return "&".join(f"open={scope}" for scope in sorted({*opened, "blocks"}))
+
+
+_FOLDED = """() => {
+  const root = probe.roots.find((root) => root.querySelector(".stage"));
+  return [...root.querySelectorAll(".node:has(.stack)")].map((node) => node.dataset.id);
+}"""
+
+
+def long(chromium: Any, server: Served) -> dict[str, Any]:
+    """A very long run: load, single steps, and dragging along the bar."""
+    figures: dict[str, Any] = {"first load": [_load(chromium, server.url)]}
+    figures["usable"] = [_load(chromium, server.url) for _ in range(LOADS)]
+    screen = Screen(chromium, server.url)
+    figures["step"] = list(steps(screen, CHANGES))
+    figures |= clicks(screen, CHANGES)
+    figures |= _drag(screen)
+    screen.close()
+    return figures
+
+
+def _drag(screen: Screen) -> Times:
+    """Drags the handle along the bar for a while, as fast as a hand does."""
+    track = screen.page.locator(".track").bounding_box()
+    y = track["y"] + track["height"] / 2
+    at = [track["x"] + 40 + (track["width"] - 80) * i / 120 for i in range(120)]
+    screen.page.mouse.move(at[0], y)
+    screen.page.mouse.down()
+    screen.page.evaluate("probe.frames()")
+    for x in at:
+        screen.page.mouse.move(x, y)
+        screen.page.wait_for_timeout(16)
+    frames: list[float] = screen.page.evaluate("probe.stop()")
+    wanted = int(screen.page.locator(".track").get_attribute("aria-valuenow") or 0)
+    released = screen.change("pointerup", screen.page.mouse.up, f'article[data-step="{wanted}"]')
+    return {"frame while dragging": frames, "after letting go": [released["all"]]}
+
+
+def memory(chromium: Any, server: Served) -> dict[str, Any]:
+    """The server's memory over many changes, then with more and more sessions, all stepping."""
+    screen = Screen(chromium, server.url)
+    screen.page.evaluate("probe.drive(20, 0)")
+    held = [server.memory()]
+    for _ in range(5):
+        for _ in steps_quickly(screen, _MEMORY_CHANGES // 5):
+            pass
+        held.append(server.memory())
+    figures: dict[str, Any] = {"memory over 500 changes": held}
+    screens = [screen]
+    sessions = [server.memory()]
+    while len(screens) < _TABS:
+        screens.append(Screen(chromium, server.url))
+        sessions.append(server.memory())
+    figures["memory per session"] = [b - a for a, b in pairwise(sessions)]
+    figures["step, 5 sessions at once"] = _together(screens)
+    for screen in screens:
+        screen.close()
+    return figures
+
+
+def steps_quickly(screen: Screen, count: int) -> Iterator[None]:
+    """Goes back step by step without timing anything; nothing is looked at twice."""
+    for _ in range(count):
+        wanted = int(screen.at["step"]) - 1
+        screen.page.keyboard.press(",")
+        screen.page.evaluate("(s) => probe.painted([s])", f'article[data-step="{wanted}"]')
+        yield
+
+
+def _together(screens: list[Screen]) -> list[float]:
+    for screen in screens:
+        screen.page.evaluate("() => { probe.result = probe.drive(30, 100); }")
+    return [time for screen in screens for time in screen.page.evaluate("probe.result")]

@@ -1,0 +1,76 @@
+"""Writes the figures into `docs/viewer.md`, between two marks."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+PAGE = Path(__file__).parents[2] / "docs" / "viewer.md"
+BEGIN, END = "<!-- figures -->\n", "<!-- end of figures -->\n"
+_QUIET = 0.5  # load
+_TITLES = {
+    "everyday": "308 nodes, 1,000 steps",
+    "large": "1,009 boxes drawn",
+    "long": "100,000 steps",
+    "memory": "many changes, many sessions",
+}
+_TARGETS = {
+    ("everyday", "usable"): 2000,
+    ("everyday", "step"): 60,
+    ("everyday", "node"): 60,
+    ("everyday", "sample"): 60,
+    ("everyday", "statistic"): 60,
+    ("everyday", "painting"): 100,
+    ("large", "first render, all open"): 3000,
+    ("large", "highlight"): 100,
+}
+
+
+def write(figures: dict[str, Any]) -> None:
+    """Replaces the figures of the page."""
+    before, _, rest = PAGE.read_text().partition(BEGIN)
+    _, _, after = rest.partition(END)
+    PAGE.write_text(before + BEGIN + "\n" + tables(figures) + "\n" + END + after)
+
+
+def tables(figures: dict[str, Any]) -> str:
+    """Returns the figures as Markdown."""
+    machine = figures["machine"]
+    busy = " **The machine was busy: the times are upper bounds.**"
+    said = busy * (machine["load_before"] > _QUIET)
+    lines = ["| | | median | p95 | target | of |", "|---|---|---:|---:|---:|---:|"]
+    for name, measured in figures["measures"].items():
+        lines += _lines(name, measured)
+    notes = _memory(figures["measures"].get("memory", {}))
+    return f"""\
+Measured on {figures["date"]} by `python -m benchmarks.viewer`: {machine["processor"]},
+{machine["cores"]} cores shared by server and browser, no graphics processor (the browser draws in
+software), load before {machine["load_before"]}.{said} Times in ms.
+
+{chr(10).join(lines)}
+{notes}"""
+
+
+def _lines(name: str, measured: dict[str, Any]) -> list[str]:
+    title, lines = _TITLES[name], []
+    for what, values in measured.items():
+        if not isinstance(values, list) or what.startswith("memory"):
+            continue
+        median, high = np.median(values), np.percentile(values, 95)
+        target = _TARGETS.get((name, what))
+        goal = f"{target:,}" if target else ""
+        lines.append(f"| {title} | {what} | {median:,.0f} | {high:,.0f} | {goal} | {len(values)} |")
+        title = ""
+    return lines
+
+
+def _memory(measured: dict[str, Any]) -> str:
+    if not measured:
+        return ""
+    held, each = measured["memory over 500 changes"], measured["memory per session"]
+    return f"""
+The server held {held[0]:.0f} MB before and {held[-1]:.0f} MB after 500 changes of the step to
+records that it had not read before; each further session took {np.median(each):.0f} MB.
+"""

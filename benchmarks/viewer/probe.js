@@ -1,0 +1,95 @@
+// Times what a person sees: from the browser's own time stamp of an input event to the frame in
+// which everything expected has been painted. Runs in the page before anything else.
+(() => {
+  const PATIENCE = 20000; // ms
+  const later = (act) => {
+    const channel = new MessageChannel(); // after the paint of this frame, unlike a timeout
+    channel.port1.onmessage = act;
+    channel.port2.postMessage(0);
+  };
+  const roots = () => {
+    const found = [document];
+    for (const root of found) {
+      for (const element of root.querySelectorAll("*")) {
+        if (element.shadowRoot) found.push(element.shadowRoot);
+      }
+    }
+    return found;
+  };
+  const probe = {
+    roots: [],
+    // Finds each place once: walking through all shadow roots takes longer than a change.
+    settle() { probe.roots = roots(); },
+    has(selector) {
+      probe.roots = probe.roots.filter((root) => root === document || root.host.isConnected);
+      return probe.roots.some((root) => root.querySelector(selector));
+    },
+    idle() {
+      const [page] = window.Bokeh?.documents ?? [];
+      return !!page && page.is_idle;
+    },
+    // Resolves with the time at which all selectors have been met and painted.
+    painted(selectors, idle = true) {
+      return new Promise((resolve, reject) => {
+        const until = performance.now() + PATIENCE;
+        const look = () => {
+          if (performance.now() > until) return reject(new Error(`never came: ${selectors}`));
+          if (selectors.every(probe.has) && (!idle || probe.idle())) {
+            return later(() => resolve(performance.now()));
+          }
+          requestAnimationFrame(look);
+        };
+        requestAnimationFrame(look);
+      });
+    },
+    // Waits for the next event of a type, then for what it should lead to.
+    expect(type, selectors, first) {
+      probe.result = new Promise((resolve) => {
+        window.addEventListener(type, async (event) => {
+          const start = event.timeStamp;
+          const early = first && probe.painted([first], false);
+          const all = await probe.painted(selectors);
+          resolve({ all: all - start, first: early ? (await early) - start : null });
+        }, { capture: true, once: true });
+      });
+    },
+    // Resolves when the page can be used: all drawn, and messages are accepted.
+    async usable(selectors) {
+      const ready = () => {
+        probe.settle();
+        const models = [...(window.Bokeh?.documents[0]?._all_models.values() ?? [])];
+        const own = models.map((model) => model.data?.attributes ?? {})
+          .filter((data) => "scene" in data || "runs" in data); // the graph, the bar of steps
+        return own.length === 2 && own.every((data) => data.ready);
+      };
+      while (!ready() || !selectors.every(probe.has)) {
+        await new Promise((resolve) => { requestAnimationFrame(resolve); });
+      }
+      return probe.painted(selectors);
+    },
+    // Intervals between frames until stopped.
+    frames() {
+      const times = [];
+      let going = true;
+      const tick = (now) => { times.push(now); if (going) requestAnimationFrame(tick); };
+      requestAnimationFrame(tick);
+      probe.stop = () => { going = false; return times.slice(1).map((t, i) => t - times[i]); };
+    },
+    // Changes the step many times by itself, for several pages at once.
+    async drive(count, pause) {
+      const times = [];
+      for (let i = 0; i < count; i += 1) {
+        const back = i % 2 === 1;
+        const now = +probe.roots.map((root) => root.querySelector("article")).find((x) => x)
+          .dataset.step;
+        const start = performance.now();
+        const init = { key: back ? "," : ".", bubbles: true, composed: true };
+        document.body.dispatchEvent(new KeyboardEvent("keydown", init));
+        times.push(await probe.painted([`article[data-step="${now + (back ? -1 : 1)}"]`]) - start);
+        await new Promise((resolve) => { setTimeout(resolve, pause); });
+      }
+      return times;
+    },
+  };
+  window.probe = probe;
+})();

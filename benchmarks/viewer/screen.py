@@ -1,0 +1,73 @@
+"""A page of the viewer in a real browser, driven by mouse and keyboard and timed from inside."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+FLAGS = (
+    "--headless=new --no-sandbox --disable-gpu --no-first-run --disable-background-networking "
+    "--disable-component-update --disable-sync"
+).split()
+SIZE = {"width": 1600, "height": 960}
+_PROBE = Path(__file__).with_name("probe.js")
+_READY = ("article[data-step]", ".node")
+
+
+@contextmanager
+def browser() -> Iterator[Any]:
+    """Starts a headless Chromium: the one of `CHROMIUM`, or /usr/bin/chromium."""
+    from playwright.sync_api import sync_playwright
+
+    with sync_playwright() as driver:
+        path = os.environ.get("CHROMIUM", "/usr/bin/chromium")
+        chromium = driver.chromium.launch(executable_path=path, args=FLAGS)
+        yield chromium
+        chromium.close()
+
+
+class Screen:
+    """One tab with nothing in its cache.
+
+    Attributes:
+        usable: Milliseconds from the request to a page that is drawn and takes input.
+    """
+
+    def __init__(self, chromium: Any, url: str, *, ready: Sequence[str] = _READY) -> None:
+        self._context = chromium.new_context(viewport=SIZE)
+        self.page = self._context.new_page()
+        self.page.set_default_timeout(60_000)
+        self.page.add_init_script(path=_PROBE)
+        self.page.goto(url, wait_until="commit")
+        self.usable: float = self.page.evaluate("(wanted) => probe.usable(wanted)", list(ready))
+
+    def close(self) -> None:
+        """Closes the tab."""
+        self._context.close()
+
+    @property
+    def at(self) -> dict[str, str]:
+        """What the table shows: node, step, batch and statistic."""
+        marks: dict[str, str] = self.page.locator("article").evaluate("(e) => ({...e.dataset})")
+        return marks
+
+    def change(
+        self, event: str, act: Callable[[], None], *wanted: str, first: str = ""
+    ) -> dict[str, float]:
+        """Returns ms from an input event to `wanted` (CSS) painted; `first` may come earlier."""
+        self.page.wait_for_timeout(150)
+        self.page.evaluate(
+            "([event, wanted, first]) => { probe.expect(event, wanted, first); }",
+            [event, list(wanted), first],
+        )
+        act()
+        times: dict[str, float] = self.page.evaluate("probe.result")
+        return times
+
+    def choose(self, field: str, value: str, *wanted: str) -> float:
+        """Chooses in a menu of the side bar."""
+        menu = self.page.locator(f'[data-field="{field}"] select')
+        return self.change("input", lambda: menu.select_option(value), *wanted)["all"]
