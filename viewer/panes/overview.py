@@ -4,9 +4,17 @@ from __future__ import annotations
 
 from typing import Any, ClassVar
 
-from bokeh.models import ColumnDataSource, CustomJSHover, FixedTicker, LinearColorMapper, Range1d
+from bokeh.models import (
+    ColumnDataSource,
+    CustomJSHover,
+    FixedTicker,
+    HoverTool,
+    LinearColorMapper,
+    Range1d,
+)
 from bokeh.models.annotations import BoxAnnotation
 
+from comgra_decl.viewer.model.findings import COLOURS, placed
 from comgra_decl.viewer.model.numbers import number
 from comgra_decl.viewer.model.overview import Overview, overview
 from comgra_decl.viewer.model.selection import nearest
@@ -26,7 +34,7 @@ class OverviewPane(Pane):
 
     reads: ClassVar = frozenset(
         {"run", "revision", "type", "step", "node", "role", "iteration", "gradient", "batch",
-         "statistic"}
+         "statistic", "looked"}
     )  # fmt: skip
 
     def __init__(self, act: Act, *, place: int, x_range: Range1d) -> None:
@@ -58,6 +66,12 @@ class OverviewPane(Pane):
             top=0, bottom=0, fill_alpha=0, line_color=RED, line_width=2.5, level="overlay"
         )
         fig.add_layout(self._box)
+        self._found = ColumnDataSource({name: [] for name in ("x", "y", "colour", "text")})
+        flags = fig.scatter(
+            "x", "y", source=self._found, marker="diamond", size=11, fill_color="colour",
+            line_color="white", line_width=1.5,
+        )  # fmt: skip
+        fig.add_tools(HoverTool(renderers=[flags], tooltips="@text"))
         self.frame.on_tap(self._select)
         return self.frame.pane()
 
@@ -72,8 +86,24 @@ class OverviewPane(Pane):
             self._draw(self._picture)
             self.frame.title = _title(shown, pass_, self._picture)
             self._drawn = key
+        self._flag(pass_)
         self.frame.mark_step(at.step)
         self._mark_line(None if self._picture is None else self._picture.line_of(at))
+
+    def _flag(self, pass_: str) -> None:
+        """Puts a diamond on the line of each finding's tensor, at its first step."""
+        rows: list[tuple[int, float, str, str]] = []
+        if self._shown is not None and self._picture is not None:
+            lines = {(s.node, s.role): i for i, s in enumerate(self._picture.slots)}
+            for place, step, finding in placed(self._shown.view, pass_):
+                line = lines.get((place.node, place.role))
+                if line is not None:
+                    text = f"{finding.severity}: {finding.rule} from step {step}"
+                    rows.append((step, line + 0.5, COLOURS[finding.severity], text))
+        x, y, colour, text_ = zip(*rows, strict=True) if rows else ((), (), (), ())
+        data = {"x": list(x), "y": list(y), "colour": list(colour), "text": list(text_)}
+        if data != self._found.data:
+            self._found.data = data
 
     def _draw(self, picture: Overview | None) -> None:
         if picture is None:
