@@ -11,7 +11,14 @@ from pathlib import Path
 from comgra_decl.errors import DamagedRunError, RunNotFoundError, StoreError
 
 from .commit import Commit
-from .database import Database, database_exists, encode, new_context
+from .database import (
+    Database,
+    database_exists,
+    database_path,
+    encode,
+    new_context,
+    no_files,
+)
 from .inventory import Region, edge_of, fact_regions, is_superseded, keys_of
 from .layout import DATABASE, HEAD_KEY, RecordColumn
 from .reader import Reader
@@ -97,6 +104,8 @@ def databases(run: Path) -> list[Path]:
 
 def pinned(run: Path, version: int | None = None) -> Reader:
     """Opens a run as it is now, or was in a version, for good and past all caches."""
+    if names := no_files(run):
+        raise DamagedRunError(f"{database_path(run)}: 'd/{names[0]}' is no file.")
     number = newest_version(run) if version is None else version
     return Reader(run, version=number, context=new_context(cache_bytes=0, copy_threads=2))
 

@@ -76,6 +76,7 @@ class Database:
         """
         _refuse_forked_child()
         self.path = database_path(run)
+        _refuse_pipe(Path(self.path) / "manifest.ocdbt")
         self.context = context
         self.spec: dict[str, Any] = {
             "driver": "ocdbt",
@@ -212,6 +213,23 @@ def _seal(text: bytes) -> bytes:
 def database_exists(run: str | os.PathLike[str]) -> bool:
     """Whether the folder holds a run's database, whole or not."""
     return Path(database_path(run)).is_dir()
+
+
+def no_files(run: str | os.PathLike[str]) -> list[str]:
+    """Returns the names of data files that are no files: reading a named pipe would wait for ever.
+
+    Looked for where all of a run is read; opening one looks at its manifest only.
+    """
+    try:
+        with os.scandir(Path(database_path(run)) / "d") as entries:
+            return sorted(entry.name for entry in entries if not entry.is_file())
+    except OSError:
+        return []
+
+
+def _refuse_pipe(manifest: Path) -> None:
+    if manifest.exists() and not manifest.is_file():
+        raise DamagedRunError(f"{str(manifest)!r} is no file.")
 
 
 def _text(error: BaseException) -> str:

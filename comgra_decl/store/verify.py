@@ -22,7 +22,7 @@ import tensorstore as ts
 
 from comgra_decl.errors import DamagedRunError
 
-from .database import Database, database_path, new_context
+from .database import Database, database_path, new_context, no_files
 from .inventory import Region, regions
 from .layout import HEAD_KEY, SCALAR_BLOCK, RecordColumn, scalar_block_key, scalar_piece_key
 from .reader import Reader
@@ -132,13 +132,15 @@ def verify(path: str | os.PathLike[str], *, progress: Progress | None = None) ->
     if check.reader is not None and verdict.whole:
         verdict.whole_version, verdict.whole_records = verdict.version, verdict.records
         verdict.whole_step = check.reader.head["step"]
-    elif verdict.version is not None:
+    elif verdict.version is not None and not no_files(path):
         _find_whole(verdict, told)
     return verdict
 
 
 def newest_version(path: str | os.PathLike[str]) -> int | None:
     """Returns the number of the newest version of a run's database; None if it has none."""
+    if not (Path(database_path(path)) / "manifest.ocdbt").is_file():
+        return None
     try:
         base = ts.KvStore.open({"driver": "file", "path": database_path(path) + "/"}).result()
         manifest: Mapping[str, Any] = ts.ocdbt.dump(base).result()
@@ -169,6 +171,9 @@ class _Check:
 
     def damages(self) -> Iterator[Damage]:
         """Yields what cannot be read."""
+        if names := no_files(self._verdict.path):
+            yield Damage(f"d/{names[0]}", "everything: the run cannot be read", "it is no file")
+            return
         # no cache: it would answer in place of the disk
         context = new_context(cache_bytes=0, copy_threads=2)
         try:
