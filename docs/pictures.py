@@ -17,14 +17,18 @@ import sys
 import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
+from io import BytesIO
 from pathlib import Path
 from urllib.parse import urlencode
 
+from PIL import Image
 from playwright.sync_api import Page, sync_playwright
 
 ROOT = Path(__file__).resolve().parents[1]
 IMAGES = Path(__file__).with_name("images")
 SIZE = {"width": 1600, "height": 960}
+LAPTOP = {"width": 1280, "height": 800}
+COLOURS = 128  # of a picture; screens of text and few colours stay small that way
 PATIENCE = 60_000  # milliseconds
 
 RUNS = {  # name: script and its arguments
@@ -33,7 +37,24 @@ RUNS = {  # name: script and its arguments
     "characters/gpt": ("characters", "steps=600", "+comgra.values.max_elements=16384"),
 }
 
-PICTURES: dict[str, dict[str, str | int | list[str]]] = {  # name: what the viewer's address says
+Address = dict[str, str | int | list[str]]
+"""What the viewer's address says."""
+
+BUG: Address = {"run": "tutorial/with-bug", "node": "out", "iteration": 4, "stat": "min"}
+
+SECTIONS: dict[str, Address] = {  # of the page that explains the viewer, on the screen of a laptop
+    "viewer-overview": {**BUG, "section": "overview", "stat": "std"},
+    "viewer-inspect": {**BUG, "section": "inspect"},
+    "viewer-values": {**BUG, "section": "values"},
+    "viewer-compare": {**BUG, "section": "compare", "other": "tutorial/without-bug"},
+    "viewer-kpis": {**BUG, "section": "kpis"},
+    "viewer-modules": {**BUG, "section": "modules"},
+    "viewer-findings": {**BUG, "section": "findings"},
+    "viewer-notes": {**BUG, "section": "notes"},
+}
+
+PICTURES: dict[str, Address] = {  # name: what the viewer's address says
+    **SECTIONS,
     "viewer": {
         "run": "characters/gpt",
         "node": "blocks.1.attention.weights",
@@ -113,10 +134,12 @@ def browser_page() -> Iterator[Page]:
 
 def photograph(page: Page, address: str, name: str) -> None:
     """Opens the viewer as a picture needs it and saves what it shows."""
+    page.set_viewport_size(LAPTOP if name in SECTIONS else SIZE)  # type: ignore[arg-type]
     page.goto(f"{address}?{urlencode(PICTURES[name], doseq=True)}")
-    page.get_by_text("per sample").first.wait_for(timeout=PATIENCE)
+    page.locator(".node.selected").first.wait_for(timeout=PATIENCE)
     page.wait_for_timeout(4000)  # the graph glides to the node; charts draw on a canvas
-    page.screenshot(path=IMAGES / f"{name}.png")
+    picture = Image.open(BytesIO(page.screenshot()))
+    picture.convert("RGB").quantize(COLOURS).save(IMAGES / f"{name}.png", optimize=True)
     sys.stdout.write(f"{name}.png\n")
 
 
