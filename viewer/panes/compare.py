@@ -47,7 +47,7 @@ _GRID = """
 .choices, .table { contain: size; min-height: 0; min-width: 0; overflow: auto; }
 .scroll-button { display: none !important; }
 """
-_AXES = (Option("recorded", "as recorded"), Option("relative", "\u00f7 start"))
+_AXES = (Option("recorded", "recorded"), Option("relative", "\u00f7 start"))
 
 
 class ComparePane(Pane):

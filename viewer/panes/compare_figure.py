@@ -85,7 +85,7 @@ def _data(line: Curve | None, raw: Curve | None, side: str) -> dict[str, Any]:
     }
 
 
-def _same(data: dict[str, Any], shown: dict[str, Any]) -> bool:
+def _same(data: dict[str, Any], shown: Any) -> bool:
     """Whether the lines are on screen already, so that a new step sends nothing."""
     return all(np.array_equal(data[k], shown[k], equal_nan=True) for k in ("x", "y", "value"))
 

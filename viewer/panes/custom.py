@@ -130,4 +130,5 @@ def trouble_card(title: str, error: BaseException) -> str:
 
 
 def _is_ours(trace: Any) -> bool:
-    return trace.tb_frame.f_code.co_filename.endswith(("viewer/custom.py", "panes/custom.py"))
+    file: str = trace.tb_frame.f_code.co_filename
+    return file.endswith(("viewer/custom.py", "panes/custom.py"))

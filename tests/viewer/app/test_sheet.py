@@ -182,7 +182,9 @@ def test_files_hold_every_digit() -> None:
     listed = csv_of(tensor(values), slicing, "low").decode().splitlines()
     assert [line.rpartition(",")[2] for line in listed[1:3]] == ["nan", "-inf"]
     small = tensor(np.array([1.5, -2.0], ml_dtypes.bfloat16))
-    np.testing.assert_array_equal(np.load(io.BytesIO(npy_of(small))), np.float32([1.5, -2.0]))
+    np.testing.assert_array_equal(
+        np.load(io.BytesIO(npy_of(small))), np.array([1.5, -2.0], np.float32)
+    )
 
 
 @pytest.mark.parametrize("dtype", [bool, np.int64, np.complex64, ml_dtypes.bfloat16, np.float16])
