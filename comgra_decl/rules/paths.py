@@ -4,6 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+import numpy as np
+from numpy.typing import NDArray
+
 from comgra_decl.records import SlotInfo, SlotKey, Structure
 from comgra_decl.rules.base import Scene
 
@@ -17,7 +20,8 @@ def answers(scene: Scene) -> set[int]:
     """
     found: set[int] = set()
     for structure in scene.structures.values():
-        found |= {scene.table.by_key[key] for key in _answers(structure) if key in _known(scene)}
+        answer = _answers(structure, _roots(scene))
+        found |= {scene.table.by_key[key] for key in answer if key in _known(scene)}
     return found
 
 
@@ -86,7 +90,37 @@ def steps_between(scene: Scene) -> Iterator[tuple[int, int]]:
                 yield source.id, sink.id
 
 
-def _answers(structure: Structure) -> set[SlotKey]:
+def sources_of(scene: Scene) -> dict[int, list[int]]:
+    """Returns the slots that each slot is computed from, by all graphs until now."""
+    found: dict[int, list[int]] = {}
+    for structure in scene.structures.values():
+        for sink, sources in _sources(structure).items():
+            keys = [structure.keys[i] for i in (sink, *sources)]
+            if all(key in _known(scene) for key in keys):
+                slots = [scene.table.by_key[key] for key in keys]
+                found.setdefault(slots[0], []).extend(slots[1:])
+    return found
+
+
+def single_sources(scene: Scene) -> NDArray[np.int64]:
+    """Returns, for each slot, the one slot of its shape that it is computed from; else -1."""
+    before: dict[int, set[int]] = {}
+    for source, sink in steps_between(scene):
+        before.setdefault(sink, set()).add(source)
+    found = np.full(len(scene.table), -1, np.int64)
+    for sink, sources in before.items():
+        if len(sources) == 1:
+            found[sink] = next(iter(sources))
+    return found
+
+
+def _roots(scene: Scene) -> set[str]:
+    """Returns the nodes of models as a whole, which are named by their class."""
+    modules = scene.documents.get("modules") or []
+    return {str(module["node"]) for module in modules if not module["path"]}
+
+
+def _answers(structure: Structure, roots: set[str]) -> set[SlotKey]:
     sources, kinds = _sources(structure), structure.kinds
     meeting = [s for s, inputs in sources.items() if any(kinds[i] == "target" for i in inputs)]
     if not meeting:
@@ -97,15 +131,15 @@ def _answers(structure: Structure) -> set[SlotKey]:
         inside = [i for i in sources.get(index, []) if kinds[i] == "computed"]
         if len(inside) != 1 or inside[0] in found:
             continue
-        if _holds(structure.keys[index].node, structure.keys[inside[0]].node):
+        if _holds(structure.keys[index].node, structure.keys[inside[0]].node, roots):
             found.add(inside[0])
             waiting.append(inside[0])
     return {structure.keys[i] for i in found}
 
 
-def _holds(node: str, other: str) -> bool:
+def _holds(node: str, other: str, roots: set[str]) -> bool:
     """Whether a module may hold another one: the root, whose node is its class, holds all."""
-    return other.startswith(f"{node}.") or "." not in node
+    return other.startswith(f"{node}.") or (node in roots and other not in roots)
 
 
 def _sources(structure: Structure) -> dict[int, list[int]]:

@@ -45,7 +45,7 @@ class DeadUnits(SlotRule):
         "Lower the learning rate, initialise by He with biases at 0, normalise before the "
         "activation, or use LeakyReLU or GELU; look at inputs that are far from zero mean."
     )
-    explained_by = ("nonfinite", "large_update", "untrained_parameter")
+    explained_by = ("nonfinite", "large_update")
     Parameters = DeadParameters
     statistics = ("zero_fraction",)
     evidence = "share of zeros"

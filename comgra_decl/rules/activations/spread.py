@@ -28,6 +28,9 @@ class InitialisationParameters(Patient):
     ratio: Annotated[Number, Field(gt=1)] = 30.0
     """A layer whose spread is so many times that of all layers, or so small a part, is odd."""
 
+    small: Annotated[Number, Field(gt=0)] = 0.01
+    """A network whose layers have a median spread below this is odd."""
+
 
 class PoorInitialisation(SlotRule):
     """Layers whose outputs begin far too large or far too small."""
@@ -36,8 +39,9 @@ class PoorInitialisation(SlotRule):
     certainty = 0.65
     definition = (
         "In the first `within` records, the standard deviation of a layer with weights is above "
-        "`ratio` times the median of the network's layers or below 1 / `ratio`^2 of it, or above "
-        "`ratio` or with that median below 1 / `ratio`^2 itself; for `patience` records."
+        "`ratio` times the median of the network's layers or below 1 / `ratio`^2 of it; or above "
+        "`ratio` itself and a third of `ratio` times the smallest of the layers before it; or that "
+        "median is below `small`; for `patience` records."
     )
     source = (
         "SageMaker Debugger (largest to smallest variance of layers above 10), TheDeepChecker "
@@ -67,8 +71,9 @@ class PoorInitialisation(SlotRule):
         elements = window.table.elements[at] > 1
         spread = np.where((spread > 0) & elements, spread, np.nan)
         middle = row_quantile(spread, 0.5)
-        large = np.fmax(spread / middle, spread / limit) / limit
-        small = np.where(middle < limit**-2, 1 / (middle * limit**2), 0.0)
+        jump = spread / _before(spread, window.table.order[at]) * 3
+        large = np.fmax(spread / middle, np.fmin(spread, jump)) / limit
+        small = np.where(middle < self.parameters.small, self.parameters.small / middle, 0.0)
         excess = np.fmax(np.fmax(large, small), middle / (spread * limit**2))
         early = window.first + np.arange(len(window)) < self.parameters.within
         return (excess > 1) & early[:, None], excess * limit
@@ -145,6 +150,15 @@ class ActivationDrift(SlotRule):
             f"The spread of {scene.table.place(slot)} has left what it was at first by a factor of "
             f"{self.streak.worst[slot]:.3g} (step {self.streak.worst_step[slot]})."
         )
+
+
+def _before(spread: NDArray[np.float64], order: NDArray[np.int64]) -> NDArray[np.float64]:
+    """Returns the smallest spread of the layers that ran before each one, NaN for the first."""
+    rank = np.argsort(order, kind="stable")
+    smallest = np.fmin.accumulate(spread[:, rank], axis=1)
+    found = np.full(spread.shape, np.nan)
+    found[:, rank[1:]] = smallest[:, :-1]
+    return found
 
 
 def _embeds(module_class: str) -> bool:

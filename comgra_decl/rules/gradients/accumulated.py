@@ -23,7 +23,7 @@ class AccumulatedParameters(Patient):
     """Gradients of weights grow by so much, against those of the outputs they make."""
 
     change: Annotated[Number, Field(gt=0, lt=1)] = 0.4
-    """From one step to the next, a mean changes by less than this share of itself."""
+    """From record to record, a mean changes by less than this share of itself."""
 
     share: Annotated[Number, Field(gt=0, le=1)] = 0.7
     """In so many of the weights it must be so at once."""
@@ -37,15 +37,16 @@ class AccumulatedGradient(SlotRule):
     certainty = 0.75
     definition = (
         "Against the gradient of the layer's own output (l2), that of its weight has grown to "
-        "`growth` times what it was in the first three records, and its mean changes from one "
-        "step to the next by less than `change` of itself; in at least `share` of all weights, for "
-        "`patience` records in a row. A sum over all steps behaves like this, the gradient of one "
-        "batch does not: it is proportional to the output's gradient, and its mean is mostly noise."
+        "`growth` times what it was in the first three records, and from record to record its "
+        "mean changes by less than `change` of itself, or its smallest and its largest element by "
+        "less than half as much; in at least `share` of all weights, for `patience` records in a "
+        "row. A sum over all steps behaves like this, the gradient of one batch does not: it is "
+        "proportional to the output's gradient, and its mean is mostly noise."
     )
     source = "Own derivation; a missing `zero_grad()` is in TheDeepChecker's list of bugs."
     advice = "Call `optimizer.zero_grad()` once per optimizer step, before the backward."
     Parameters = AccumulatedParameters
-    statistics = ("l2", "mean")
+    statistics = ("l2", "mean", "min", "max")
     evidence = "growth against the output's gradient"
     needs = (
         "gradients of outputs and of parameters, {select: '**', capture: [output_grad, "
@@ -54,7 +55,8 @@ class AccumulatedGradient(SlotRule):
 
     def __init__(self, parameters: Any = None) -> None:
         super().__init__(parameters)
-        self._early, self._previous, self._step = Early(3), Previous(), Previous()
+        self._early = Early(3)
+        self._previous = {name: Previous() for name in ("mean", "min", "max")}
 
     def wants(self, table: SlotTable) -> Mask:
         """Returns the gradients of weights whose layers' outputs have gradients, too."""
@@ -68,14 +70,17 @@ class AccumulatedGradient(SlotRule):
         ratio = window.read("l2", at) / window.read("l2", others)
         ratio = np.where(np.isfinite(ratio) & (ratio > 0), ratio, np.nan).astype(np.float64)
         growth = ratio / self._early.look(at, ratio)
-        mean = window.read("mean", at).astype(np.float64)
-        steps = np.broadcast_to(window.steps[:, None], mean.shape).astype(np.float64)
-        steps = np.where(np.isnan(mean), np.nan, steps)
-        next_to = steps - self._step.look(at, steps) == 1
-        smooth = np.abs(mean - self._previous.look(at, mean)) < self.parameters.change * abs(mean)
-        so = (growth > self.parameters.growth) & smooth & next_to
+        change = {name: self._change(window, at, name) for name in self._previous}
+        smooth = change["mean"] < self.parameters.change
+        smooth |= np.maximum(change["min"], change["max"]) < self.parameters.change / 2
+        so = (growth > self.parameters.growth) & smooth
         many = so.mean(1, keepdims=True) >= self.parameters.share
         return so & many, growth
+
+    def _change(self, window: Window, at: Slots, name: str) -> NDArray[np.float64]:
+        """Returns by how much of itself a statistic has changed since the record before."""
+        value = window.read(name, at).astype(np.float64)
+        return np.asarray(np.abs(value - self._previous[name].look(at, value)) / np.abs(value))
 
     def sentence(self, scene: Scene, slot: int) -> str:
         """Says how far they have grown."""

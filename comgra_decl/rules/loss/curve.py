@@ -89,9 +89,12 @@ class LossRule(Rule):
     def __init__(self, parameters: RuleParameters | None = None) -> None:
         super().__init__(parameters)
         self._heard: dict[str, int] = {}
+        self.several = False
+        """Whether steps have more than one loss, as of networks that train against each other."""
 
     def hear(self, numbers: Numbers) -> None:
         """Takes the next losses."""
+        self.several = self.several or numbers.name.startswith("loss[")
         if numbers.name == "loss":
             self._heard[numbers.type] = self._heard.get(numbers.type, 0) + len(numbers.steps)
             self.take(numbers.type, numbers.steps, numbers.values)

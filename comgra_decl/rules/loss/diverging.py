@@ -87,6 +87,13 @@ class LossDiverges(LossRule):
         )
 
 
+class NegativeParameters(RuleParameters):
+    """What can be said of `negative_loss`."""
+
+    growth: Annotated[Number, Field(gt=1)] = 10.0
+    """A loss of numbers that falls to so many times its first, negative mean has no end."""
+
+
 class NegativeLoss(LossRule):
     """A loss that is negative where it cannot be."""
 
@@ -95,17 +102,22 @@ class NegativeLoss(LossRule):
     certainty = 0.85
     definition = (
         "The loss is below -0.001 although its targets are classes (integers), so that it should "
-        "be a negative log-likelihood, which is not negative; in at least a tenth of all losses."
+        "be a negative log-likelihood, which is not negative; in at least a tenth of all losses. "
+        "Or, with targets that are numbers: it is negative in nine of ten and falls without end, "
+        "the last tenth's mean being `growth` times that of the first tenth."
     )
     source = "AutoTrainer (negative where impossible); a wrong sign is the usual reason."
     advice = "Look for a minus sign, or for nll_loss of probabilities instead of their logarithm."
+    Parameters = NegativeParameters
 
     def __init__(self, parameters: RuleParameters | None = None) -> None:
         super().__init__(parameters)
         self._negative: dict[str, list[int]] = {}  # how many, the first step
+        self._curves: dict[str, Curve] = {}
 
     def take(self, type_: str, steps: NDArray[np.int64], values: NDArray[np.float64]) -> None:
         """Counts negative losses."""
+        self._curves.setdefault(type_, Curve()).add(steps, values)
         below = steps[values < -1e-3]
         if len(below):
             known = self._negative.setdefault(type_, [0, int(below[0])])
@@ -115,11 +127,29 @@ class NegativeLoss(LossRule):
         """Asks what the targets are."""
         count, first = self._negative.get(type_, [0, 0])
         classes = any("int" in target.dtype for _, target in met(scene))
-        if not classes or count < max(3, 0.1 * self._heard[type_]):
+        if not classes:
+            return self._endless(scene, type_, count, first)
+        if count < max(3, 0.1 * self._heard[type_]):
             return None
         return self.finding(
             scene,
             first_step=first,
             message=f"The loss is negative from step {first} on, although its targets are classes.",
             evidence={"negative": count},
+        )
+
+    def _endless(self, scene: Scene, type_: str, count: int, first: int) -> Finding | None:
+        """Asks whether a loss of numbers, which may be negative, falls without end."""
+        curve = self._curves[type_]
+        (start, _), (end, _) = curve.mean(0, 0.1), curve.mean(0.9, 1)
+        often = count >= max(20, 0.9 * self._heard[type_])
+        if self.several or not often or not end < self.parameters.growth * start < 0:
+            return None
+        return self.finding(
+            scene,
+            first_step=first,
+            message=f"The loss is negative and falls without end, from {start:.4g} to {end:.4g}: "
+            "whatever it measures is made as large as can be.",
+            evidence={"first": start, "last": end},
+            severity="warning",
         )

@@ -32,7 +32,8 @@ class LossNotFalling(LossRule):
     certainty = 0.6
     definition = (
         "After `least` losses or more, the mean of the last quarter is not below the mean of the "
-        "first tenth by more than `fall` of it, nor by three standard errors."
+        "first tenth by more than `fall` of it, nor by three standard errors; where a step has one "
+        "loss (of two networks that train against each other none need fall)."
     )
     source = "SageMaker Debugger (less than 0.1 % over ten steps), with a test against noise."
     advice = (
@@ -68,6 +69,8 @@ class LossNotFalling(LossRule):
 
     def judge(self, scene: Scene, type_: str) -> Finding | None:
         """Compares the beginning with the end."""
+        if self.several:
+            return None  # networks that train against each other keep each other's loss up
         curve = self._curves[type_]
         first, first_error = curve.mean(0, 0.1)
         last, last_error = curve.mean(0.75, 1)

@@ -19,7 +19,7 @@ from comgra_decl.spec.base import Number
 class InitialParameters(RuleParameters):
     """What can be said of `initial_loss`."""
 
-    factor: Annotated[Number, Field(gt=1)] = 2.0
+    factor: Annotated[Number, Field(gt=1)] = 1.7
     """So many times ln(classes) is too much."""
 
 

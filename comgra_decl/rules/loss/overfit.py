@@ -24,6 +24,9 @@ class OverfitParameters(RuleParameters):
     rise: Annotated[Number, Field(gt=0)] = 0.1
     """The validation loss rises by this share of its smallest value."""
 
+    gap: Annotated[Number, Field(gt=0, le=1)] = 0.8
+    """The training's loss is below this share of the validation's."""
+
     patience: Annotated[Int, Field(ge=1)] = 3
     """For so many validations in a row it must be so."""
 
@@ -36,7 +39,7 @@ class Overfitting(Rule):
     definition = (
         "A number that is said during evaluations and is called a loss (`val_loss`, `loss` of type "
         "eval, ...) is above its smallest value by `rise` of it for `patience` times in a row, "
-        "while the training's loss goes on falling, below the validation's."
+        "while the training's loss goes on falling, below `gap` of the validation's."
     )
     source = "SageMaker Debugger ((val - train) / train > 0.1), with patience."
     advice = (
@@ -83,7 +86,7 @@ class Overfitting(Rule):
         (middle, _), (end, _) = self._train.mean(0.25, 0.5), self._train.mean(0.75, 1)
         if len(above) < patience or not above[-patience:].all() or values[best] <= 0:
             return None
-        if not (end < middle and end < values[-1]):
+        if not (end < middle and end < self.parameters.gap * values[-1]):
             return None
         return self.finding(
             scene,

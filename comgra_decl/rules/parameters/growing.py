@@ -9,7 +9,7 @@ from numpy.typing import NDArray
 from pydantic import Field
 
 from comgra_decl.rules.base import Patient, Scene, SlotRule
-from comgra_decl.rules.memory import Bools, Early, Slots
+from comgra_decl.rules.memory import Bools, Early, Largest, Slots
 from comgra_decl.rules.table import Mask, SlotTable
 from comgra_decl.rules.window import Window
 from comgra_decl.spec.base import Int, Number
@@ -47,7 +47,7 @@ class GrowingWeight(SlotRule):
 
     def __init__(self, parameters: Any = None) -> None:
         super().__init__(parameters)
-        self._early = Early(3)
+        self._early, self._least = Early(3), Largest(smallest=True)
 
     def wants(self, table: SlotTable) -> Mask:
         """Returns weights."""
@@ -58,7 +58,8 @@ class GrowingWeight(SlotRule):
         norm = window.read("l2", at).astype(np.float64)
         early = self._early.look(at, norm)
         growth = norm / early
-        begun = early / np.sqrt(window.table.elements[at]) > _TINY
+        least = self._least.look(at, norm)
+        begun = least / np.sqrt(window.table.elements[at]) > _TINY
         return begun & (growth > self.parameters.growth), growth
 
     def sentence(self, scene: Scene, slot: int) -> str:

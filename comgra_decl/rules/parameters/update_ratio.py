@@ -9,10 +9,13 @@ from numpy.typing import NDArray
 from pydantic import Field
 
 from comgra_decl.rules.base import Patient, Scene, SlotRule
-from comgra_decl.rules.memory import Bools, Previous, Slots
+from comgra_decl.rules.memory import Bools, Previous, Slots, grown
 from comgra_decl.rules.table import Mask, SlotTable
 from comgra_decl.rules.window import Window
 from comgra_decl.spec.base import Int, Number
+
+_TINY = 1e-3  # a root mean square below which a weight counts as having begun at zero
+_FIRST = 15  # so many first records of such weights are left alone
 
 
 class LargeParameters(Patient):
@@ -33,7 +36,8 @@ class LargeUpdate(SlotRule):
     definition = (
         "The l2 norm of the update of a weight is more than `ratio` times that of the weight, for "
         "`patience` records. Where updates are not recorded, the change of its own l2 norm "
-        "between records of consecutive steps, which is never more, stands for it."
+        "between records of consecutive steps, which is never more, stands for it. Weights that "
+        "begin near zero (root mean square below 1e-3) are left out in the first 15 records."
     )
     source = (
         "About 1e-3 is healthy (Karpathy, CS231n notes); TheDeepChecker warns above 1e-1. Adam's "
@@ -49,6 +53,7 @@ class LargeUpdate(SlotRule):
     def __init__(self, parameters: Any = None) -> None:
         super().__init__(parameters)
         self._before, self._step = Previous(), Previous()
+        self._size = np.zeros(0)  # of each weight, when it was first seen
 
     def wants(self, table: SlotTable) -> Mask:
         """Returns weights; biases begin at zero."""
@@ -65,7 +70,17 @@ class LargeUpdate(SlotRule):
         ratio = np.where(next_to, np.abs(weight - before) / before, np.nan)
         known = window.read("l2", np.maximum(updates, 0)) / weight
         ratio = np.where(updates >= 0, known, ratio)
+        ratio = np.where(self._fresh(window, at, weight), np.nan, ratio)
         return (ratio > self.parameters.ratio) & np.isfinite(ratio), ratio
+
+    def _fresh(self, window: Window, at: Slots, weight: NDArray[np.float64]) -> Bools:
+        """Returns the first records of weights that begin near zero: all is large beside that."""
+        self._size = grown(self._size, int(at.max(initial=-1)) + 1, np.nan)
+        there = ~np.isnan(weight)
+        first = weight[there.argmax(0), np.arange(len(at))] / np.sqrt(window.table.elements[at])
+        self._size[at] = np.where(np.isnan(self._size[at]), first, self._size[at])
+        early = window.first + np.arange(len(window)) < _FIRST
+        return np.asarray(early[:, None] & (self._size[at] < _TINY))
 
     def sentence(self, scene: Scene, slot: int) -> str:
         """Says how large it is."""
@@ -92,7 +107,9 @@ class SmallUpdate(SlotRule):
     certainty = 0.6
     definition = (
         "The l2 norm of the update of a weight is less than `ratio` times that of the weight for "
-        "`patience` records, in at least half of all weights."
+        "`patience` records, in at least half of all weights that have gradients. Where updates "
+        "are not recorded, the largest relative change of its l2 norm, its smallest and its "
+        "largest element between records, by the steps between them, stands for it."
     )
     source = "TheDeepChecker warns below 1e-4 of the mean; float32 itself ends at 6e-8."
     advice = "Raise the learning rate, or see why gradients are that small."
@@ -100,20 +117,40 @@ class SmallUpdate(SlotRule):
     Parameters = SmallParameters
     statistics = ("l2",)
     lowest, evidence = True, "update / weight"
-    needs = "parameters and their updates, {select: '**', capture: [parameter, update]}"
+    needs = "parameters and their gradients, {select: '**', capture: [parameter, parameter_grad]}"
+
+    def __init__(self, parameters: Any = None) -> None:
+        super().__init__(parameters)
+        self._step = Previous()
+        self._before = {name: Previous() for name in ("l2", "min", "max")}
 
     def wants(self, table: SlotTable) -> Mask:
-        """Returns weights whose updates are recorded."""
+        """Returns weights that have gradients, or updates that are recorded."""
         weights = np.flatnonzero(table.parameters & table.where(lambda info: len(info.shape) > 1))
         mask = np.zeros(len(table), np.bool_)
-        mask[weights[_updates(table, weights) >= 0]] = True
+        mask[weights[(_updates(table, weights) >= 0) | (_others(table, weights, "grad") >= 0)]] = 1
         return mask
 
     def measure(self, window: Window, at: Slots) -> tuple[Bools, NDArray[Any]]:
         """Divides the update by the weight."""
-        ratio = window.read("l2", _updates(window.table, at)) / window.read("l2", at)
+        updates = _updates(window.table, at)
+        known = window.read("l2", np.maximum(updates, 0)) / window.read("l2", at)
+        ratio = np.where(updates >= 0, known, self._changes(window, at))
         small = ratio < self.parameters.ratio
         return small & (small.mean(1, keepdims=True) >= 0.5), ratio
+
+    def _changes(self, window: Window, at: Slots) -> NDArray[np.float64]:
+        """Returns the largest relative change per step of what tells a weight."""
+        weight = window.read("l2", at).astype(np.float64)
+        steps = np.broadcast_to(window.steps[:, None], weight.shape).astype(np.float64)
+        steps = np.where(np.isnan(weight), np.nan, steps)
+        apart = steps - self._step.look(at, steps)
+        largest = np.full(weight.shape, np.nan)
+        for name in (name for name in self._before if window.has(name)):
+            value = window.read(name, at).astype(np.float64)
+            change = np.abs(value - self._before[name].look(at, value)) / np.abs(value)
+            largest = np.fmax(largest, change / apart)
+        return largest
 
     def sentence(self, scene: Scene, slot: int) -> str:
         """Says how small it is."""
@@ -125,5 +162,9 @@ class SmallUpdate(SlotRule):
 
 def _updates(table: SlotTable, at: Slots) -> Slots:
     """Returns the slot of each parameter's update, -1 where it is not recorded."""
+    return _others(table, at, "update")
+
+
+def _others(table: SlotTable, at: Slots, pass_: str) -> Slots:
     keys = [table.infos[slot].key for slot in at.tolist()]
-    return np.array([table.by_key.get(k._replace(pass_="update"), -1) for k in keys], np.int64)
+    return np.array([table.by_key.get(k._replace(pass_=pass_), -1) for k in keys], np.int64)

@@ -12,6 +12,7 @@ from pydantic import Field
 from comgra_decl.rules.base import Patient, Scene, SlotRule
 from comgra_decl.rules.finding import Finding
 from comgra_decl.rules.memory import Bools, Slots
+from comgra_decl.rules.paths import sources_of
 from comgra_decl.rules.table import Mask, SlotTable, is_gradient
 from comgra_decl.rules.window import Window
 from comgra_decl.spec.base import Int
@@ -32,8 +33,9 @@ class Nonfinite(SlotRule):
     certainty = 1.0
     definition = (
         "A tensor holds NaN or infinity. A mask, which holds -inf and else finite numbers, is "
-        "none. Of the tensors of the first step at which this is so, the origin is the one that "
-        "the step came to first: forward before backward, so all that entered it is finite."
+        "none, unless NaN is computed of it. Of the tensors of the first step at which this is so, "
+        "the origin is the one that the step came to first: forward before backward, so all that "
+        "entered it is finite."
     )
     source = (
         "SageMaker Debugger (exploding tensor), and transformers' DebugUnderflowOverflow, which "
@@ -63,10 +65,27 @@ class Nonfinite(SlotRule):
         hit = count > 0
         if hit.any() and window.has("min", "max"):
             low, high = window.read("min", at), window.read("max", at)
-            hit &= ~(np.isneginf(low) & (np.isfinite(high) | np.isneginf(high)))
+            mask = hit & np.isneginf(low) & (np.isfinite(high) | np.isneginf(high))
+            hit &= ~mask
+            self._add_causes(at, hit, mask)
         for column in np.flatnonzero(hit.any(0)):
             self._find_sample(window, int(at[column]), int(hit[:, column].argmax()))
         return hit, count
+
+    def _add_causes(self, at: Slots, hit: Bools, mask: Bools) -> None:
+        """Counts those as not finite that look like a mask and of which a NaN is computed."""
+        rows = np.flatnonzero(hit.any(1) & mask.any(1))
+        if not len(rows):
+            return
+        sources, column = sources_of(self.scene), {int(s): i for i, s in enumerate(at.tolist())}
+        for row in rows.tolist():
+            waiting = at[hit[row]].tolist()
+            for slot in waiting:
+                for source in sources.get(slot, []):
+                    if source in column and mask[row, column[source]]:
+                        mask[row, column[source]] = False
+                        hit[row, column[source]] = True
+                        waiting.append(source)
 
     def _find_sample(self, window: Window, slot: int, row: int) -> None:
         if slot in self._samples:

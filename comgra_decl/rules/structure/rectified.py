@@ -9,12 +9,12 @@ from numpy.typing import NDArray
 
 from comgra_decl.rules.base import Scene, SlotRule
 from comgra_decl.rules.memory import Bools, Slots, grown
-from comgra_decl.rules.paths import answers, met, steps_between
+from comgra_decl.rules.paths import answers, met, single_sources, steps_between
 from comgra_decl.rules.table import Mask, SlotTable
 from comgra_decl.rules.window import Window
 
 _SQUASHING = ("Sigmoid", "Softmax", "LogSoftmax", "LogSigmoid", "Tanh")
-_LEFT = 0.5  # of the negative values, so much or less is left
+_LEFT = 0.5  # of what is negative, so much or less is left
 
 
 class RectifiedAnswer(SlotRule):
@@ -25,8 +25,8 @@ class RectifiedAnswer(SlotRule):
     certainty = 0.85
     definition = (
         "What the network answers, or what goes into its final sigmoid or softmax, has exactly the "
-        "largest value of the tensor it is computed from, but at most half of its smallest, "
-        "negative one, for `patience` records: a ReLU or leaky ReLU lies between. Left out are "
+        "largest value of the tensor it is computed from, but at most half of what is negative in "
+        "it (by the mean), for `patience` records: a ReLU or leaky ReLU lies between. Left out are "
         "answers whose targets are numbers that are never negative."
     )
     source = "The seeded bug of comgra's tutorial; own definition."
@@ -34,8 +34,8 @@ class RectifiedAnswer(SlotRule):
         "Leave out the activation function behind the last layer: a sigmoid, a softmax and a loss "
         "of logits want numbers of both signs."
     )
-    statistics = ("min", "max")
-    lowest, evidence = True, "share of the smallest value that is left"
+    statistics = ("min", "max", "mean", "abs_mean")
+    lowest, evidence = True, "share of negative values that is left"
     needs = "outputs of single layers, with `graph: true`"
 
     def __init__(self, parameters: Any = None) -> None:
@@ -46,13 +46,7 @@ class RectifiedAnswer(SlotRule):
 
     def wants(self, table: SlotTable) -> Mask:
         """Returns tensors with one predecessor of their own shape."""
-        before: dict[int, list[int]] = {}
-        for source, sink in steps_between(self.scene):
-            before.setdefault(sink, []).append(source)
-        self._sources = np.full(len(table), -1, np.int64)
-        for sink, sources in before.items():
-            if len(sources) == 1:
-                self._sources[sink] = sources[0]
+        self._sources = single_sources(self.scene)
         return self._sources >= 0
 
     def columns(self, table: SlotTable) -> Slots:
@@ -66,8 +60,8 @@ class RectifiedAnswer(SlotRule):
         """Compares the extremes of each tensor with those of its predecessor."""
         before = self._sources[at]
         same = window.read("max", at, "abs_max") == window.read("max", before, "abs_max")
-        low, source_low = window.read("min", at), window.read("min", before)
-        left = np.where(source_low < 0, low / source_low, np.nan)
+        below, source_below = _negative(window, at), _negative(window, before)
+        left = np.where(source_below > 0, below / source_below, np.nan)
         self._see_targets(window)
         return same & (left <= _LEFT), left
 
@@ -112,6 +106,12 @@ class RectifiedAnswer(SlotRule):
             f"{max(0.0, self.streak.worst[slot]):.0%} of negative values, just before the answer: "
             "it can say yes and hardly no."
         )
+
+
+def _negative(window: Window, at: Slots) -> NDArray[np.float64]:
+    """Returns the mean of what is below zero, the rest counted as 0; as a positive number."""
+    mean = window.read("mean", at).astype(np.float64)
+    return np.asarray((window.read("abs_mean", at) - mean) / 2)
 
 
 def _targets(table: SlotTable) -> Slots:

@@ -1,0 +1,1 @@
+"""The bugs, by what they are about; importing a module registers those in it."""

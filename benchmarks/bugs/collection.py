@@ -1,0 +1,13 @@
+"""All trainings of the benchmark."""
+
+from __future__ import annotations
+
+from benchmarks.bugs.case import BUGS, HEALTHY, Bug, Healthy
+
+
+def cases() -> list[Bug | Healthy]:
+    """Returns all bugs and all healthy trainings, in the order in which they are declared."""
+    from benchmarks.bugs.cases import healthy, initial, losses, numbers, rates, samples
+
+    assert all((healthy, initial, losses, numbers, rates, samples))
+    return [*BUGS.values(), *HEALTHY.values()]

@@ -1,0 +1,180 @@
+# ruff: noqa: ARG005  (what is called by others takes what they give)
+"""Runs one training of the benchmark with tracing and looks at what a diagnosis says of it."""
+
+from __future__ import annotations
+
+import logging
+import os
+import tempfile
+import warnings
+from collections.abc import Sequence
+from contextlib import redirect_stderr
+from dataclasses import asdict, dataclass, field
+from fnmatch import fnmatchcase
+from pathlib import Path
+from time import perf_counter
+from typing import Any
+
+import torch
+
+import comgra_decl as comgra
+from benchmarks.bugs.case import Bug, Healthy, built
+from benchmarks.bugs.recipes import Half
+from benchmarks.bugs.setup import train
+from comgra_decl.rules import Finding, diagnose
+
+FIRST = 3
+"""The right finding must be among so many first ones."""
+
+SEEDS: dict[Half, int] = {"tune": 1, "report": 2}
+
+
+@dataclass(frozen=True)
+class Said:
+    """A finding, as far as it matters here."""
+
+    rule: str
+    severity: str
+    node: str | None
+    step: int
+    message: str
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """What became of one training.
+
+    Attributes:
+        name: of the bug, or of the healthy training.
+        half: "tune" or "report".
+        kind: which training it is, or was before the bug came in.
+        family: of the bug; None if healthy.
+        rank: place of the right finding (rule, tensor and step) among the primary ones, from 1.
+        rank_of_rule: place of the first finding of an accepted rule.
+        found: that finding's rule, tensor, and step.
+        said: the primary findings, best first.
+        losses: the first and the last of the training.
+        seconds: of the training with tracing.
+    """
+
+    name: str
+    half: Half
+    kind: str
+    family: str | None
+    rank: int | None
+    rank_of_rule: int | None
+    found: Said | None
+    said: list[Said] = field(default_factory=list)
+    losses: tuple[float, float] = (0.0, 0.0)
+    seconds: float = 0.0
+
+    @property
+    def right(self) -> bool:
+        """Whether rule, tensor and step are right, among the first three."""
+        return self.rank is not None and self.rank <= FIRST
+
+    @property
+    def right_rule(self) -> bool:
+        """Whether an accepted rule is among the first three."""
+        return self.rank_of_rule is not None and self.rank_of_rule <= FIRST
+
+    @property
+    def alarms(self) -> int:
+        """Number of errors and warnings."""
+        return sum(said.severity != "hint" for said in self.said)
+
+    @property
+    def hints(self) -> int:
+        """Number of hints."""
+        return sum(said.severity == "hint" for said in self.said)
+
+    def to_json(self) -> dict[str, Any]:
+        """Returns it as plain data."""
+        return {**asdict(self), "right": self.right, "right_rule": self.right_rule}
+
+
+def play(case: Bug | Healthy, half: Half) -> Outcome:
+    """Trains a case with the preset `debug`, and judges what the diagnosis of the run says."""
+    torch.manual_seed(SEEDS[half])
+    setup, nodes = built(case, half)
+    records = case.records if isinstance(case, Bug) else ()
+    logging.getLogger("comgra_decl").setLevel(logging.CRITICAL)
+    with tempfile.TemporaryDirectory(prefix="bugs-") as root, _quiet():
+        start = perf_counter()
+        with comgra.trace("debug", root=root, overrides=records) as session:
+            losses = train(setup, comgra.kpi)
+        seconds = perf_counter() - start
+        findings = diagnose(comgra.open_run(str(session.path))).findings
+    primary = [finding for finding in findings if finding.because is None]
+    return _outcome(case, half, primary, nodes, losses=losses, seconds=seconds)
+
+
+def plain(case: Bug | Healthy, half: Half) -> list[float]:
+    """Trains a case without tracing; returns the losses. No rule sees it."""
+    torch.manual_seed(SEEDS[half])
+    setup, _ = built(case, half)
+    return train(setup, lambda name, value: None)
+
+
+def _outcome(
+    case: Bug | Healthy,
+    half: Half,
+    findings: list[Finding],
+    nodes: Sequence[str] | None,
+    *,
+    losses: list[float],
+    seconds: float,
+) -> Outcome:
+    rank = rank_of_rule = found = None
+    if isinstance(case, Bug):
+        fits = [f.rule in case.rules for f in findings]
+        right = [fit and is_right(f, case, nodes) for fit, f in zip(fits, findings, strict=True)]
+        rank_of_rule = fits.index(True) + 1 if any(fits) else None
+        rank = right.index(True) + 1 if any(right) else None
+        at = rank or rank_of_rule
+        found = None if at is None else _said(findings[at - 1])
+    return Outcome(
+        case.name,
+        half,
+        case.kinds[half],
+        case.family if isinstance(case, Bug) else None,
+        rank,
+        rank_of_rule,
+        found,
+        [_said(finding) for finding in findings],
+        (losses[0], losses[-1]),
+        seconds,
+    )
+
+
+def is_right(finding: Finding, bug: Bug, nodes: Sequence[str] | None) -> bool:
+    """Whether a finding of an accepted rule names the right tensor and a sensible first step."""
+    first, last = bug.steps
+    if not first <= finding.first_step <= last:
+        return False
+    if nodes is None:
+        return True
+    node = "" if finding.place is None else finding.place.node
+    return any(fnmatchcase(node, pattern) for pattern in nodes)
+
+
+def _said(finding: Finding) -> Said:
+    node = None if finding.place is None else str(finding.place)
+    return Said(finding.rule, finding.severity, node, finding.first_step, finding.message)
+
+
+class _quiet:  # noqa: N801  (used like a function)
+    """Keeps what trainings and tracing say away from the terminal."""
+
+    def __enter__(self) -> None:
+        self._nowhere = Path(os.devnull).open("w")
+        self._streams = redirect_stderr(self._nowhere)
+        self._warnings = warnings.catch_warnings()
+        self._streams.__enter__()
+        self._warnings.__enter__()
+        warnings.simplefilter("ignore")
+
+    def __exit__(self, *exception: object) -> None:
+        self._warnings.__exit__(None, None, None)
+        self._streams.__exit__(None, None, None)
+        self._nowhere.close()

@@ -1,0 +1,91 @@
+"""Probabilities that enter a binary cross-entropy of logits."""
+
+from __future__ import annotations
+
+from math import prod
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from comgra_decl.rules.base import Scene, SlotRule
+from comgra_decl.rules.memory import Bools, Slots, grown
+from comgra_decl.rules.paths import answers, met
+from comgra_decl.rules.table import Mask, SlotTable
+from comgra_decl.rules.window import Window
+
+_LOW, _HIGH = 0.26, 0.74  # sigmoid(0 .. 1) is 0.5 .. 0.731, and 1 minus that from 0.269
+
+
+class SigmoidTwice(SlotRule):
+    """Probabilities that enter a binary cross-entropy, which takes the sigmoid once more."""
+
+    name = "sigmoid_twice"
+    severity = "error"
+    certainty = 0.85
+    definition = (
+        "What the network answers lies in 0 .. 1, its targets are 0 and 1 (floating-point), and "
+        "its gradient, times the number of all answers, lies between 0.26 and 0.74 in size for "
+        "`patience` records: sigmoid(p) - y for a probability p. That of BCELoss is 1 or more."
+    )
+    source = "A common mistake: sigmoid and BCEWithLogitsLoss. The bound is that of its derivative."
+    advice = "Leave the sigmoid out, or use BCELoss; apply it where probabilities are wanted."
+    statistics = ("max", "abs_mean", "abs_max", "mean", "zero_fraction")
+    evidence = "largest gradient times answers"
+    needs = "outputs and their gradients, {select: '**', capture: [output, output_grad]}"
+
+    def __init__(self, parameters: Any = None) -> None:
+        super().__init__(parameters)
+        self._other = np.zeros(0, np.bool_)
+
+    def wants(self, table: SlotTable) -> Mask:
+        """Returns outputs whose gradient is recorded."""
+        return table.outputs & (_gradients(table) >= 0)
+
+    def measure(self, window: Window, at: Slots) -> tuple[Bools, NDArray[Any]]:
+        """Looks at the answers and at their gradients."""
+        table = window.table
+        gradient = table.remembered(SigmoidTwice, _gradients)[at]
+        count = np.array([prod(table.infos[slot].shape) for slot in at.tolist()], np.float64)
+        largest = window.read("abs_max", gradient, "abs_max") * count
+        usual = window.read("abs_mean", gradient) * count
+        # the mean over the batch of the least could hide a negative one; this could not
+        positive = window.read("abs_mean", at) - window.read("mean", at) < 1e-6
+        inside = positive & (window.read("max", at, "abs_max") <= 1)
+        self._see_targets(window)
+        return inside & (largest < _HIGH) & (usual > _LOW), largest
+
+    def _see_targets(self, window: Window) -> None:
+        """Remembers which targets hold anything but zeros and ones: their mean tells the ones."""
+        self._other = grown(self._other, len(window.table), fill=False)
+        at = np.flatnonzero(window.table.where(lambda info: info.kind == "target"))
+        ones = window.read("mean", at) - (1 - window.read("zero_fraction", at))
+        wrong = (np.abs(ones) > 1e-5) | (window.read("abs_max", at, "abs_max") > 1)
+        self._other[at] |= wrong.any(0)
+
+    def chosen(self, scene: Scene, fired: Slots) -> Slots:
+        """Keeps answers to questions of yes or no."""
+        asked = {
+            answer.id
+            for answer, target in met(scene)
+            if "float" in target.dtype and not self._other[target.id]
+        }
+        handed_on = answers(scene) if asked else set()
+        return fired[np.isin(fired, list(asked | handed_on))]
+
+    def marks(self) -> dict[int, int]:
+        """Returns nothing: gates, too, hold probabilities."""
+        return {}
+
+    def sentence(self, scene: Scene, slot: int) -> str:
+        """Says that the sigmoid is taken twice."""
+        return (
+            f"{scene.table.place(slot)} holds probabilities, and a loss of logits takes their "
+            "sigmoid once more: the gradient never is that of a loss of probabilities."
+        )
+
+
+def _gradients(table: SlotTable) -> Slots:
+    """Returns the slot of each output's gradient, -1 where it is not recorded."""
+    found = [table.by_key.get(i.key._replace(pass_="grad"), -1) for i in table.infos]
+    return np.array(found, np.int64)

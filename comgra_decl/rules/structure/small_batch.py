@@ -1,0 +1,71 @@
+"""BatchNorm over too few values."""
+
+from __future__ import annotations
+
+from math import prod
+from typing import Annotated, Any
+
+import numpy as np
+from numpy.typing import NDArray
+from pydantic import Field
+
+from comgra_decl.records import SlotInfo
+from comgra_decl.rules.base import Patient, Scene, SlotRule
+from comgra_decl.rules.memory import Bools, Slots
+from comgra_decl.rules.table import Mask, SlotTable
+from comgra_decl.rules.window import Window
+from comgra_decl.spec.base import Int
+
+
+class SmallBatchParameters(Patient):
+    """What can be said of `small_batch_norm`."""
+
+    patience: Annotated[Int, Field(ge=1)] = 3
+    """So many records must have it."""
+
+    values: Annotated[Int, Field(ge=2)] = 8
+    """Fewer values per channel are too few for a mean and a variance."""
+
+
+class SmallBatchNorm(SlotRule):
+    """BatchNorm over too few values."""
+
+    name = "small_batch_norm"
+    certainty = 0.7
+    definition = (
+        "A BatchNorm module normalises each channel by fewer than `values` values: samples of the "
+        "batch times positions."
+    )
+    source = (
+        "Wu and He, Group Normalization (2018): errors of BatchNorm rise steeply below a batch of "
+        "eight. Of two values it leaves nothing but their order."
+    )
+    advice = "Use GroupNorm or LayerNorm, a larger batch, or SyncBatchNorm over several devices."
+    Parameters = SmallBatchParameters
+    statistics = ("mean",)
+    lowest, evidence = True, "values per channel"
+    needs = "outputs of BatchNorm modules"
+
+    def wants(self, table: SlotTable) -> Mask:
+        """Returns outputs of BatchNorm modules."""
+        return table.outputs & table.where(
+            lambda i: i.module_class.startswith("BatchNorm") and len(i.shape) > 1
+        )
+
+    def measure(self, window: Window, at: Slots) -> tuple[Bools, NDArray[Any]]:
+        """Counts the values of a channel."""
+        count = np.array([_values(window.table.infos[slot]) for slot in at.tolist()], np.float64)
+        counts = np.broadcast_to(count, (len(window), len(at)))
+        return counts < self.parameters.values, counts
+
+    def sentence(self, scene: Scene, slot: int) -> str:
+        """Says how few."""
+        return (
+            f"{scene.table.place(slot)} normalises each channel by "
+            f"{_values(scene.table.infos[slot])} values only."
+        )
+
+
+def _values(info: SlotInfo) -> int:
+    """Returns samples times positions; the channels are the second dimension."""
+    return info.shape[0] * prod(info.shape[2:])

@@ -1,0 +1,93 @@
+"""Units that all do the same."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any
+
+import numpy as np
+from numpy.typing import NDArray
+from pydantic import Field
+
+from comgra_decl.rules.base import Patient, Scene, SlotRule
+from comgra_decl.rules.memory import Bools, Slots, grown
+from comgra_decl.rules.table import Mask, SlotTable
+from comgra_decl.rules.window import Window
+from comgra_decl.spec.base import Int, Number
+
+_FEWEST = 4  # so many units, or the same value may be chance
+
+
+class IdenticalParameters(Patient):
+    """What can be said of `identical_units`."""
+
+    patience: Annotated[Int, Field(ge=1)] = 3
+    """For so many records in a row it must be so."""
+
+    spread: Annotated[Number, Field(gt=0, lt=1)] = 1e-5
+    """Below this share of their mean magnitude, units do not differ."""
+
+
+class IdenticalUnits(SlotRule):
+    """Units that all do the same, and learn the same."""
+
+    name = "identical_units"
+    severity = "error"
+    certainty = 0.8
+    definition = (
+        "A weight of at least two dimensions began with all its elements the same and not zero; or "
+        "for `patience` records the outputs of a layer with weights (one number per unit), or the "
+        "gradients of its bias, differ between units by less than `spread` of their mean magnitude."
+    )
+    source = "Goodfellow et al., Deep Learning (2016), 8.4: initial weights must break symmetry."
+    advice = "Initialise weights at random (He, Glorot); constants only for biases and gains."
+    explained_by = ("nonfinite", "input_independence")
+    Parameters = IdenticalParameters
+    statistics = ("std", "abs_mean")
+    lowest, evidence = True, "spread between units"
+    needs = "outputs or parameters, {select: '**', capture: [output, parameter]}"
+
+    def __init__(self, parameters: Any = None) -> None:
+        super().__init__(parameters)
+        self._constant = np.zeros(0, np.int64)  # 1: began constant, 0: did not, -1: not seen
+
+    def wants(self, table: SlotTable) -> Mask:
+        """Returns weights, gradients of biases, and outputs of one number per unit."""
+        weights = table.parameters & table.where(lambda i: sum(n > 1 for n in i.shape) > 1)
+        biases = table.parameter_gradients & table.where(
+            lambda i: i.key.role == "bias" and len(i.shape) == 1 and i.shape[0] >= _FEWEST
+        )
+        nodes = {i.key.node for i in table.infos if i.kind == "parameter" and len(i.shape) > 1}
+        outputs = table.outputs & table.where(
+            lambda i: i.key.node in nodes and i.key.role == "output" and len(i.shape) == 2
+        )
+        return weights | biases | (outputs & (table.elements >= _FEWEST))
+
+    def measure(self, window: Window, at: Slots) -> tuple[Bools, NDArray[Any]]:
+        """Compares the spread with the size."""
+        size = window.read("abs_mean", at).astype(np.float64)
+        spread = window.read("std", at).astype(np.float64)
+        share = np.where(size > 0, spread / size, np.nan)
+        same = share < self.parameters.spread
+        weight = window.table.parameters[at]
+        if weight.any():
+            same[:, weight] = self._began(at[weight], share[:, weight], same[:, weight])
+        return same, share
+
+    def _began(self, at: Slots, share: NDArray[np.float64], same: Bools) -> Bools:
+        """Returns, in all records, what the first record of each weight says."""
+        self._constant = grown(self._constant, int(at.max()) + 1, -1)
+        seen = ~np.isnan(share)
+        first = same[seen.argmax(0), np.arange(len(at))]
+        new = (self._constant[at] < 0) & seen.any(0)
+        self._constant[at[new]] = first[new]
+        return np.broadcast_to(self._constant[at] == 1, same.shape)
+
+    def sentence(self, scene: Scene, slot: int) -> str:
+        """Says what is the same."""
+        info = scene.table.infos[slot]
+        if info.kind == "parameter" and info.key.pass_ == "forward":
+            return f"{scene.table.place(slot)} began with all its elements the same."
+        return (
+            f"All units of {info.key.node} do the same: {scene.table.place(slot)} differs between "
+            f"them by {self.streak.worst[slot]:.1e} of its size."
+        )

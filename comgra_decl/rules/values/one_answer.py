@@ -1,0 +1,99 @@
+"""A classifier that says one class of everything."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any
+
+import numpy as np
+from numpy.typing import NDArray
+from pydantic import Field
+
+from comgra_decl.rules.base import Patient, Scene, SlotRule
+from comgra_decl.rules.memory import Bools, Slots
+from comgra_decl.rules.paths import met
+from comgra_decl.rules.table import Mask, SlotTable
+from comgra_decl.rules.window import Window
+from comgra_decl.spec.base import Int
+
+_FEWEST = 4  # recorded samples
+
+
+class OneAnswerParameters(Patient):
+    """What can be said of `one_answer`."""
+
+    patience: Annotated[Int, Field(ge=1)] = 15
+    """For so many records in a row it must be so; trainings often begin like this."""
+
+
+class OneAnswer(SlotRule):
+    """A classifier that says one class of everything."""
+
+    name = "one_answer"
+    certainty = 0.65
+    definition = (
+        "The largest of the answers [N, classes] is that of one and the same class for all "
+        "recorded samples (at least four) and for `patience` records, though the targets of the "
+        "batch (integers) differ."
+    )
+    source = "The debugging chapter's network that says dog of everything; own limits."
+    advice = (
+        "Look at how frequent classes are, at the last bias, and at the learning rate; see whether "
+        "the answers differ between samples at all (`input_independence`), and the labels."
+    )
+    explained_by = ("nonfinite", "input_independence", "single_class", "detached")
+    Parameters = OneAnswerParameters
+    statistics = ("mean",)
+    lowest, evidence = False, "class"
+    needs = "answers with `values: true`, and targets of classes, with `graph: true`"
+
+    def __init__(self, parameters: Any = None) -> None:
+        super().__init__(parameters)
+        self._known = (-1, -1)
+        self._last: dict[int, int] = {}
+        self._targets: dict[int, int] = {}
+
+    def wants(self, table: SlotTable) -> Mask:
+        """Returns answers [N, classes] that meet a target of classes."""
+        self._targets = {
+            answer.id: target.id
+            for answer, target in met(self.scene)
+            if "int" in target.dtype and "float" in answer.dtype
+            if len(answer.shape) == 2 and len(target.shape) == 1 and answer.batch_dim == 0
+        }
+        return table.where(lambda info: info.id in self._targets)
+
+    def columns(self, table: SlotTable) -> Slots:
+        """Returns the slots; anew when there is another graph."""
+        known = (len(table), len(self.scene.structures))
+        if known != self._known:
+            self._known, self._table = known, None
+        return super().columns(table)
+
+    def measure(self, window: Window, at: Slots) -> tuple[Bools, NDArray[Any]]:
+        """Looks at the recorded samples."""
+        said = np.full((len(window), len(at)), np.nan)
+        hit = np.zeros(said.shape, np.bool_)
+        for column, slot in enumerate(at.tolist()):
+            target = np.array([self._targets[slot]])
+            differ = window.read("mean", target, "std")[:, 0] > 0
+            for row in range(len(window)):
+                one = _one_class(window.details.values(row, slot)) if differ[row] else -1
+                hit[row, column] = one >= 0 and self._last.get(slot, one) == one
+                said[row, column] = one
+                self._last[slot] = one
+        return hit, said
+
+    def sentence(self, scene: Scene, slot: int) -> str:
+        """Says which class."""
+        return (
+            f"{scene.table.place(slot)} says class {self.streak.worst[slot]:.0f} of every recorded "
+            f"sample, for {self.streak.records[slot] + self.patience - 1} records."
+        )
+
+
+def _one_class(values: NDArray[Any] | None) -> int:
+    """Returns the class that all samples [n, classes] are said to be of; -1 if there is none."""
+    if values is None or values.ndim != 2 or len(values) < _FEWEST or np.isnan(values).any():
+        return -1
+    said = np.asarray(values, np.float64).argmax(1)
+    return int(said[0]) if (said == said[0]).all() else -1
