@@ -108,7 +108,7 @@ class _Numbers:
         counts = ranges = None
         if histograms:
             counts = self._rng.poisson(40, (count, slots, BINS)).astype(np.uint32)
-            ranges = np.tile(np.float32(_EXTENT), (count, slots, 1))
+            ranges = np.tile(np.array(_EXTENT, np.float32), (count, slots, 1))
         return StepBatch(
             steps=[_info(first + i, started) for i in range(count)],
             slots=np.arange(slots, dtype=np.int32),

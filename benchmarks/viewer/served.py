@@ -38,7 +38,12 @@ def served(root: Path) -> Iterator[Served]:
     assert process.stdout is not None
     lines: queue.Queue[str] = queue.Queue()
     pipe = process.stdout
-    threading.Thread(target=lambda: [lines.put(line) for line in pipe], daemon=True).start()
+
+    def read() -> None:
+        for line in pipe:
+            lines.put(line)
+
+    threading.Thread(target=read, daemon=True).start()
     try:
         url = ""
         while "http://" not in url:
