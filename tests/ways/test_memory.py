@@ -1,0 +1,232 @@
+"""Recording does not make a training grow, and keeps nothing of it alive."""
+
+from __future__ import annotations
+
+import gc
+import logging
+import os
+import weakref
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+from torch.nn import functional as F
+
+import comgra_decl as comgra
+from comgra_decl.hooks import HookManager
+from comgra_decl.records import RawStep
+from comgra_decl.spec import load_spec
+from tests.support.recording import recording
+from tests.ways.models import Net
+from tests.ways.proof import FULL
+
+CAPTURED = ["output", "output_grad", "parameter", "parameter_grad", "update"]
+
+SPEC: dict[str, Any] = {
+    **FULL,
+    "nodes": {"all": {"select": "**", "capture": CAPTURED, "values": True}},
+    "graph": True,
+    "keep": {"ring": 20, "when": ["nonfinite"], "values": True},
+}
+"""Every step, with values, the graph and a ring of steps that may be kept."""
+
+SIZES = (8, 8, 5, 8, 3, 1)
+"""Of the batches, over and over: the last of an epoch is smaller."""
+
+_PAGE = os.sysconf("SC_PAGE_SIZE")
+
+
+@pytest.fixture(autouse=True)
+def _quiet() -> Iterator[None]:
+    logging.disable(logging.WARNING)
+    yield
+    logging.disable(logging.NOTSET)
+
+
+class Growth:
+    """What the process holds, looked at now and then after a warm-up."""
+
+    def __init__(self, first: int, every: int) -> None:
+        self._first, self._every = first, every
+        self.steps: list[int] = []
+        self.resident: list[int] = []  # bytes
+        self.objects: list[int] = []
+        self.tensors: list[int] = []
+
+    def look(self, step: int) -> None:
+        if step < self._first or (step - self._first) % self._every:
+            return
+        gc.collect()
+        known = gc.get_objects()
+        self.objects.append(len(known))
+        self.tensors.append(sum(issubclass(type(thing), torch.Tensor) for thing in known))
+        self.resident.append(int(Path("/proc/self/statm").read_text().split()[1]) * _PAGE)
+        self.steps.append(step)
+
+    def __str__(self) -> str:
+        mib = [held / 2**20 for held in self.resident]
+        seen = self.resident, self.objects, self.tensors
+        slopes = [self.per_step(held) for held in seen]
+        return (
+            f"per recorded step: {slopes[0]:.0f} bytes resident, {slopes[1]:.3f} objects, "
+            f"{slopes[2]:.5f} tensors; resident {mib[0]:.1f} MiB at step {self.steps[0]}, "
+            f"{mib[-1]:.1f} MiB at step {self.steps[-1]}; tensors {self.tensors}"
+        )
+
+    def per_step(self, held: list[int]) -> float:
+        """Returns the slope of a straight line through what was seen (least squares)."""
+        return float(np.polyfit(self.steps, held, 1)[0])
+
+
+def train(growth: Growth, steps: int) -> None:
+    """Trains with batches of changing size."""
+    torch.manual_seed(0)
+    model = Net()
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
+    for step in range(steps):
+        size = SIZES[step % len(SIZES)] + 1  # a batch norm needs two
+        loss = F.cross_entropy(model(torch.randn(size, 6)), torch.randint(3, (size,)))
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+        growth.look(step)
+
+
+def grown(folder: Path, growth: Growth, steps: int) -> int:
+    """Trains with all recorded; returns the number of records."""
+    with comgra.trace(SPEC, root=folder, group="g") as session:
+        train(growth, steps)
+    assert session.path is not None
+    return len(comgra.open_run(session.path).records)
+
+
+def settled(raw: RawStep) -> None:
+    """Takes a record, does what the writer thread would do first, and forgets it."""
+    if raw.wait is not None:
+        raw.wait()
+
+
+def test_the_hooks_of_some_hundred_recorded_steps_leave_nothing_behind() -> None:
+    growth, faults = Growth(first=144, every=48), []
+    manager = HookManager(load_spec(SPEC), settled, on_fault=faults.append)
+    manager.attach()
+    train(growth, 385)
+    manager.detach()
+    assert faults == []
+    assert len(growth.steps) == 6
+    assert max(growth.tensors) - min(growth.tensors) <= 2, (growth.tensors, growth.objects)
+    assert abs(growth.per_step(growth.objects)) < 0.5
+
+
+@pytest.mark.slow
+def test_the_hooks_of_ten_thousand_recorded_steps_do_not_grow() -> None:
+    growth, faults = Growth(first=2_000, every=480), []
+    manager = HookManager(load_spec(SPEC), settled, on_fault=faults.append)
+    manager.attach()
+    train(growth, 10_000)
+    manager.detach()
+    assert faults == []
+    print(growth)  # noqa: T201
+    assert max(growth.tensors) - min(growth.tensors) <= 2
+    assert abs(growth.per_step(growth.objects)) < 0.1
+    assert growth.per_step(growth.resident) < 1_000
+
+
+@pytest.mark.slow
+def test_ten_thousand_steps_written_to_a_run_stay_within_bounds(tmp_path: Path) -> None:
+    """What waits for the writer comes and goes; a tensor kept per step would be a slope of 1."""
+    growth = Growth(first=2_000, every=480)
+    assert grown(tmp_path, growth, 10_000) == 10_000
+    print(growth)  # noqa: T201
+    assert growth.per_step(growth.tensors) < 1.0
+    assert growth.per_step(growth.objects) < 4.0
+    assert growth.per_step(growth.resident) < 20_000
+
+
+class Watched(nn.Module):
+    """Keeps weak references to what it computes."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.Linear(6, 4)
+        self.seen: list[weakref.ref[torch.Tensor]] = []
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        hidden = torch.relu(self.layer(x))
+        result = torch.tanh(hidden * 2)
+        self.seen += [weakref.ref(hidden), weakref.ref(result)]
+        return result
+
+
+class Witness:
+    """Lives as long as the function of the autograd graph that it was given to."""
+
+
+def one_step(model: Watched, optimizer: torch.optim.Optimizer) -> list[weakref.ref[Any]]:
+    """Makes one step; returns references to all that only this step computed."""
+    x = torch.randn(5, 6)
+    loss = model(x).square().mean()
+    assert loss.grad_fn is not None
+    witness = loss.grad_fn.metadata["witness"] = Witness()
+    references: list[weakref.ref[Any]] = [weakref.ref(x), weakref.ref(loss), weakref.ref(witness)]
+    optimizer.zero_grad()
+    loss.backward()
+    optimizer.step()
+    return references + list(model.seen)
+
+
+def alive(references: list[weakref.ref[Any]]) -> list[Any]:
+    return [type(thing) for reference in references if (thing := reference()) is not None]
+
+
+@pytest.mark.parametrize("keep", [None, SPEC["keep"]], ids=["all", "ring"])
+def test_nothing_of_a_step_is_alive_after_it(keep: Any) -> None:
+    model = Watched()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    gc.disable()  # not even in a cycle that only the collector would find
+    try:
+        with recording({**SPEC, "keep": keep}) as run:
+            for _ in range(3):
+                references = one_step(model, optimizer)
+                assert alive(references) == []
+                model.seen.clear()
+    finally:
+        gc.enable()
+    assert run.faults == []
+    assert len(run.steps) == 3
+
+
+def test_nothing_of_a_step_that_failed_is_alive_after_the_next() -> None:
+    model = Watched()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    with recording(SPEC) as run:
+        one_step(model, optimizer)
+        model.seen.clear()
+        with pytest.raises(RuntimeError, match="cannot be multiplied"):
+            model(torch.randn(5, 6)) @ torch.randn(3, 3)
+        failed = list(model.seen)
+        model.seen.clear()
+        one_step(model, optimizer)
+        gc.collect()
+        assert alive(list(failed)) == []
+    assert run.faults == []
+
+
+def test_the_model_and_its_optimizer_go_when_the_program_drops_them(tmp_path: Path) -> None:
+    model = Watched()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    references: list[weakref.ref[Any]] = [
+        weakref.ref(thing) for thing in (model, model.layer, model.layer.weight, optimizer)
+    ]
+    with comgra.trace(SPEC, root=tmp_path, group="g") as session:
+        for _ in range(3):
+            references += one_step(model, optimizer)
+    model.seen.clear()
+    del model, optimizer
+    gc.collect()
+    assert alive(references) == []
+    assert session.path is not None
