@@ -35,9 +35,24 @@ ENTRANCES = {
     "is_no_step",
     "FunctionTracer.__torch_function__",
     "Provenance.__torch_function__",
+    "Attachment._before_optimizer",
+    "FunctionTracer._after",
+    "HookManager._after_optimizer",
+    "HookManager._on_skip",
+    "LossWatch._any_backward.<locals>.backward",
+    "LossWatch._backward",
+    "LossWatch._end_backward",
+    "LossWatch._tell",
+    "OpaqueCalls._elsewhere",
+    "OpaqueCalls._quietly",
+    "Watching.call",
+    "Watching._quietly",
+    "watch_skips.<locals>.wrap.<locals>.step",
+    "watch_skips.<locals>.wrap.<locals>.step.<locals>.<lambda>",
 }
-"""What torch calls first: a fault before its first line is the interpreter's own (no memory for a
-frame, too deep a recursion), and nobody can catch it."""
+"""What torch calls first, and the guards that our wrappers consist of: a fault before their first
+line is the interpreter's own (no memory for a frame, too deep a recursion), and nobody can catch
+it."""
 
 Profile = Callable[[FrameType, str, Any], None]
 

@@ -190,9 +190,11 @@ class FunctionTracer:
                 self._watching.add([found])
 
     def _after(self, module: nn.Module, _args: Any, output: Any) -> None:
-        if is_no_step() or not any(running.module is module for running in self._stack):
+        if is_no_step():
             return
         try:
+            if not any(running.module is module for running in self._stack):
+                return
             while self._stack:
                 running = self._stack.pop()
                 if running.paused:

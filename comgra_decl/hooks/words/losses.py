@@ -156,7 +156,13 @@ class LossWatch:
         finally:
             self._inside.discard(thread)
             if recording:
-                self._on_done()
+                self._end_backward()
+
+    def _end_backward(self) -> None:
+        try:
+            self._on_done()
+        except Exception as error:
+            self._on_fault(error)
 
     def _tell(self, tensors: Any) -> None:
         try:
@@ -180,10 +186,13 @@ class LossWatch:
         def scale(scaler: Any, outputs: Any) -> Any:
             result = original(scaler, outputs)
             if isinstance(outputs, torch.Tensor) and outputs is not result:
-                with torch._C.DisableTorchFunction():
-                    # Between recorded steps nobody else may keep its graph alive.
-                    loss = outputs if self._recording else outputs.detach()
-                    self._expect((weakref.ref(result), loss))
+                try:
+                    with torch._C.DisableTorchFunction():
+                        # Between recorded steps nobody else may keep its graph alive.
+                        loss = outputs if self._recording else outputs.detach()
+                        self._expect((weakref.ref(result), loss))
+                except Exception as error:
+                    self._on_fault(error)
             return result
 
         return scale
