@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import shutil
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -13,8 +14,10 @@ import pytest
 import comgra_decl as comgra
 from comgra_decl.errors import StoreError
 from comgra_decl.launch.session import Session
-from comgra_decl.store import RunWriter
+from comgra_decl.stats import Reducer
+from comgra_decl.store import RunWriter, WriterThread
 from tests.faults.program import SPEC, training
+from tests.store.test_full_disk import in_namespace
 from tests.ways.proof import Outcome, Told, attached, same, seeded
 
 pytestmark = pytest.mark.filterwarnings("ignore::UserWarning")
@@ -114,3 +117,114 @@ def test_a_run_whose_folder_is_removed_meanwhile(
         found, _ = traced(tmp_path, remove)
     same(plain, found)
     assert len(stopped(caplog)) <= 1
+
+
+def test_no_memory_to_reduce_a_tensor(
+    plain: Outcome,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    original, calls = Reducer.add, 0
+
+    def add(reducer: Reducer, *args: Any, **kwargs: Any) -> int:
+        nonlocal calls
+        calls += 1
+        if calls > 200:
+            raise MemoryError("no room for the sums of a tensor")
+        return original(reducer, *args, **kwargs)
+
+    before = attached()
+    monkeypatch.setattr(Reducer, "add", add)
+    with caplog.at_level(logging.ERROR, "comgra_decl"):
+        found, path = traced(tmp_path)
+    same(plain, found)
+    assert attached() == before
+    assert calls < 220, "tracing stopped within that step"
+    (said,) = [record for record in caplog.records if record.exc_info]
+    assert said.exc_info is not None
+    assert isinstance(said.exc_info[1], MemoryError)
+    assert "tracing has stopped" in said.getMessage()
+    assert len(comgra.open_run(path).records) >= 1, "what was committed is still read"
+
+
+@pytest.mark.parametrize("where", ["_pause", "_share", "_release"])
+def test_a_writers_thread_that_dies_between_commits(
+    plain: Outcome,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+    where: str,
+) -> None:
+    original = getattr(WriterThread, where)
+
+    def dies(thread: WriterThread, *args: Any) -> Any:
+        if thread._since:  # something has been committed
+            raise SystemExit("the thread is ended")  # no Exception: nobody catches it by chance
+        return original(thread, *args)
+
+    before = attached()
+    monkeypatch.setattr(WriterThread, where, dies)
+    with caplog.at_level(logging.ERROR, "comgra_decl"):
+        found, path = traced(tmp_path)
+    same(plain, found)
+    assert attached() == before
+    assert len(stopped(caplog)) == 1
+    assert len(comgra.open_run(path).records) >= 1, "what was committed is still read"
+
+
+FULL_DISK = """
+import logging
+import sys
+from pathlib import Path
+import warnings
+
+from tests.faults.test_session import *
+
+warnings.simplefilter("ignore")
+folder = Path(sys.argv[1])
+WriterThread.__init__.__kwdefaults__["patience"] = 0.3
+said = []
+handler = logging.Handler()
+handler.emit = lambda record: said.append(record.getMessage())
+logging.getLogger("comgra_decl").addHandler(handler)
+
+
+def train_and_fill(told):
+    train(told)
+    try:
+        with (folder / "ballast").open("wb", buffering=0) as ballast:
+            while True:
+                ballast.write(bytes(4096))
+    except OSError:
+        pass
+    return train(told)
+
+
+def train_twice(told):
+    train(told)
+    return train(told)
+
+
+plain = seeded(train_twice, Told(listening=False))
+spec = {**SPEC, "schedule": {"first": 100}, "store": {"commit_interval": 0.0}}
+with comgra.trace(spec, root=folder, group="g") as session:
+    found = seeded(train_and_fill, Told(listening=False))
+same(plain, found)
+assert len([text for text in said if "the store cannot be written" in text]) == 1, said
+records = len(comgra.open_run(session.path).records)
+assert 0 < records < 2 * STEPS * 2, records
+print("survived")
+"""
+
+
+@pytest.mark.skipif(shutil.which("unshare") is None, reason="needs Linux namespaces")
+def test_a_disk_that_fills_up_and_stays_full(tmp_path: Path) -> None:
+    if in_namespace("true", tmp_path).returncode:
+        pytest.skip("this machine does not allow mounting in a namespace")
+    script = tmp_path / "script.py"
+    folder = tmp_path / "small"
+    folder.mkdir()
+    script.write_text(FULL_DISK)
+    done = in_namespace(f'PYTHONPATH=. "{sys.executable}" "{script}" "$0"', folder)
+    assert done.stdout.endswith("survived\n"), done.stderr
