@@ -8,6 +8,7 @@ import numpy as np
 from numpy.typing import NDArray
 from pydantic import Field
 
+from comgra_decl.records import SlotInfo
 from comgra_decl.rules.base import Patient, Scene, SlotRule
 from comgra_decl.rules.memory import Bools, Largest, Slots
 from comgra_decl.rules.paths import single_sources
@@ -111,5 +112,5 @@ class TrainingInEvaluationMode(SlotRule):
         )
 
 
-def _is_bias(info: Any) -> bool:
+def _is_bias(info: SlotInfo) -> bool:
     return info.kind == "parameter" and info.key.pass_ == "forward" and info.key.role == "bias"
