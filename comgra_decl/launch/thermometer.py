@@ -1,0 +1,123 @@
+"""What goes into each layer and comes out of it in one step: mean and standard deviation."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    import torch
+
+    from comgra_decl.query import Run
+
+
+@dataclass(frozen=True)
+class Reading:
+    """One call of a layer; None where it has no such tensor of floating-point numbers.
+
+    `mean` and `std` are of all values of the first such tensor; std is the population's.
+    """
+
+    node: str
+    module_class: str
+    shape: tuple[int, ...]
+    in_mean: float | None
+    in_std: float | None
+    out_mean: float | None
+    out_std: float | None
+
+
+@contextmanager
+def reading(readings: list[Reading], end: Callable[[], BaseException]) -> Iterator[None]:
+    """Reads all layers without children until the first optimizer step, which raises `end()`."""
+    from torch.nn.modules.module import (
+        register_module_forward_hook,
+        register_module_forward_pre_hook,
+    )
+    from torch.optim.optimizer import register_optimizer_step_post_hook
+
+    names: dict[int, str] = {}
+    depth = 0
+
+    def enter(module: Any, _: Any) -> None:
+        nonlocal depth
+        if depth == 0:
+            names.update({id(m): name or type(m).__name__ for name, m in module.named_modules()})
+        depth += 1
+
+    def leave(module: Any, args: Any, output: Any) -> None:
+        nonlocal depth
+        depth -= 1
+        if next(module.children(), None) is None:
+            name = names.get(id(module), type(module).__name__)
+            readings.append(_read(name, type(module).__name__, args, output))
+
+    def stop(*_: Any) -> None:
+        raise end()
+
+    handles = [
+        register_module_forward_pre_hook(enter),
+        register_module_forward_hook(leave, always_call=False),
+        register_optimizer_step_post_hook(stop),
+    ]
+    try:
+        yield
+    finally:
+        for handle in handles:
+            handle.remove()
+
+
+def readings_of(run: Run, step: int | None = None) -> list[Reading]:
+    """Returns the readings of a recorded step, the first one unless another is wanted.
+
+    The mean of a recorded tensor is that of all its values; its standard deviation is the mean of
+    those of the samples, which is what the run holds.
+    """
+    at = int(run.steps[0]) if step is None else step
+    slots, row = run.slots, run.row(at)
+    found = []
+    forward = slots[(slots["pass"] == "forward") & (slots["iteration"] == 0)]
+    for node, part in forward.groupby("node", sort=False):
+        roles = dict(zip(part["role"], part.index, strict=True))
+        out = roles.get("output")
+        if out is None or part.loc[out, "kind"] != "computed":
+            continue
+        into = next((index for role, index in roles.items() if role.startswith("input")), None)
+        given = (None, None) if into is None else _numbers(row, into)
+        shape = tuple(int(n) for n in part.loc[out, "shape"])
+        name = str(part.loc[out, "module_class"] or "")
+        found.append(Reading(str(node), name, shape, *given, *_numbers(row, out)))
+    return found
+
+
+def _numbers(row: Any, slot: Any) -> tuple[float | None, float | None]:
+    if slot not in row.index or "mean" not in row or "std" not in row:
+        return None, None
+    return float(row.loc[slot, "mean"]), float(row.loc[slot, "std"])
+
+
+def _read(node: str, name: str, args: Any, output: Any) -> Reading:
+    into, out = _first(args), _first(output)
+    shape = () if out is None else tuple(out.shape)
+    return Reading(node, name, shape, *_moments(into), *_moments(out))
+
+
+def _first(thing: Any) -> torch.Tensor | None:
+    """Returns the first tensor of floating-point numbers in whatever a module takes or gives."""
+    import torch
+    from torch.utils import _pytree
+
+    leaves, _ = _pytree.tree_flatten(thing)
+    return next(
+        (x for x in leaves if isinstance(x, torch.Tensor) and x.is_floating_point() and x.numel()),
+        None,
+    )
+
+
+def _moments(tensor: torch.Tensor | None) -> tuple[float | None, float | None]:
+    if tensor is None:
+        return None, None
+    values = tensor.detach().double()
+    return float(values.mean()), float(values.std(correction=0))

@@ -1,0 +1,72 @@
+"""Runs a script that is to be looked at, not recorded: it ends where enough has been seen."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Sequence
+from contextlib import AbstractContextManager, redirect_stdout
+from pathlib import Path
+
+from comgra_decl.launch.execute import run_module, run_script
+from comgra_decl.launch.exits import Exit
+from comgra_decl.launch.script import Call, UsageError, parse
+
+
+class Enough(SystemExit):
+    """Ends a program whose steps have been seen."""
+
+
+def called(arguments: Sequence[str]) -> Call:
+    """Returns the script that follows the options, after `--` or without it.
+
+    Raises:
+        UsageError: there is none.
+    """
+    rest = [*arguments]
+    if rest[:1] == ["--"]:
+        rest = rest[1:]
+    call = parse(rest)
+    if not call.module and not Path(call.script).exists():
+        raise UsageError(f"there is no script {call.script!r}")
+    return call
+
+
+def run_watched(call: Call, watching: AbstractContextManager[None]) -> None:
+    """Runs the script inside `watching`; what it prints goes to the standard error output.
+
+    What it raises passes through, but for `Enough` and an end without an error.
+    """
+    with redirect_stdout(sys.stderr), watching:
+        try:
+            if call.module:
+                run_module(call.script, call.arguments)
+            else:
+                run_script(call.script, call.arguments)
+        except Enough:
+            pass
+        except SystemExit as error:
+            if error.code not in (None, 0):
+                raise
+
+
+def refuse(command: str, problem: object, usage: str) -> None:
+    """Says why a command line makes no sense, and ends."""
+    sys.stderr.write(f"comgra-decl {command}: {problem}\n\n{usage}")
+    sys.exit(Exit.WRONG)
+
+
+def number_of(option: str, rest: list[str], default: int) -> int:
+    """Takes `option N` or `option=N` from the front of `rest`; returns N.
+
+    Raises:
+        UsageError: N is no number above 0.
+    """
+    name, equals, text = rest[0].partition("=") if rest else ("", "", "")
+    if name != option:
+        return default
+    del rest[0]
+    if not equals:
+        text = rest.pop(0) if rest else ""
+    if not text.isdecimal() or int(text) < 1:
+        raise UsageError(f"{option} needs a number above 0, not {text!r}")
+    return int(text)

@@ -1,0 +1,52 @@
+"""The thermometer reads what plain torch computes."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+from torch import nn
+
+import comgra_decl
+from comgra_decl.launch.thermometer import Reading, reading, readings_of
+
+
+def test_each_layer_is_read_once_in_order() -> None:
+    torch.manual_seed(0)
+    net = nn.Sequential(nn.Linear(3, 5), nn.ReLU(), nn.Linear(5, 1))
+    optimizer = torch.optim.SGD(net.parameters(), 0.1)
+    x = torch.randn(4, 3)
+    hidden = net[0](x).detach()
+    found: list[Reading] = []
+    with reading(found, KeyboardInterrupt):
+        net(x).sum().backward()
+        with pytest.raises(KeyboardInterrupt):
+            optimizer.step()
+    assert [(r.node, r.module_class) for r in found] == [
+        ("0", "Linear"), ("1", "ReLU"), ("2", "Linear")
+    ]  # fmt: skip
+    assert found[0].in_mean == pytest.approx(float(x.mean()), rel=1e-6)
+    assert found[0].in_std == pytest.approx(float(x.std(correction=0)), rel=1e-6)
+    assert found[1].out_std == pytest.approx(float(hidden.relu().std(correction=0)), rel=1e-6)
+    assert found[2].shape == (4, 1)
+    net(x)  # nothing of ours is left behind
+    assert len(found) == 3
+
+
+def test_a_recorded_step_gives_the_same_means(tmp_path: Path) -> None:
+    torch.manual_seed(0)
+    net = nn.Sequential(nn.Linear(3, 5), nn.Linear(5, 1))
+    optimizer = torch.optim.SGD(net.parameters(), 0.1)
+    x = torch.randn(4, 3)
+    hidden = net[0](x).detach()
+    spec = {"nodes": {"all": {"select": "**", "capture": ["input", "output"]}}}
+    with comgra_decl.trace(spec, root=tmp_path) as session:
+        net(x).sum().backward()
+        optimizer.step()
+    assert session.path is not None
+    found = {r.node: r for r in readings_of(comgra_decl.open_run(session.path))}
+    assert found["0"].out_mean == pytest.approx(float(hidden.mean()), rel=1e-5)
+    assert found["0"].in_mean == pytest.approx(float(x.mean()), rel=1e-5)
+    each = hidden.std(dim=1, correction=0).mean()
+    assert found["0"].out_std == pytest.approx(float(each), rel=1e-5)
