@@ -2,53 +2,129 @@
 
 from __future__ import annotations
 
+import ipaddress
+import os
+import secrets
 import signal
 import sys
 from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
 from types import FrameType
 from typing import Any
 
 import panel as pn
 
+from comgra_decl.errors import ComgraError
 from comgra_decl.viewer.page import TITLE, create_page
+
+_LOGIN = Path(__file__).with_name("login.html")
+
+
+@dataclass(frozen=True, slots=True)
+class Access:
+    """Where the viewer is to be found, and who may look.
+
+    Attributes:
+        address: Network address to listen on.
+        prefix: Path below which a reverse proxy offers the viewer: "/comgra".
+        origins: `host:port` that a browser may have in its address line, if another machine's or
+            a proxy's; otherwise the page stays empty.
+        basic_auth: A password, or a JSON file `{"name": "password"}`; None: nobody is asked.
+    """
+
+    address: str = "127.0.0.1"
+    prefix: str = ""
+    origins: tuple[str, ...] = ()
+    basic_auth: str | None = None
+
+    def options(self) -> dict[str, Any]:
+        """Returns what Panel's server calls this."""
+        options: dict[str, Any] = {"address": self.address, "prefix": self.prefix}
+        if self.origins:
+            options["websocket_origin"] = list(self.origins)
+        if self.basic_auth:
+            options["basic_auth"] = self.basic_auth
+            options["cookie_secret"] = secrets.token_urlsafe(32)
+            options["login_template"] = str(_LOGIN)  # Panel's own asks a CDN for its pictures
+        return options
+
+    @property
+    def warning(self) -> str:
+        """What somebody should know who opens the viewer to others; "" if there is nothing."""
+        if self.basic_auth or _is_loopback(self.address):
+            return ""
+        return (
+            f"Warning: everybody who can reach {self.address} can see the runs, without a password."
+            " Give one with --basic-auth, or listen on 127.0.0.1 and use an SSH tunnel."
+        )
 
 
 def serve(
     root: str | Path,
     *,
     port: int = 0,
-    address: str = "127.0.0.1",
+    access: Access = Access(),
     show: bool = False,
     views: str | Path | None = None,
     on_start: Callable[[str], None] | None = None,
 ) -> None:
     """Serves the runs below `root` until interrupted (Ctrl-C or SIGTERM); then returns.
 
-    Prints the address to open. Listens on this machine alone unless `address` says otherwise.
+    Prints the address to open. Listens on this machine alone unless `access` says otherwise.
 
     Args:
         root: A folder of runs, a group or a single run; it need not exist yet.
         port: Port to listen on; 0 takes a free one.
-        address: Address to listen on; "0.0.0.0" opens the viewer to the network.
-        show: Whether to open a browser as well.
+        access: Address, prefix and password.
+        show: Whether to open a browser as well, where there is a display.
         views: A Python file with views of your own (`comgra_decl.viewer.custom`); it is run.
         on_start: Called with the address once the server listens.
     """
     own = [] if views is None else ["--views", str(views)]
     pages = {"viewer": lambda: create_page([str(root), *own])}
     server = pn.serve(  # type: ignore[no-untyped-call]
-        pages, port=port, address=address, show=False, start=False, title=TITLE, verbose=False
+        pages, port=port, show=False, start=False, title=TITLE, verbose=False, **access.options()
     )
-    host = "127.0.0.1" if address in ("0.0.0.0", "::") else address
-    page = f"http://{host}:{server.port}/viewer"
+    host = "127.0.0.1" if access.address in ("", "0.0.0.0", "::") else access.address
+    page = f"http://{f'[{host}]' if ':' in host else host}:{server.port}{server.prefix}/viewer"
     sys.stdout.write(f"comgra_decl viewer: {page}\nPress Ctrl-C to end.\n")
     sys.stdout.flush()
+    if access.warning:
+        sys.stderr.write(f"{access.warning}\n")
     if on_start is not None:
         on_start(page)
-    if show:
+    if show and has_display():
         server.io_loop.add_callback(lambda: server.show("/viewer"))
     _run(server)
+
+
+def has_display() -> bool:
+    """Whether a browser that is opened here could be seen; not so on a server behind SSH."""
+    if sys.platform in ("darwin", "win32"):
+        return True
+    return any(os.environ.get(name) for name in ("DISPLAY", "WAYLAND_DISPLAY", "BROWSER"))
+
+
+def clean_prefix(prefix: str) -> str:
+    """Returns a prefix as "/path", or "" for none.
+
+    Raises:
+        ComgraError: it is no plain path.
+    """
+    parts = prefix.strip("/").split("/")
+    if parts == [""]:
+        return ""
+    if not all(part.replace("-", "").replace("_", "").isalnum() for part in parts):
+        raise ComgraError(f"--prefix {prefix!r} is no plain path; give one like /comgra")
+    return "/" + "/".join(parts)
+
+
+def _is_loopback(address: str) -> bool:
+    try:
+        return ipaddress.ip_address(address).is_loopback
+    except ValueError:
+        return address == "localhost"
 
 
 def _run(server: Any) -> None:

@@ -127,12 +127,15 @@ def test_the_version(capsys: pytest.CaptureFixture[str]) -> None:
 
 
 def test_view_serves_the_folder_on_this_machine_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    from comgra_decl.viewer.serve import Access
+
     calls = []
     monkeypatch.setattr(
         "comgra_decl.viewer.serve.serve", lambda root, **options: calls.append((root, options))
     )
     assert done("view", "some/where", "--port", "0", "--no-show") == 0
-    assert calls == [(Path("some/where"), {"port": 0, "address": "127.0.0.1", "show": False})]
+    options = {"port": 0, "access": Access(), "show": False, "views": None}
+    assert calls == [(Path("some/where"), options)]
 
 
 def test_a_port_that_is_taken_is_said(

@@ -22,16 +22,30 @@ def command(
     port: Annotated[int, typer.Option(help="Port of the server; 0 takes a free one.")] = 5006,
     address: Annotated[str, typer.Option(help="Network address to listen on.")] = "127.0.0.1",
     show: Annotated[bool, typer.Option(help="Open a browser.")] = True,
+    prefix: Annotated[str, typer.Option(help="Path a reverse proxy offers it below.")] = "",
+    allow_websocket_origin: Annotated[
+        list[str] | None,
+        typer.Option(help="host:port that may stand in a browser's address line; repeatable."),
+    ] = None,
+    basic_auth: Annotated[
+        str | None,
+        typer.Option(
+            help='Ask for a password: itself, or a JSON file {"name": "password"}.',
+            envvar="COMGRA_VIEW_AUTH",
+        ),
+    ] = None,
     views: Annotated[
         Path | None,
         typer.Option(help="Python file with views of your own; it is run.", dir_okay=False),
     ] = None,
 ) -> None:
     """Look at runs in the browser, also while they are being recorded."""
-    from comgra_decl.viewer.serve import serve
+    from comgra_decl.viewer.serve import Access, clean_prefix, serve
 
+    origins = tuple(allow_websocket_origin or ())
+    access = Access(address, clean_prefix(prefix), origins, basic_auth)
     try:
-        serve(root, port=port, address=address, show=show, views=views)
+        serve(root, port=port, access=access, show=show, views=views)
     except OSError as error:
         if isinstance(error, ComgraError) or error.errno not in _CANNOT_LISTEN:
             raise
