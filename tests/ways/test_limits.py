@@ -85,7 +85,8 @@ def test_the_silence_of_scripted_modules_is_explained() -> None:
 def test_the_command_line_and_the_viewer_say_each_sentence_once(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    spec = {**EVERYTHING, "nodes": {**EVERYTHING["nodes"], "typo": {"select": "callde"}}}
+    everything = {"select": "**", "capture": ["output", "parameter"]}
+    spec = {"nodes": {"all": everything, "typo": {"select": "callde"}}, "schedule": {"first": 9}}
     model = Direct()
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     with comgra.trace(spec, root=tmp_path, group="g") as session:

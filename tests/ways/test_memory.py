@@ -111,7 +111,8 @@ def settled(raw: RawStep) -> None:
 
 
 def test_the_hooks_of_some_hundred_recorded_steps_leave_nothing_behind() -> None:
-    growth, faults = Growth(first=144, every=48), []
+    growth = Growth(first=144, every=48)
+    faults: list[BaseException] = []
     manager = HookManager(load_spec(SPEC), settled, on_fault=faults.append)
     manager.attach()
     train(growth, 385)
@@ -124,7 +125,8 @@ def test_the_hooks_of_some_hundred_recorded_steps_leave_nothing_behind() -> None
 
 @pytest.mark.slow
 def test_the_hooks_of_ten_thousand_recorded_steps_do_not_grow() -> None:
-    growth, faults = Growth(first=2_000, every=480), []
+    growth = Growth(first=2_000, every=480)
+    faults: list[BaseException] = []
     manager = HookManager(load_spec(SPEC), settled, on_fault=faults.append)
     manager.attach()
     train(growth, 10_000)
