@@ -117,7 +117,7 @@ def held(seen: Seen, steps: int, end: Callable[[], BaseException]) -> Iterator[N
         register_module_forward_pre_hook(watch.called),
         register_optimizer_step_post_hook(watch.stepped),
     ]
-    DataLoader.__iter__ = _repeating(original_iter)  # type: ignore[method-assign]
+    DataLoader.__iter__ = _repeating(original_iter)  # type: ignore[method-assign, assignment]
     torch.autograd.backward = backward
     try:
         yield

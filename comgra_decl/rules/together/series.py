@@ -93,7 +93,8 @@ def _watch(rule: SlotRule, hits: list[NDArray[np.bool_]]) -> None:
 
     def watched(window: Window, at: Any) -> Any:
         hit, evidence = measure(window, at)
-        hits.append((np.asarray(hit, bool) & window.there[:, at]).any(axis=1))
+        fired = np.asarray(hit, bool) & window.there[:, at]
+        hits.append(np.asarray(fired.any(axis=1), bool))
         return hit, evidence
 
     rule.measure = watched  # type: ignore[method-assign]
@@ -133,7 +134,7 @@ def _columns(table: SlotTable, names: tuple[str, ...], cube: Floats) -> tuple[li
 
 def _numbers(table: pd.DataFrame, steps: NDArray[np.int64]) -> dict[str, Floats]:
     found: dict[str, Floats] = {}
-    types = table.groupby("name", sort=False)["type"].nunique()
+    types = dict(table.groupby("name", sort=False)["type"].nunique().items())
     for (name, type_), part in table.groupby(["name", "type"], sort=False):
         known = part.drop_duplicates("step", keep="last").set_index("step")["value"]
         column = known.reindex(steps).to_numpy(np.float32)
