@@ -173,7 +173,6 @@ _NAMES: dict[Any, str] = {
     str: "text",
     type(None): "`null`",
     Any: "anything",
-    Any: "any value",
 }
 
 
