@@ -208,7 +208,9 @@ class SlotRule(Rule):
 
     def findings(self, scene: Scene) -> list[Finding]:
         """Returns one finding for all slots that show it."""
-        fired = self.chosen(scene, self.streak.fired)
+        fired = self.streak.fired
+        if len(fired):
+            fired = self.chosen(scene, fired)
         if not len(fired):
             return []
         order = self.ordered(scene, fired)
@@ -228,7 +230,7 @@ class SlotRule(Rule):
         ]
 
     def chosen(self, scene: Scene, fired: Slots) -> Slots:
-        """Returns those of the slots with a streak that are worth a finding."""
+        """Returns those of the slots with a streak (one at least) that are worth a finding."""
         return fired
 
     def ordered(self, scene: Scene, fired: Slots) -> Slots:

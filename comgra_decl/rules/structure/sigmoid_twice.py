@@ -65,10 +65,12 @@ class SigmoidTwice(SlotRule):
 
     def chosen(self, scene: Scene, fired: Slots) -> Slots:
         """Keeps answers to questions of yes or no."""
+        # a target may have turned up after the last window
+        other = grown(self._other, len(scene.table), fill=False)
         asked = {
             answer.id
             for answer, target in met(scene)
-            if "float" in target.dtype and not self._other[target.id]
+            if "float" in target.dtype and not other[target.id]
         }
         handed_on = answers(scene) if asked else set()
         return fired[np.isin(fired, list(asked | handed_on))]
