@@ -87,7 +87,7 @@ def readings_of(run: Run, step: int | None = None) -> list[Reading]:
         into = next((index for role, index in roles.items() if role.startswith("input")), None)
         given = (None, None) if into is None else _numbers(row, into)
         shape = tuple(int(n) for n in part.loc[out, "shape"])
-        name = str(part.loc[out, "module_class"] or "")
+        name = str(part["module_class"][out] or "")
         found.append(Reading(str(node), name, shape, *given, *_numbers(row, out)))
     return found
 

@@ -23,7 +23,7 @@ from comgra_decl.spec.run import RunSpec, checked_folder_name
 
 
 def folder(base: Path, *, job: str | None = "train", **run: str) -> Path:
-    return create_run_folder(RunSpec(**run), RunContext(job=job, base=base))
+    return create_run_folder(RunSpec.model_validate(run), RunContext(job=job, base=base))
 
 
 def test_a_run_lies_below_its_root_and_group(tmp_path: Path) -> None:

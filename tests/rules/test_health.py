@@ -11,6 +11,7 @@ import comgra_decl
 from comgra_decl.query import open_run
 from comgra_decl.rules import CHECKLIST, Diagnosis, Finding, Unchecked, diagnose, health, stored
 from comgra_decl.rules.catalogue import known
+from comgra_decl.rules.finding import Severity
 from comgra_decl.rules.health import Check
 from tests.support.fake_run import FakeRun
 
@@ -51,7 +52,7 @@ def test_every_rule_that_a_question_names_exists() -> None:
     ],
 )
 def test_colours_follow_from_the_worst_finding(
-    severity: str, because: str | None, colour: str
+    severity: Severity, because: str | None, colour: str
 ) -> None:
     finding = replace(FLAT, severity=severity, because=because)
     check = asked(replace(CLEAN, findings=[finding]), "loss fall")

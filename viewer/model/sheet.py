@@ -256,7 +256,7 @@ def _photo(cells: Floats) -> Picture:
     rgba = np.empty((*cells.shape[:2], 4), np.uint8)
     rgba[..., :3] = np.clip(np.rint(scaled), 0, 255)
     rgba[..., 3] = 255
-    marks = ~finite.all(-1)
+    marks = np.asarray(~finite.all(-1))
     image = np.zeros(cells.shape[:2])
     return Picture(image, marks, 1.0, (stride, stride), rgba.view(np.uint32)[..., 0])
 

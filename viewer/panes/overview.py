@@ -101,7 +101,9 @@ class OverviewPane(Pane):
                     text = f"{finding.severity}: {finding.rule} from step {step}"
                     rows.append((step, line + 0.5, COLOURS[finding.severity], text))
         x, y, colour, text_ = zip(*rows, strict=True) if rows else ((), (), (), ())
-        data = {"x": list(x), "y": list(y), "colour": list(colour), "text": list(text_)}
+        data: dict[str, Any] = {
+            "x": list(x), "y": list(y), "colour": list(colour), "text": list(text_)
+        }  # fmt: skip
         if data != self._found.data:
             self._found.data = data
 

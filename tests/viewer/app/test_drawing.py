@@ -147,7 +147,7 @@ def test_the_picture_is_that_of_interpolating_record_by_record(
     seed: int, records: int, bins: int
 ) -> None:
     rng = np.random.default_rng(seed)
-    counts = rng.poisson(rng.choice([0.05, 1, 20]), (records, bins))
+    counts = rng.poisson(rng.choice([0.05, 1, 20]), (records, bins)).astype(np.uint32)
     counts[0, 0] += 1
     ranges = np.sort(rng.normal(size=(records, 2)), axis=1)
     ranges[rng.random(records) < 0.1] = 0.5  # all values equal
