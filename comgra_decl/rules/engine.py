@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from itertools import pairwise
 from typing import Any
@@ -97,27 +97,27 @@ class Engine:
 
     def _look(self, window: Window) -> None:
         train = np.flatnonzero(window.train)
-        evaluation = np.flatnonzero(~window.train)
+        first, first_evaluation = self.scene.records, self.scene.evaluations
         self.scene.last_step = max(self.scene.last_step, int(window.steps.max()))
         self.scene.has_histograms = self.scene.has_histograms or window.histograms
+        self.scene.records += len(train)
+        self.scene.evaluations += len(window) - len(train)
         if len(train):
-            part = window.only(train, self.scene.records)
-            self.scene.records += len(train)
-            self._each("look", part)
+            part = window.only(train, first)
+            self._each("look", part, [rule for rule in self._rules if not _compares(rule)])
             self._unusual.look(part)
-        if len(evaluation):
-            part = window.only(evaluation, self.scene.evaluations)
-            self.scene.evaluations += len(evaluation)
-            self._each("look_at_evaluation", part)
+        comparing = [rule for rule in self._rules if _compares(rule)]
+        for method, part in _in_turn(window, first, first_evaluation) if comparing else ():
+            self._each(method, part, comparing)
 
     def hear(self, numbers: Numbers) -> None:
         """Takes the next numbers of one name and type of execution."""
         if len(numbers.steps):
             self.scene.last_step = max(self.scene.last_step, int(numbers.steps.max()))
-            self._each("hear", numbers)
+            self._each("hear", numbers, self._rules)
 
-    def _each(self, method: str, seen: Window | Numbers) -> None:
-        for rule in self._rules:
+    def _each(self, method: str, seen: Window | Numbers, rules: Sequence[Rule]) -> None:
+        for rule in rules:
             if rule.name in self._failed:
                 continue
             try:
@@ -156,6 +156,23 @@ class Engine:
                 if reason is not None:
                     reasons[rule.name] = reason
         return [Unchecked(name, reasons[name]) for name in sorted(reasons)]
+
+
+def _compares(rule: Rule) -> bool:
+    """Whether a rule looks at evaluations, so that their order among training steps matters."""
+    return type(rule).look_at_evaluation is not Rule.look_at_evaluation
+
+
+def _in_turn(window: Window, first: int, first_evaluation: int) -> Iterator[tuple[str, Window]]:
+    """Yields the records in their order, cut where training and evaluation take turns."""
+    turns = np.flatnonzero(np.diff(window.train)) + 1
+    for rows in np.split(np.arange(len(window)), turns):
+        if window.train[rows[0]]:
+            yield "look", window.only(rows, first)
+            first += len(rows)
+        else:
+            yield "look_at_evaluation", window.only(rows, first_evaluation)
+            first_evaluation += len(rows)
 
 
 def _explained(findings: list[Finding], rules: Sequence[Rule]) -> list[Finding]:

@@ -25,6 +25,28 @@ def answers(scene: Scene) -> set[int]:
     return found
 
 
+def before_answers(scene: Scene) -> set[int]:
+    """Returns the answers, and what they are made of by modules without weights: the logits.
+
+    It goes back from each answer to the last layer with weights, as long as a tensor is computed
+    from a single one with as many elements.
+    """
+    table, sources = scene.table, sources_of(scene)
+    weighted = {node for node, _ in scene.parameters}
+    weighted |= {info.key.node for info in table.infos if info.kind == "parameter"}
+    found = answers(scene)
+    waiting = sorted(found)
+    for slot in waiting:
+        inside = {i for i in sources.get(slot, []) if table.infos[i].kind == "computed"}
+        if len(inside) != 1 or table.infos[slot].key.node in weighted:
+            continue
+        (source,) = inside
+        if source not in found and table.elements[source] == table.elements[slot]:
+            found.add(source)
+            waiting.append(source)
+    return found
+
+
 def beyond_targets(scene: Scene) -> set[int]:
     """Returns the slots that are computed from targets: losses and their parts."""
     found: set[int] = set()

@@ -154,6 +154,19 @@ def test_activations_that_grow_without_end_drift() -> None:
     assert found.evidence["times its first size"] == pytest.approx(150, rel=1e-3)
 
 
+def test_a_branch_that_begins_at_next_to_nothing_may_grow_into_its_network() -> None:
+    small = [[1.0, 1.0, 1e-4]] * 6
+    assert not spread([*small, *[[1.0, 1.0, 90.0]] * 4]).findings(ActivationDrift())
+    (found,) = spread([*small, *[[1.0, 1.0, 110.0]] * 4]).findings(ActivationDrift())
+    assert found.evidence["times its first size"] == pytest.approx(110, rel=1e-3)
+
+
+def test_activations_that_fade_away_drift() -> None:
+    (found,) = spread([[1.0, 1.0]] * 6 + [[1.0, 1 / 1500]] * 4).findings(ActivationDrift())
+    assert found.evidence["times its first size"] == pytest.approx(1500, rel=1e-3)
+    assert not spread([[1.0, 1.0]] * 6 + [[1.0, 1 / 900]] * 4).findings(ActivationDrift())
+
+
 def test_rank_says_what_it_lacks() -> None:
     tape, slots = network()
     tape.record(dict.fromkeys(slots, ONES))

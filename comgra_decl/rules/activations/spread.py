@@ -10,7 +10,7 @@ from pydantic import Field
 
 from comgra_decl.rules.base import Patient, Scene, SlotRule
 from comgra_decl.rules.memory import Bools, Early, Slots, row_quantile
-from comgra_decl.rules.paths import answers, beyond_targets
+from comgra_decl.rules.paths import before_answers, beyond_targets
 from comgra_decl.rules.table import Mask, SlotTable
 from comgra_decl.rules.window import Window
 from comgra_decl.spec.base import Int, Number
@@ -107,7 +107,9 @@ class ActivationDrift(SlotRule):
     definition = (
         "The standard deviation of a tensor (over its elements, or over the batch if larger) is "
         "`growth` times what it was at first (median of five records), or 1 / `fall` of it, for "
-        "`patience` records. What is computed from targets is left out: losses fall."
+        "`patience` records. What began smaller than half of the network's outputs may grow to "
+        "`growth` times their median, as branches do that begin at zero. Answers and their logits "
+        "are left out, which may become as large as they like, and so are losses."
     )
     source = "comgra's plan (unbounded growth of variance); TheDeepChecker's growth rates."
     advice = (
@@ -134,14 +136,15 @@ class ActivationDrift(SlotRule):
         if window.has("mean"):
             spread = np.fmax(spread, window.read("mean", at, "std"))
         spread = np.where(np.isfinite(spread) & (spread > 0), spread, np.nan)
-        growth = spread / self._early.look(at, spread)
-        parameters = self.parameters
-        hit = (growth > parameters.growth) | (growth < 1 / parameters.fall)
-        return hit, np.maximum(growth, 1 / growth)
+        early = np.where(np.isnan(spread), np.nan, self._early.look(at, spread))
+        growth = spread / np.fmax(early, row_quantile(early, 0.5))
+        fall = early / spread
+        hit = (growth > self.parameters.growth) | (fall > self.parameters.fall)
+        return hit, np.fmax(growth, fall)
 
     def chosen(self, scene: Scene, fired: Slots) -> Slots:
-        """Leaves out losses, and answers, which may become as large as they like."""
-        free = beyond_targets(scene) | answers(scene)
+        """Leaves out losses, and answers with their logits."""
+        free = beyond_targets(scene) | before_answers(scene)
         return fired[~np.isin(fired, list(free))]
 
     def sentence(self, scene: Scene, slot: int) -> str:

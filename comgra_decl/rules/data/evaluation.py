@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import Annotated, Any
 
 import numpy as np
@@ -14,6 +15,19 @@ from comgra_decl.rules.paths import beyond_targets
 from comgra_decl.rules.table import Mask, SlotTable
 from comgra_decl.rules.window import Window
 from comgra_decl.spec.base import Int, Number
+
+_MOST_WAITING = 64  # evaluations in a row: a run may evaluate on and on after its training
+
+
+@dataclass(frozen=True)
+class _Evaluation:
+    """A recorded evaluation: the spread of slots `at`, and what it is of the training's before."""
+
+    step: int
+    at: Slots
+    there: Bools
+    spread: NDArray[np.float64]
+    ratio: NDArray[np.float64]
 
 
 class EvaluationParameters(Patient):
@@ -32,8 +46,9 @@ class EvaluationGap(SlotRule):
     name = "evaluation_gap"
     certainty = 0.6
     definition = (
-        "In evaluation the standard deviation of a tensor is `factor` times that of the last "
-        "recorded training step, or 1 / `factor` of it, for `patience` recorded evaluations."
+        "In evaluation the standard deviation of a tensor is `factor` times that of the recorded "
+        "training steps next to it, before and after, or 1 / `factor` of both, for `patience` "
+        "recorded evaluations. What lies between them is training going on."
     )
     source = "TheDeepChecker compares activations of both modes (similarity below 0.75)."
     advice = (
@@ -49,27 +64,61 @@ class EvaluationGap(SlotRule):
     def __init__(self, parameters: Any = None) -> None:
         super().__init__(parameters)
         self._train = Previous()
+        self._waiting: list[_Evaluation] = []
+        self._judged = 0
 
     def wants(self, table: SlotTable) -> Mask:
         """Returns outputs and inputs."""
         return table.outputs | table.where(lambda i: i.kind == "input" and "float" in i.dtype)
 
     def look(self, window: Window) -> None:
-        """Remembers the training's spread."""
+        """Judges the evaluations before these steps, and remembers the training's spread."""
         at = self.columns(window.table)
-        if window.has("std") and len(at):
-            self._train.look(at, window.read("std", at).astype(np.float64))
+        if not window.has("std") or not len(at):
+            return
+        spread = window.read("std", at).astype(np.float64)
+        after = np.full(len(window.table), np.nan)
+        after[at] = spread[0]
+        with np.errstate(all="ignore"):
+            for evaluation in self._waiting:
+                self._judge(evaluation, after[evaluation.at])
+        self._waiting.clear()
+        self._train.look(at, spread)
 
     def look_at_evaluation(self, window: Window) -> None:
-        """Compares with it."""
-        self._take(window)
+        """Keeps evaluations until the training goes on."""
+        at = self.columns(window.table)
+        if not window.has("std") or not len(at):
+            return
+        with np.errstate(all="ignore"):
+            _, ratios = self.measure(window, at)
+        spreads, there = window.read("std", at).astype(np.float64), window.there[:, at]
+        for row in range(min(len(window), _MOST_WAITING - len(self._waiting))):
+            self._waiting.append(
+                _Evaluation(int(window.steps[row]), at, there[row], spreads[row], ratios[row])
+            )
 
     def measure(self, window: Window, at: Slots) -> tuple[Bools, NDArray[Any]]:
-        """Divides one by the other."""
-        spread = window.read("std", at).astype(np.float64)
-        train = self._train.known(at)
-        ratio = np.where((spread > 0) & (train > 0), spread / train, np.nan)
-        factor = np.maximum(ratio, 1 / ratio)
+        """Divides the spread by that of the training step before."""
+        ratio = _divided(window.read("std", at).astype(np.float64), self._train.known(at))
+        return self._off(ratio, ratio)[0], ratio
+
+    def _judge(self, evaluation: _Evaluation, after: NDArray[np.float64]) -> None:
+        hit, factor = self._off(evaluation.ratio, _divided(evaluation.spread, after))
+        self._judged += 1
+        self.streak.look(
+            np.array([evaluation.step]),
+            evaluation.at,
+            hit=hit[None],
+            there=evaluation.there[None],
+            evidence=factor[None],
+        )
+
+    def _off(
+        self, before: NDArray[np.float64], after: NDArray[np.float64]
+    ) -> tuple[Bools, NDArray[np.float64]]:
+        """Returns whether both ratios are too large, or both too small, and the nearer one to 1."""
+        factor = np.fmax(np.fmin(before, after), 1 / np.fmax(before, after))
         return factor > self.parameters.factor, factor
 
     def chosen(self, scene: Scene, fired: Slots) -> Slots:
@@ -78,10 +127,10 @@ class EvaluationGap(SlotRule):
 
     def missing(self, scene: Scene) -> str | None:
         """Returns why it could not look."""
-        if scene.evaluations < self.patience:
+        if self._judged < self.patience:
             return (
-                f"it takes {self.patience} recorded evaluations; there are {scene.evaluations} "
-                "(`model.eval()` and `schedule.eval`)"
+                f"it takes {self.patience} recorded evaluations with training steps before and "
+                f"after; there are {self._judged} (`model.eval()` and `schedule.eval`)"
             )
         return super().missing(scene)
 
@@ -91,3 +140,8 @@ class EvaluationGap(SlotRule):
             f"{scene.table.place(slot)} is another one in evaluation: its spread differs from the "
             f"training's by a factor of {self.streak.worst[slot]:.3g}."
         )
+
+
+def _divided(spread: NDArray[np.float64], train: NDArray[np.float64]) -> NDArray[np.float64]:
+    """Returns how many times the training's spread it is; NaN where one of them is zero."""
+    return np.where((spread > 0) & (train > 0), spread / train, np.nan)

@@ -13,7 +13,7 @@ from comgra_decl.rules.memory import Bools, Slots
 from comgra_decl.rules.paths import met
 from comgra_decl.rules.table import Mask, SlotTable
 from comgra_decl.rules.window import Window
-from comgra_decl.spec.base import Int
+from comgra_decl.spec.base import Int, Number
 
 _FEWEST = 4  # recorded samples
 
@@ -24,6 +24,9 @@ class OneAnswerParameters(Patient):
     patience: Annotated[Int, Field(ge=1)] = 15
     """For so many records in a row it must be so; trainings often begin like this."""
 
+    surety: Annotated[Number, Field(ge=0, lt=1)] = 0.5
+    """So much of the way from guessing (0) to certainty (1) it must be."""
+
 
 class OneAnswer(SlotRule):
     """A classifier that says one class of everything."""
@@ -33,7 +36,9 @@ class OneAnswer(SlotRule):
     definition = (
         "The largest of the answers [N, classes] is that of one and the same class for all "
         "recorded samples (at least four) and for `patience` records, though the targets of the "
-        "batch (integers) differ."
+        "batch (integers) differ; and it is sure of it: the softmax of the answers gives that "
+        "class at least `surety` of the way from 1 / classes to 1, in the mean of the samples. A "
+        "network that has not made up its mind yet says one class, too, hardly above the others."
     )
     source = "The debugging chapter's network that says dog of everything; own limits."
     advice = (
@@ -77,7 +82,8 @@ class OneAnswer(SlotRule):
             target = np.array([self._targets[slot]])
             differ = window.read("mean", target, "std")[:, 0] > 0
             for row in range(len(window)):
-                one = _one_class(window.details.values(row, slot)) if differ[row] else -1
+                values = window.details.values(row, slot) if differ[row] else None
+                one = _one_class(values, self.parameters.surety)
                 hit[row, column] = one >= 0 and self._last.get(slot, one) == one
                 said[row, column] = one
                 self._last[slot] = one
@@ -86,14 +92,27 @@ class OneAnswer(SlotRule):
     def sentence(self, scene: Scene, slot: int) -> str:
         """Says which class."""
         return (
-            f"{scene.table.place(slot)} says class {self.streak.worst[slot]:.0f} of every recorded "
-            f"sample, for {self.streak.records[slot] + self.patience - 1} records."
+            f"{scene.table.place(slot)} is sure of class {self.streak.worst[slot]:.0f} for every "
+            f"recorded sample, for {self.streak.records[slot] + self.patience - 1} records."
         )
 
 
-def _one_class(values: NDArray[Any] | None) -> int:
-    """Returns the class that all samples [n, classes] are said to be of; -1 if there is none."""
+def _one_class(values: NDArray[Any] | None, surety: float) -> int:
+    """Returns the class that all samples [n, classes] surely are said to be; -1 if none is."""
     if values is None or values.ndim != 2 or len(values) < _FEWEST or np.isnan(values).any():
         return -1
-    said = np.asarray(values, np.float64).argmax(1)
-    return int(said[0]) if (said == said[0]).all() else -1
+    answers = np.asarray(values, np.float64)
+    said = answers.argmax(1)
+    chance = 1 / answers.shape[1]
+    if (said != said[0]).any() or chance == 1:
+        return -1
+    sure = (_probabilities(answers)[:, said[0]].mean() - chance) / (1 - chance)
+    return int(said[0]) if sure >= surety else -1
+
+
+def _probabilities(answers: NDArray[np.float64]) -> NDArray[np.float64]:
+    """Returns the softmax of answers [n, classes], unless they are probabilities already."""
+    if (answers >= 0).all() and np.allclose(answers.sum(1), 1, atol=1e-3):
+        return answers
+    power = np.exp(np.clip(answers - answers.max(1, keepdims=True), -700, 0))
+    return np.asarray(power / power.sum(1, keepdims=True))

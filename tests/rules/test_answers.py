@@ -1,0 +1,104 @@
+"""Rules about what a network answers, and about dropout, by hand."""
+
+from __future__ import annotations
+
+import itertools
+
+import numpy as np
+import pytest
+from numpy.typing import NDArray
+
+from comgra_decl.rules.activations.dropout import HeavyDropout
+from comgra_decl.rules.activations.spread import ActivationDrift
+from comgra_decl.rules.structure.sigmoid_twice import SigmoidTwice
+from comgra_decl.rules.values.one_answer import OneAnswer
+from tests.rules.tape import Tape
+
+RNG = np.random.default_rng(6)
+CLASSES = np.arange(8) % 3
+
+
+def classified(answer: NDArray[np.float64], target: NDArray[np.int64], records: int = 15) -> Tape:
+    tape = Tape()
+    said = tape.slot("net", answer.shape)
+    goal = tape.slot("target", target.shape, kind="target", role="target", dtype="int64")
+    loss = tape.slot("loss", (), kind="loss")
+    tape.graph([(said, loss)], cut=[(goal, loss)])
+    for _ in range(records):
+        tape.record({said: answer, goal: target})
+    return tape
+
+
+def logits(times: float) -> NDArray[np.float64]:
+    """Answers that make class 1 so many times as likely as each of the two others."""
+    return np.tile([0.0, np.log(times), 0.0], (8, 1))
+
+
+@pytest.mark.parametrize(("times", "found"), [(3.9, 0), (4.1, 1)])  # 4 / 6 is half way to 1
+def test_one_answer_must_be_a_sure_one(times: float, found: int) -> None:
+    findings = classified(logits(times), CLASSES).findings(OneAnswer())
+    assert [f.evidence["class"] for f in findings] == [1.0] * found
+    shares = np.exp(logits(times))
+    shares /= shares.sum(1, keepdims=True)
+    assert len(classified(shares, CLASSES).findings(OneAnswer())) == found
+
+
+def test_one_answer_is_right_where_there_is_one_class_and_takes_fifteen_records() -> None:
+    assert not classified(logits(1e6), np.ones(8, np.int64)).findings(OneAnswer())
+    assert not classified(logits(1e6), CLASSES, records=14).findings(OneAnswer())
+
+
+def test_two_answers_are_not_one() -> None:
+    two = logits(1e6)
+    two[5] = [20.0, 0.0, 0.0]
+    assert not classified(two, CLASSES).findings(OneAnswer())
+
+
+@pytest.mark.parametrize("twice", [True, False])
+def test_a_sigmoid_of_probabilities_is_told_by_its_gradient(twice: bool) -> None:
+    tape = Tape()
+    answer = tape.slot("net", (8, 1), class_="Sigmoid")
+    gradient = tape.slot("net", (8, 1), pass_="grad")
+    goal = tape.slot("target", (8, 1), kind="target", role="target")
+    loss = tape.slot("loss", (), kind="loss")
+    tape.graph([(answer, loss)], cut=[(goal, loss)])
+    y = (np.arange(8) % 2)[:, None].astype(float)
+    for _ in range(6):
+        p = RNG.uniform(0.1, 0.9, (8, 1))
+        slope = 1 / (1 + np.exp(-p)) - y if twice else (p - y) / (p * (1 - p))
+        tape.record({answer: p, gradient: slope / 8, goal: y})
+    assert len(tape.findings(SigmoidTwice())) == twice
+
+
+@pytest.mark.parametrize(
+    ("before", "left", "found"), [(25, 7, 0), (25, 6, 1), (10, 3, 0), (10, 2, 1)]
+)
+def test_dropout_should_leave_a_quarter_of_what_enters(before: int, left: int, found: int) -> None:
+    tape = Tape()
+    act, drop = tape.slot("act", (4, 25)), tape.slot("drop", (4, 25), class_="Dropout")
+    tape.graph([(act, drop)])
+    for _ in range(5):
+        at = np.arange(25)
+        tape.record({act: np.ones((4, 1)) * (at < before), drop: np.ones((4, 1)) * (at < left)})
+    findings = tape.findings(HeavyDropout())
+    shares = [finding.evidence["share that is left"] for finding in findings]
+    assert shares == pytest.approx([left / before] * found, rel=1e-5)
+
+
+@pytest.mark.parametrize(("grows", "found"), [("hidden", 1), ("head", 0), ("last", 0), ("net", 0)])
+def test_logits_may_become_as_large_as_they_like(grows: str, found: int) -> None:
+    tape = Tape()
+    slots = {name: tape.slot(name, (4, 6)) for name in ("hidden", "head", "last", "net")}
+    weight = tape.slot("head", (6, 6), role="weight", kind="parameter")
+    goal = tape.slot("target", (4, 6), kind="target", role="target")
+    loss = tape.slot("loss", (), kind="loss")
+    path = [*slots.values(), loss]
+    tape.graph([*itertools.pairwise(path), (weight, slots["head"])], cut=[(goal, loss)])
+    for step in range(12):
+        wave = RNG.normal(size=(4, 6))
+        tensors = {
+            slot: wave * (200.0 if name == grows and step > 6 else 1.0)
+            for name, slot in slots.items()
+        }
+        tape.record({**tensors, weight: np.ones((6, 6)), goal: wave, loss: 1.0})
+    assert len(tape.findings(ActivationDrift())) == found
