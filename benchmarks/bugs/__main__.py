@@ -44,7 +44,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 def _options(arguments: Sequence[str] | None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="python -m benchmarks.bugs", description=__doc__)
     parser.add_argument("--only", nargs="+", default=["*"], metavar="GLOB", help="default: all")
-    parser.add_argument("--half", choices=("tune", "report"), default="tune")
+    parser.add_argument("--half", choices=("tune", "second", "report"), default="tune")
     parser.add_argument("--details", action="store_true", help="print every finding")
     parser.add_argument("--plain", action="store_true", help="only train: no tracing, no rules")
     parser.add_argument("--save", type=Path, metavar="FILE", help="write the outcomes as JSON")

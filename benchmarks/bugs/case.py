@@ -56,12 +56,16 @@ def bug(
     steps: tuple[int, int] = (0, 15),
     records: tuple[str, ...] = (),
 ) -> Callable[[Change], Change]:
-    """Registers the function as a bug; `on` are the kinds of training for tuning and report."""
+    """Registers the function as a bug; `on` are the kinds of training of both tuning halves.
+
+    The third form takes the first kind where the name has an even number of letters, else the
+    other one.
+    """
 
     def register(change: Change) -> Change:
         name = change.__name__
         assert name not in BUGS, name
-        kinds: dict[Half, str] = {"tune": on[0], "report": on[1]}
+        kinds: dict[Half, str] = {"tune": on[0], "second": on[1], "report": _third(name, on)}
         BUGS[name] = Bug(name, family, kinds, change, rules, steps, records)
         return change
 
@@ -72,11 +76,16 @@ def healthy(*on: str) -> Callable[[Callable[[Setup], None]], Callable[[Setup], N
     """Registers the function as a change that does no harm; the kinds are as with `bug`."""
 
     def register(change: Callable[[Setup], None]) -> Callable[[Setup], None]:
-        kinds: dict[Half, str] = {"tune": on[0], "report": on[-1]}
-        HEALTHY[change.__name__] = Healthy(change.__name__, kinds, change)
+        name = change.__name__
+        kinds: dict[Half, str] = {"tune": on[0], "second": on[-1], "report": _third(name, on)}
+        HEALTHY[name] = Healthy(name, kinds, change)
         return change
 
     return register
+
+
+def _third(name: str, on: Sequence[str]) -> str:
+    return on[0] if len(name) % 2 == 0 else on[-1]
 
 
 def built(case: Bug | Healthy, half: Half) -> tuple[Setup, Sequence[str] | None]:

@@ -26,7 +26,7 @@ from comgra_decl.rules import Finding, diagnose
 FIRST = 3
 """The right finding must be among so many first ones."""
 
-SEEDS: dict[Half, int] = {"tune": 1, "report": 2}
+SEEDS: dict[Half, int] = {"tune": 1, "second": 2, "report": 3}
 
 
 @dataclass(frozen=True)
@@ -46,7 +46,7 @@ class Outcome:
 
     Attributes:
         name: of the bug, or of the healthy training.
-        half: "tune" or "report".
+        half: "tune", "second" (both to tune rules on) or "report".
         kind: which training it is, or was before the bug came in.
         family: of the bug; None if healthy.
         rank: place of the right finding (rule, tensor and step) among the primary ones, from 1.

@@ -13,7 +13,7 @@ from benchmarks.bugs.recipes import KINDS, adam, sgd
 from benchmarks.bugs.setup import Pair, Setup
 
 for _name in dict.fromkeys(name for name, _ in KINDS):
-    HEALTHY[_name] = Healthy(_name, {"tune": _name, "report": _name})
+    HEALTHY[_name] = Healthy(_name, {"tune": _name, "second": _name, "report": _name})
 
 
 @healthy("cnn", "transformer")

@@ -100,10 +100,10 @@ def branch_ignored(setup: Setup) -> Sequence[str]:
 )
 def mode_collapse(setup: Setup) -> Sequence[str]:
     """The generator is trained far harder than the discriminator and says one thing only."""
-    small = setup.data.seed < 100
+    first = setup.model.generator[0]
     pair = Pair(
-        size=24 if small else 48,
-        noise=4 if small else 8,
+        size=first.out_features,
+        noise=first.in_features,
         seed=setup.data.seed,
         generator_times=10.0,
         discriminate=False,
@@ -123,8 +123,9 @@ def mode_collapse(setup: Setup) -> Sequence[str]:
 )
 def noise_unheard(setup: Setup) -> Sequence[str]:
     """The noise is too small to make a difference."""
-    small = setup.data.seed < 100
-    changed = adversarial(Pair(24 if small else 48, 4 if small else 8, setup.data.seed, heard=1e-4))
+    first = setup.model.generator[0]
+    pair = Pair(first.out_features, first.in_features, setup.data.seed, heard=1e-4)
+    changed = adversarial(pair)
     setup.model, setup.run = changed.model, changed.run
     return ["generator*", "input*"]
 
