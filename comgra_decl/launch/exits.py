@@ -14,9 +14,11 @@ class Exit(enum.IntEnum):
         WRONG: what was asked for cannot be done: a wrong argument, no such run, no permission.
         WANTING: it was done, and what it found is wanting: a run is damaged, a pattern matched
             nothing, a rule has a finding.
+        UNCLEAR: it was done, and says neither yes nor no.
     """
 
     DONE = 0
     FAILED = 1
     WRONG = 2
     WANTING = 3
+    UNCLEAR = 4

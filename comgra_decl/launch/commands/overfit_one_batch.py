@@ -7,6 +7,8 @@ import json
 import sys
 from collections.abc import Sequence
 
+from comgra_decl.launch.exits import Exit
+
 PANEL = "Look"
 
 STEPS = 300
@@ -57,4 +59,5 @@ def passed_on(arguments: Sequence[str]) -> None:
         from comgra_decl.launch.watched_tables import print_verdict
 
         print_verdict(found, seen.losses)
-    sys.exit({"can": 0, "cannot": 3, "unclear": 4}[found.outcome])
+    codes = {"can": Exit.DONE, "cannot": Exit.WANTING, "unclear": Exit.UNCLEAR}
+    sys.exit(codes[found.outcome])

@@ -6,6 +6,8 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
+from comgra_decl.launch.exits import Exit
+
 PANEL = "Look"
 
 USAGE = """\
@@ -45,4 +47,4 @@ def passed_on(arguments: Sequence[str]) -> None:
     run_watched(call, reading(readings, Enough))
     print_readings(readings)
     if not readings:
-        sys.exit(3)
+        sys.exit(Exit.WANTING)
