@@ -128,7 +128,7 @@ def slot_chunk(slots: int) -> int:
 
 
 def block_steps(record_bytes: int) -> int:
-    """Returns the records per block: a power of two, from 32 to 512.
+    """Returns the records per block: a power of two, from 32 to 256.
 
     The longer a block, the fewer reads a series takes; but the block that is still filling is held
     in memory, and its records are read one by one.
@@ -136,7 +136,7 @@ def block_steps(record_bytes: int) -> int:
     Args:
         record_bytes: size of the dense statistics of a record.
     """
-    return max(32, min(512, _power_of_two(_OPEN_BLOCK_BYTES // max(1, record_bytes))))
+    return max(32, min(256, _power_of_two(_OPEN_BLOCK_BYTES // max(1, record_bytes))))
 
 
 _OPEN_BLOCK_BYTES = 32 << 20

@@ -21,7 +21,7 @@ _log = logging.getLogger("comgra_decl")
 _FIRST_PAUSE, _LONGEST_PAUSE = 0.25, 5.0  # seconds between attempts while the disk is full
 _SAID_PATIENCE = 5.0  # seconds for which what was said of steps waits for a record to go with,
 _SAID_SHARE, _SAID_LONGEST = 0.01, 20.0  # more in old runs: a commit of its own takes 4 kB
-_BLOCK_PATIENCE = 2.0  # most seconds that records wait for the rest of their block
+_BLOCK_PATIENCE = 3.0  # most seconds that records wait for the rest of their block
 _STRETCH, _LONGEST_INTERVAL = 0.005, 10.0  # share of a run's age between its commits: few files
 
 
@@ -30,7 +30,7 @@ class WriterThread:
 
     The first record is committed at once, later ones at least `commit_interval` seconds apart; in
     a run older than a minute the interval grows to 0.5 % of its age, at most ten seconds, because
-    each commit makes a file. Earlier when half of `queue_bytes` is taken, up to two seconds later
+    each commit makes a file. Earlier when half of `queue_bytes` is taken, up to three seconds later
     when at the present pace a block of records will be whole by then: it need not be stored as
     rows as well. What was said of
     steps goes along, after five seconds at the latest (twenty in a run of hours). While the queue

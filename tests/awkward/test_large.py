@@ -26,6 +26,8 @@ def test_two_thousand_modules_are_recorded_and_nothing_is_kept_between_steps() -
     model = nn.Sequential(*(Block() for _ in range(LAYERS)))
     assert len(list(model.modules())) == 2 * LAYERS + 1
     optimizer = torch.optim.SGD(model.parameters(), lr=1e-3)
+    gc.collect()
+    before = _on_a_graph()  # what other tests have left
     alive = []
     with recording() as traced:
         for _ in range(3):
@@ -38,7 +40,7 @@ def test_two_thousand_modules_are_recorded_and_nothing_is_kept_between_steps() -
             alive.append(_on_a_graph())
     assert traced.faults == []
     assert_recorded(seen_last, traced, root="Sequential", step=2)
-    assert alive == [0, 0, 0]
+    assert max(alive) <= before
 
 
 def _on_a_graph() -> int:

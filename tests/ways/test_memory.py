@@ -119,7 +119,9 @@ def test_the_hooks_of_some_hundred_recorded_steps_leave_nothing_behind() -> None
     manager.detach()
     assert faults == []
     assert len(growth.steps) == 6
-    assert max(growth.tensors) - min(growth.tensors) <= 2, (growth.tensors, growth.objects)
+    # fewer is no fault: what other tests have left may be collected meanwhile
+    grown = max(growth.tensors) - growth.tensors[0]
+    assert grown <= 2, (growth.tensors, growth.objects)
     assert abs(growth.per_step(growth.objects)) < 0.5
 
 
