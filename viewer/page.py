@@ -1,4 +1,4 @@
-"""The page around the dashboard; the only module that knows panel-material-ui."""
+"""Makes the page of one browser session."""
 
 from __future__ import annotations
 
@@ -9,8 +9,6 @@ from pathlib import Path
 from typing import Any
 
 import panel as pn
-import panel_material_ui as pmui
-from panel.util.parameters import edit_readonly
 
 from comgra_decl.errors import ComgraError
 from comgra_decl.viewer.custom import ViewsFile, shared_views
@@ -18,38 +16,11 @@ from comgra_decl.viewer.dashboard import Dashboard
 from comgra_decl.viewer.hangup import forgive_hangups
 from comgra_decl.viewer.model.catalogue import Catalogue
 from comgra_decl.viewer.panes.base import problem_card
+from comgra_decl.viewer.shell import shell
 from comgra_decl.viewer.style import CSS
 
 TITLE = "comgra_decl"
 POLL = 500  # milliseconds between two looks for new records
-
-_LIGHT = {
-    "palette": {
-        "primary": {"main": "#3f5fd0"},
-        "background": {"default": "#f6f7fa", "paper": "#ffffff"},
-        "text": {"primary": "#1c2333"},
-    }
-}
-_DARK = {
-    "palette": {
-        "primary": {"main": "#8ea2ff"},
-        "background": {"default": "#12151c", "paper": "#171b24"},
-        "text": {"primary": "#e6e9f2"},
-    }
-}
-_SX = {
-    "& .header": {
-        "backgroundColor": "background.default",
-        "backgroundImage": "none",
-        "borderBottom": "1px solid",
-        "borderColor": "divider",
-        "boxShadow": "none",
-        "color": "text.primary",
-    },
-    "& .MuiToolbar-root": {"minHeight": "48px !important", "margin": "0 !important"},
-    "& .sidebar": {"backgroundColor": "background.default", "backgroundImage": "none"},
-}
-
 
 @lru_cache(maxsize=8)
 def shared_catalogue(root: Path) -> Catalogue:
@@ -96,26 +67,4 @@ def _page(catalogue: Catalogue, views: ViewsFile | None) -> Any:
     dashboard = Dashboard(catalogue, query=query, views=views)
     pn.state.onload(dashboard.start)
     pn.state.add_periodic_callback(dashboard.poll, period=POLL)
-    page = pmui.Page(  # type: ignore[attr-defined]
-        title="",
-        header=[dashboard.head],
-        sidebar=[dashboard.side],
-        main=[dashboard.main],
-        sidebar_width=240,
-        sidebar_resizable=False,
-        busy_indicator=None,
-        theme_config={"light": _LIGHT, "dark": _DARK},
-        sx=_SX,
-    )
-    _ignore_busy(page)
-    return page
-
-
-def _ignore_busy(page: Any) -> None:
-    """Stops the page from following Panel's state of being busy.
-
-    It is shared by all sessions and changes twice with every event of any of them, and every
-    change makes the page walk through all its models: about 20 ms, for an indicator we do not show.
-    """
-    with edit_readonly(page):
-        page.busy = False
+    return shell(head=dashboard.head, side=dashboard.side, main=dashboard.main, title=TITLE)

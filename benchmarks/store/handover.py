@@ -27,7 +27,7 @@ def measure(folder: Path, *, steps: int = 2000, pause: float = 0.005) -> dict[st
     thread = WriterThread(
         lambda: RunWriter.create(folder / "run", meta()),
         transform=transform,
-        commit_interval=0.25,
+        commit_interval=0.5,
         queue_bytes=64 << 20,
         on_error=errors.append,
     )

@@ -7,7 +7,7 @@ from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
 from typing import Any
 
-from benchmarks.nets import Training
+from benchmarks.nets import Attention, Training
 from benchmarks.tools.base import CommitClock, Step, Tool, timed_method
 
 EVERY_STEP: Mapping[str, Any] = {"first": 1, "every": 1, "backoff": 1.0}
@@ -17,7 +17,7 @@ FIRST_STEP_ONLY: Mapping[str, Any] = {"steps": [0, 10**9]}
 class Ours(Tool):
     """comgra_decl with one spec; `source` and `overrides` as `comgra_decl.trace` takes them."""
 
-    most_records = 1024  # several column blocks of 128 steps
+    most_records = 1024  # several column blocks of 256 steps
 
     def __init__(
         self,
@@ -70,6 +70,15 @@ class Idle(Ours):
 
     def series(self, folder: Path) -> None:
         """Returns None: no measured step was recorded."""
+
+
+class OfAttention(Ours):
+    """A spec that is about attention, and measured where there is some."""
+
+    def refuses(self, training: Training) -> str | None:
+        """Returns that a net has no attention, if so."""
+        found = any(isinstance(module, Attention) for module in training.model.modules())
+        return None if found else "the net has no attention"
 
 
 class Armed(Ours):
@@ -146,6 +155,12 @@ OURS: tuple[Tool, ...] = (
         "light",
         "ours, preset light, every step",
         source="light",
+        overrides=("schedule.first=1", "schedule.every=1", "schedule.backoff=1.0"),
+    ),
+    OfAttention(
+        "attention",
+        "ours, preset attention, every step",
+        source="attention",
         overrides=("schedule.first=1", "schedule.every=1", "schedule.backoff=1.0"),
     ),
 )

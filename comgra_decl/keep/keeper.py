@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import time
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import groupby
@@ -12,7 +13,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from comgra_decl.keep.look import Look, Names
-from comgra_decl.keep.ring import Entry, Ring
+from comgra_decl.keep.ring import Allowance, Entry, Ring
+from comgra_decl.keep.second import Answer, Request, Second
 from comgra_decl.keep.triggers import Function, Nonfinite, Quantile, Spike, Trigger
 from comgra_decl.records import Note, RawStep, SlotInfo, StepBatch, StepInfo, Structure
 from comgra_decl.spec.keep import FunctionTrigger, KeepSpec, QuantileTrigger, SpikeTrigger
@@ -26,6 +28,7 @@ DOCUMENT = "keep"
 """Name of the document that says how often each trigger fired, and what became of it."""
 
 Finalise = Callable[[list[RawStep]], list[StepBatch]]
+Watch = Callable[[list[StepBatch]], Sequence[Request]]
 
 
 @dataclass(slots=True)
@@ -49,12 +52,18 @@ class _Carried:
     documents: dict[str, Any] = field(default_factory=dict)
 
     def take(self, raw: RawStep) -> None:
-        """Moves it over from a step."""
+        """Takes it over from a step."""
         self.slots += raw.new_slots
         if raw.structure is not None:
             self.structures.append(raw.structure)
         self.documents.update(raw.documents)
-        raw.new_slots, raw.structure, raw.documents = [], None, {}
+
+    def give(self, batch: StepBatch) -> None:
+        """Puts all of it in front of what a batch brings."""
+        batch.new_slots = [*self.slots, *batch.new_slots]
+        batch.new_structures = [*self.structures, *batch.new_structures]
+        batch.documents = {**self.documents, **batch.documents}
+        self.slots, self.structures, self.documents = [], [], {}
 
 
 class Keeper:
@@ -70,6 +79,8 @@ class Keeper:
         statistics: names of all statistics, in stored order.
         note: told when a trigger fires, in words for the run's notes.
         exhausted: told when no more steps can be kept, so that only scheduled ones are needed.
+        watch: shows to the rules, in order, what is stored anyhow, and returns which steps their
+            findings want to be kept; None where findings keep nothing.
     """
 
     def __init__(
@@ -81,6 +92,7 @@ class Keeper:
         statistics: tuple[str, ...],
         note: Callable[[Note], None] = lambda _: None,
         exhausted: Callable[[], None] = lambda: None,
+        watch: Watch | None = None,
     ) -> None:
         self._spec = spec
         self._note, self._exhausted = note, exhausted
@@ -88,33 +100,43 @@ class Keeper:
         self._triggers = [_trigger(trigger) for trigger in spec.when]
         self._statistics = _needed(self._triggers, statistics)
         self._names = Names()
-        self._carried = _Carried()
+        self._carried, self._news = _Carried(), _Carried()  # for the store, and for the rules
+        allowance = Allowance(spec.at_most)
+        reach = {"before": spec.ring, "after": spec.after}
         self._ring: Ring[_Payload] = Ring(
-            before=spec.ring, after=spec.after, at_most=spec.at_most, patient=spec.values
+            **reach, allowance=allowance, patient=spec.values, whole=watch is not None
         )
+        self._watch, self._second = watch, None
+        if watch is not None:
+            again: Ring[_Payload] = Ring(**reach, allowance=allowance)
+            self._second = Second(again, watch=self._show, answer=self._tell)
         self._fired = [{"fired": 0, "first": None, "last": None} for _ in self._triggers]
         self._taken = self._stored = self._kept = self._given_up = 0
         self._exhausted_at: int | None = None
         self._ranges: list[list[int]] = []  # first and last of the steps that were kept
+        self._unseen: list[list[int]] = []  # the same of those that rules have not looked at
 
     def __call__(self, steps: list[RawStep]) -> list[StepBatch]:
         """Takes the next steps; returns what is stored now."""
         for raw in steps:
             self._names.add(raw.new_slots)
-            self._carried.take(raw)
+            self._carry(raw)
         stored = self._push(steps, self._reasons(steps))
-        self._compact()
-        more, given_up = self._ring.shrink(self._spec.memory_mb << 20)
-        if given_up:
-            self._say_given_up(given_up)
-        return self._batches([*stored, *more])
+        stored += self._compacted(self._ring)
+        if self._second is not None:
+            stored = self._second(stored)
+            stored += self._compacted(self._second.ring)
+        return self._batches(stored)
 
     def close(self) -> list[StepBatch]:
         """Returns what is stored when no more steps come: of those that wait, the scheduled."""
         for trigger in self._triggers:
             if trigger.trouble is not None:
                 _log.warning("comgra.keep: %s never fired: %s", trigger.name, trigger.trouble)
-        batches = self._batches(self._ring.flush()) or [_nothing()]
+        left = self._ring.flush()
+        if self._second is not None:
+            left = self._second.close(left)
+        batches = self._batches(left) or [_nothing()]
         self._attach(batches[-1], changed=True)
         return batches
 
@@ -170,11 +192,50 @@ class Keeper:
             )
         self._given_up += number
 
+    # -- what findings ask for
+
+    def _show(self, entries: Sequence[Entry[_Payload]]) -> Sequence[Request]:
+        """Shows steps that are stored to the rules."""
+        assert self._watch is not None
+        self._finish(entries)
+        batches = []
+        for _, group in groupby(entries, key=_origin):
+            members = list(group)
+            for entry in members:
+                _settle(entry)
+            batches.append(_part([e.payload for e in members if isinstance(e.payload, _Place)]))
+        if batches:
+            self._news.give(batches[0])
+        return self._watch(batches)
+
+    def _tell(self, answer: Answer) -> None:
+        """Notes which steps a finding has kept."""
+        request, kept = answer
+        which = "no step, all have left" if kept is None else "steps {} to {}".format(*kept)
+        text = f"kept for {request.reason} at step {request.step}: {which}"
+        self._note(Note(request.step, "train", time.time(), text))
+
     # -- what is stored
 
-    def _compact(self) -> None:
-        """Finalises the raw steps that wait, and weighs what waits."""
-        waiting = [(e, e.payload) for e in self._ring.pending if isinstance(e.payload, RawStep)]
+    def _carry(self, raw: RawStep) -> None:
+        """Takes over from a step what must not be lost with it."""
+        self._carried.take(raw)
+        if self._second is not None:
+            self._news.take(raw)
+        raw.new_slots, raw.structure, raw.documents = [], None, {}
+
+    def _compacted(self, ring: Ring[_Payload]) -> list[Entry[_Payload]]:
+        """Finalises what waits in a ring, and makes room; returns what is stored for that."""
+        self._finish(ring.pending)
+        others = 0 if ring is self._ring else sum(e.nbytes for e in self._ring.pending)
+        left, given_up = ring.shrink(max(0, (self._spec.memory_mb << 20) - others))
+        if given_up:
+            self._say_given_up(given_up)
+        return left
+
+    def _finish(self, entries: Iterable[Entry[_Payload]]) -> None:
+        """Finalises those that are raw, and weighs them."""
+        waiting = [(e, e.payload) for e in entries if isinstance(e.payload, RawStep)]
         entries = iter(waiting)
         for batch in self._finalise([raw for _, raw in waiting]):
             share = batch.nbytes // len(batch.steps)
@@ -199,15 +260,14 @@ class Keeper:
         for entry in entries:
             if entry.reasons:
                 _extend(self._ranges, entry.step)
+            if self._second is not None and not entry.seen:
+                _extend(self._unseen, entry.step)
         if batches:
             self._attach(batches[0], changed=any(entry.reasons for entry in entries))
         return batches
 
     def _attach(self, batch: StepBatch, *, changed: bool) -> StepBatch:
-        carried, self._carried = self._carried, _Carried()
-        batch.new_slots = [*carried.slots, *batch.new_slots]
-        batch.new_structures = [*carried.structures, *batch.new_structures]
-        batch.documents = {**carried.documents, **batch.documents}
+        self._carried.give(batch)
         if changed:
             batch.documents[DOCUMENT] = self._summary()
         return batch
@@ -219,6 +279,7 @@ class Keeper:
             "kept": self._kept,
             "given_up": self._given_up,
             "steps": [list(span) for span in self._ranges],
+            "unseen": [list(span) for span in self._unseen],
             "exhausted_at": self._exhausted_at,
             "triggers": [
                 {**self._fired[number], "name": trigger.name, "trouble": trigger.trouble}

@@ -108,7 +108,7 @@ class KpisSpec(SpecModel):
 class StoreSpec(SpecModel):
     """How records travel to the disk."""
 
-    commit_interval: Annotated[Number, Field(ge=0, le=3600)] = 0.25
+    commit_interval: Annotated[Number, Field(ge=0, le=3600)] = 0.5
     """Seconds after which what was recorded is on disk; in a run older than a minute, 0.5 % of its
     age, at most ten, so that a long run has few files. 0: every record at once, always."""
 

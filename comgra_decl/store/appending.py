@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import shutil
 import time
 from contextlib import suppress
@@ -13,6 +12,7 @@ from comgra_decl.errors import StoreError
 from comgra_decl.records import SlotInfo
 
 from .database import database_path
+from .location import Where, location
 from .locking import settled
 from .meta import RunMeta, writer_alive
 from .reader import Reader
@@ -31,11 +31,11 @@ class Past:
     step: int | None
 
 
-def append_to(path: str | os.PathLike[str], meta: RunMeta) -> tuple[RunWriter, Past]:
+def append_to(path: Where, meta: RunMeta) -> tuple[RunWriter, Past]:
     """Goes on with the run in a folder.
 
     Args:
-        path: the run's folder.
+        path: the run's folder, or its place in a bucket.
         meta: of the program that goes on with it; what shapes the arrays on disk must be the same.
 
     Raises:
@@ -44,7 +44,7 @@ def append_to(path: str | os.PathLike[str], meta: RunMeta) -> tuple[RunWriter, P
         DamagedRunError: it cannot be read.
     """
     Reader(path)  # says what is wrong before anything is locked
-    with settled(Path(path)):
+    with settled(location(path)):
         reader = Reader(path)
         _refuse_living(reader)
         _refuse_another_form(reader, meta)
@@ -96,7 +96,7 @@ def _refuse_another_form(reader: Reader, meta: RunMeta) -> None:
         )
 
 
-def discard_unused(path: str | os.PathLike[str], uuid: str) -> None:
+def discard_unused(path: Path, uuid: str) -> None:
     """Takes a run away that this process has just made and that holds no record.
 
     Args:
@@ -108,6 +108,6 @@ def discard_unused(path: str | os.PathLike[str], uuid: str) -> None:
         return
     shutil.rmtree(database_path(path))
     with suppress(OSError):
-        (Path(path) / "spec.yaml").unlink()
+        (path / "spec.yaml").unlink()
     with suppress(OSError):
-        Path(path).rmdir()
+        path.rmdir()

@@ -23,6 +23,7 @@ from comgra_decl.errors import DamagedRunError, StoreError
 from .copying import DRAFT, Progress, pinned, transfer
 from .database import Database, database_path, new_context
 from .layout import DATABASE
+from .location import Remote, Where, location
 from .locking import alone, settled
 from .reader import Reader
 from .verify import verify
@@ -43,7 +44,7 @@ class Compacted:
     files_after: int
 
 
-def compact(path: str | os.PathLike[str], *, progress: Progress | None = None) -> Compacted:
+def compact(path: Where, *, progress: Progress | None = None) -> Compacted:
     """Makes a finished database smaller in place; may be killed at any moment.
 
     Who has the run open must refresh it afterwards (`Run.refresh`).
@@ -56,9 +57,16 @@ def compact(path: str | os.PathLike[str], *, progress: Progress | None = None) -
         RunNotFoundError: there is no run.
         DamagedRunError: something in it cannot be read; nothing was changed. What is damaged but
             in a whole block as well is left out like everything else that is there twice.
-        StoreError: it is being written or compacted, or its folder cannot be written.
+        StoreError: it is being written or compacted, is in a bucket, or its folder cannot be
+            written.
     """
-    run = Path(path).resolve()
+    place = location(path)
+    if isinstance(place, Remote):
+        raise StoreError(
+            f"{str(place)!r} is in a bucket, where nothing can be put in another's place at once. "
+            "Make a small copy of it: comgra-decl cp --compact"
+        )
+    run = place.resolve()
     reader = pinned(run)
     _refuse_live(reader)
     database = Path(database_path(run))

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import json
 import os
-import re
 import zlib
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -20,8 +19,9 @@ import tensorstore as ts
 from comgra_decl.errors import ComgraError, DamagedRunError, StoreError
 
 from .layout import DATABASE, NODE_BYTES, ArrayForm
+from .location import Location, Remote, Where, location
+from .remote import REFUSED, TRANSIENT, Objects, base_spec, message, refuse_forked_child, retries
 
-_RETRYABLE = ("RESOURCE_EXHAUSTED", "UNAVAILABLE", "DEADLINE_EXCEEDED", "ABORTED")
 _RAISED = (
     ValueError,
     LookupError,
@@ -32,15 +32,21 @@ _RAISED = (
     MemoryError,
 )
 _LONGEST_REASON = 200
-_opened_in: int | None = None
+_MANIFEST = "manifest.ocdbt"
 
 
 class TransientStoreError(StoreError):
-    """Writing failed for now (disk full, remote store away); the same commit may succeed later."""
+    """It failed for now (disk full, bucket out of reach); the same call may succeed later."""
+
+
+def database_place(run: Where) -> Location:
+    """Returns where a run's database is; TensorStore rejects `./` and `../`."""
+    place = location(run)
+    return (place if isinstance(place, Remote) else place.resolve()) / DATABASE
 
 
 def database_path(run: str | os.PathLike[str]) -> str:
-    """Returns the absolute path of a run's database; TensorStore rejects `./` and `../`."""
+    """Returns the absolute path of the database of a run on this machine."""
     return str(Path(run).resolve() / DATABASE)
 
 
@@ -51,6 +57,7 @@ def new_context(*, cache_bytes: int, copy_threads: int = 1) -> ts.Context:
             "cache_pool": {"total_bytes_limit": cache_bytes},
             "cache_pool#none": {"total_bytes_limit": 0},
             "data_copy_concurrency": {"limit": copy_threads},
+            **retries(),
         }
     )
 
@@ -60,7 +67,7 @@ class Database:
 
     def __init__(
         self,
-        run: str | os.PathLike[str],
+        run: Where,
         context: ts.Context,
         *,
         version: int | None = None,
@@ -69,25 +76,27 @@ class Database:
         """Opens the database of a run.
 
         Args:
-            run: the run's folder.
+            run: the run's folder, or its place in a bucket.
             context: caches and threads.
             version: read it as of this version, for good; None: the newest one.
             uuid: the identity that a new database gets; None: one of its own.
         """
-        _refuse_forked_child()
-        self.path = database_path(run)
-        _refuse_pipe(Path(self.path) / "manifest.ocdbt")
+        refuse_forked_child()
+        self.place = database_place(run)
+        self.path = str(self.place)
+        if isinstance(self.place, Path):
+            _refuse_pipe(self.place / _MANIFEST)
         self.context = context
         self.spec: dict[str, Any] = {
             "driver": "ocdbt",
-            "base": {"driver": "file", "path": self.path + "/"},
+            "base": base_spec(self.place),
             "config": {"max_decoded_node_bytes": NODE_BYTES},
         }
         if version is not None:
             self.spec["version"] = version
         if uuid is not None:
             self.spec["config"]["uuid"] = uuid
-        with self.reading("manifest.ocdbt"):
+        with self.reading(_MANIFEST):
             self.kv = ts.KvStore.open(self.spec, context=context).result()
 
     @property
@@ -177,13 +186,28 @@ class Database:
 
     @contextmanager
     def reading(self, what: str) -> Iterator[None]:
-        """Turns TensorStore's errors while reading `what` into DamagedRunError."""
+        """Turns TensorStore's errors while reading `what` into DamagedRunError.
+
+        A bucket that cannot be reached is no damage: TransientStoreError, or StoreError where it
+        does not let us.
+        """
         try:
             yield
         except ComgraError:
             raise
         except _RAISED as error:
-            raise DamagedRunError(f"{self.path}: cannot read {what!r}: {_text(error)}") from error
+            text = message(error, self.place)
+            kind = self._out_of_reach(text) or DamagedRunError
+            raise kind(f"{self.path}: cannot read {what!r}: {text}") from error
+
+    def _out_of_reach(self, text: str) -> type[StoreError] | None:
+        """Returns what to raise if an error says nothing of what is stored."""
+        if isinstance(self.place, Remote):
+            if text.startswith(TRANSIENT):
+                return TransientStoreError
+            if text.startswith(REFUSED):
+                return StoreError
+        return None
 
     @contextmanager
     def writing(self, what: str) -> Iterator[None]:
@@ -193,8 +217,9 @@ class Database:
         except ComgraError:
             raise
         except _RAISED as error:
-            kind = TransientStoreError if _text(error).startswith(_RETRYABLE) else StoreError
-            raise kind(f"{self.path}: writing {what} failed: {_text(error)}") from error
+            text = message(error, self.place)
+            kind = TransientStoreError if text.startswith(TRANSIENT) else StoreError
+            raise kind(f"{self.path}: writing {what} failed: {text}") from error
 
 
 def encode(value: Any) -> bytes:
@@ -210,18 +235,28 @@ def _seal(text: bytes) -> bytes:
     return b"%08x" % zlib.crc32(text)
 
 
-def database_exists(run: str | os.PathLike[str]) -> bool:
-    """Whether the folder holds a run's database, whole or not."""
-    return Path(database_path(run)).is_dir()
+def database_exists(run: Where) -> bool:
+    """Whether the place holds a run's database, whole or not.
+
+    Raises:
+        StoreError: a bucket cannot be asked.
+    """
+    place = database_place(run)
+    if isinstance(place, Remote):
+        return Objects(place).exists(_MANIFEST)
+    return place.is_dir()
 
 
-def no_files(run: str | os.PathLike[str]) -> list[str]:
+def no_files(run: Where) -> list[str]:
     """Returns the names of data files that are no files: reading a named pipe would wait for ever.
 
     Looked for where all of a run is read; opening one looks at its manifest only.
     """
+    place = database_place(run)
+    if isinstance(place, Remote):
+        return []
     try:
-        with os.scandir(Path(database_path(run)) / "d") as entries:
+        with os.scandir(place / "d") as entries:
             return sorted(entry.name for entry in entries if not entry.is_file())
     except OSError:
         return []
@@ -230,20 +265,3 @@ def no_files(run: str | os.PathLike[str]) -> list[str]:
 def _refuse_pipe(manifest: Path) -> None:
     if manifest.exists() and not manifest.is_file():
         raise DamagedRunError(f"{str(manifest)!r} is no file.")
-
-
-def _text(error: BaseException) -> str:
-    """TensorStore's message without the spec and the C++ lines that it appends."""
-    text = str(error.args[0]) if error.args else type(error).__name__
-    return re.split(r" \[(?:tensorstore_spec|source locations)=", text)[0]
-
-
-def _refuse_forked_child() -> None:
-    """TensorStore's threads do not survive a fork: using it in the child aborts the process."""
-    global _opened_in
-    if _opened_in is not None and _opened_in != os.getpid():
-        raise StoreError(
-            "a run cannot be opened in a forked child of a process that already used one; "
-            "start the child with the multiprocessing start method 'spawn'."
-        )
-    _opened_in = os.getpid()

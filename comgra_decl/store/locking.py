@@ -14,6 +14,8 @@ from pathlib import Path
 
 from comgra_decl.errors import StoreError
 
+from .location import Location
+
 
 @contextmanager
 def alone(database: Path) -> Iterator[None]:
@@ -25,8 +27,11 @@ def alone(database: Path) -> Iterator[None]:
 
 
 @contextmanager
-def settled(run: Path) -> Iterator[None]:
-    """Holds the lock on a run's folder, after waiting for whoever has it."""
+def settled(run: Location) -> Iterator[None]:
+    """Holds the lock on a run's folder, after waiting for whoever has it.
+
+    Nothing compacts a run in a bucket, which has no locks: that commits are fenced must do there.
+    """
     with _held(run) as lock:
         if lock is not None:
             _taken(lock, wait=True)
@@ -34,9 +39,9 @@ def settled(run: Path) -> Iterator[None]:
 
 
 @contextmanager
-def _held(folder: Path) -> Iterator[int | None]:
-    """Yields a handle of a folder; None where folders cannot be locked (not POSIX)."""
-    if os.name != "posix":
+def _held(folder: Location) -> Iterator[int | None]:
+    """Yields a handle of a folder; None where it cannot be locked (a bucket, not POSIX)."""
+    if not isinstance(folder, Path) or os.name != "posix":
         yield None
         return
     handle = os.open(folder, os.O_RDONLY)

@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import os
 import threading
 import time
 from collections.abc import Mapping
-from pathlib import Path
 from typing import Any
 
 import tensorstore as ts
@@ -16,6 +14,7 @@ from comgra_decl.records import Note
 
 from .database import Database, database_exists, new_context
 from .layout import HEAD_KEY, LOGS, RUN_KEY, ArrayForm, log_key
+from .location import Remote, Where, location
 from .logs import read_slot
 from .meta import RunMeta, check_version, writer_alive
 from .plausible import check_form, check_head
@@ -50,7 +49,7 @@ class Reader:
 
     def __init__(
         self,
-        path: str | os.PathLike[str],
+        path: Where,
         *,
         version: int | None = None,
         context: ts.Context | None = None,
@@ -58,7 +57,7 @@ class Reader:
         """Opens the run in folder `path`.
 
         Args:
-            path: the run's folder.
+            path: the run's folder, or its place in a bucket.
             version: as of this version of the database, for good; None: the newest one.
             context: caches of its own; None: those that all readers of the process share.
 
@@ -66,8 +65,9 @@ class Reader:
             RunNotFoundError: there is no run in this folder.
             FormatError: it was written in a newer format.
             DamagedRunError: it cannot be read; names the key and the reason.
+            StoreError: it is in a bucket that cannot be reached.
         """
-        self.path = Path(path)
+        self.path = location(path)
         self._version = version
         self._lock = threading.Lock()
         try:
@@ -215,7 +215,9 @@ class Reader:
 
 def _no_manifest(db: Database) -> RunNotFoundError | DamagedRunError:
     """A database without its manifest looks empty; one made a moment ago is still being made."""
-    folder = Path(db.path)
+    folder = db.place
+    if isinstance(folder, Remote):  # the manifest is there, and a copy gets this key at its end
+        return RunNotFoundError(f"the run in {str(folder.parent)!r} is being created.")
     manifest = folder / "manifest.ocdbt"
     newest = manifest if manifest.exists() else folder
     if time.time() - newest.stat().st_mtime < _CREATION:  # the manifest comes first, then the rest

@@ -8,24 +8,24 @@ written once, so a version before the loss holds all that was committed until th
 
 from __future__ import annotations
 
-import os
 import re
 import zlib
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from functools import partial
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 import tensorstore as ts
 
-from comgra_decl.errors import DamagedRunError
+from comgra_decl.errors import DamagedRunError, StoreError
 
-from .database import Database, database_path, new_context, no_files
+from .database import Database, database_exists, database_place, new_context, no_files
 from .inventory import Region, regions
 from .layout import HEAD_KEY, SCALAR_BLOCK, RecordColumn, scalar_block_key, scalar_piece_key
+from .location import Location, Remote, Where, location
 from .reader import Reader
+from .remote import base_spec
 from .scalars import unpacked
 from .view import View
 
@@ -89,7 +89,7 @@ class Verdict:
         whole_step: the last training step among them.
     """
 
-    path: Path
+    path: Location
     state: str | None = None
     records: int = 0
     checked: int = 0
@@ -106,18 +106,19 @@ class Verdict:
         return not self.damages
 
 
-def verify(path: str | os.PathLike[str], *, progress: Progress | None = None) -> Verdict:
+def verify(path: Where, *, progress: Progress | None = None) -> Verdict:
     """Reads all of a run, also of one that is being written: as of the moment of the call.
 
     Args:
-        path: the run's folder.
+        path: the run's folder, or its place in a bucket.
         progress: told of every step of the work.
 
     Raises:
         RunNotFoundError: there is no run.
         FormatError: the run was written in a newer format.
+        StoreError: it is in a bucket that cannot be reached.
     """
-    verdict = Verdict(Path(path), version=newest_version(path))
+    verdict = Verdict(location(path), version=newest_version(path))
     told = progress or _silent
     check = _Check(verdict, told)
     for damage in check.damages():
@@ -137,12 +138,16 @@ def verify(path: str | os.PathLike[str], *, progress: Progress | None = None) ->
     return verdict
 
 
-def newest_version(path: str | os.PathLike[str]) -> int | None:
+def newest_version(path: Where) -> int | None:
     """Returns the number of the newest version of a run's database; None if it has none."""
-    if not (Path(database_path(path)) / "manifest.ocdbt").is_file():
+    place = database_place(path)
+    if isinstance(place, Remote):
+        if not database_exists(path):
+            return None
+    elif not (place / "manifest.ocdbt").is_file():
         return None
     try:
-        base = ts.KvStore.open({"driver": "file", "path": database_path(path) + "/"}).result()
+        base = ts.KvStore.open(base_spec(place)).result()
         manifest: Mapping[str, Any] = ts.ocdbt.dump(base).result()
         return int(manifest["versions"][-1]["generation_number"])
     except (ValueError, KeyError, IndexError, RuntimeError, TypeError):
@@ -322,7 +327,7 @@ def _find_whole(verdict: Verdict, progress: Progress) -> None:
             verdict.whole_step = found.head["step"]
 
 
-def _before_all(path: Path, version: int) -> bool:
+def _before_all(path: Location, version: int) -> bool:
     """Whether there was no head yet: a copy, or a compacted run, gets it with its last version."""
     try:
         found = Database(path, new_context(cache_bytes=0), version=version).read_bytes(HEAD_KEY)
@@ -331,7 +336,7 @@ def _before_all(path: Path, version: int) -> bool:
     return found is None
 
 
-def _whole(path: Path, version: int) -> Reader | None:
+def _whole(path: Location, version: int) -> Reader | None:
     """Opens a version if everything in it can be read."""
     check = _Check(Verdict(path), _silent, version=version)
     return check.reader if _is_empty(check.damages()) else None

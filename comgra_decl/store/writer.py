@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import time
 from collections.abc import Mapping, Sequence
-from pathlib import Path
 from typing import Any
 
 from comgra_decl.errors import ComgraError, StoreError
@@ -15,6 +14,7 @@ from .commit import Commit
 from .contents import Contents
 from .database import Database, encode, new_context
 from .layout import HEAD_KEY, LOGS, MIN_READER, RUN_KEY, SESSION_KEY, VERSION
+from .location import Remote, Where, location
 from .meta import RunMeta, writer_identity
 from .reader import Reader
 
@@ -37,18 +37,20 @@ class RunWriter:
         """What writing has taken so far; told in `head` with the next commit."""
 
     @classmethod
-    def create(cls, path: str | os.PathLike[str], meta: RunMeta) -> RunWriter:
-        """Creates the run in folder `path`, which may exist but not hold a run.
+    def create(cls, path: Where, meta: RunMeta) -> RunWriter:
+        """Creates the run in folder (or place) `path`, which may exist but not hold a run.
 
         Raises:
             StoreError: there is a run already, or the folder cannot be written.
         """
         meta.writer = writer_identity()
+        place = location(path)
         try:
-            Path(path).mkdir(parents=True, exist_ok=True)
+            if not isinstance(place, Remote):
+                place.mkdir(parents=True, exist_ok=True)
         except OSError as error:
             raise StoreError(f"cannot create the run's folder: {error}") from error
-        writer = cls(Database(path, new_context(cache_bytes=_NODE_CACHE)), meta)
+        writer = cls(Database(place, new_context(cache_bytes=_NODE_CACHE)), meta)
         writer._create()
         return writer
 

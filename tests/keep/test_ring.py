@@ -5,7 +5,7 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from comgra_decl.keep.ring import Entry, Ring
+from comgra_decl.keep.ring import Allowance, Entry, Ring
 
 Steps = st.lists(st.tuples(st.booleans(), st.booleans()), max_size=60)
 """Of each step: whether the schedule records it, and whether a trigger fires."""
@@ -27,7 +27,7 @@ def near(steps: list[tuple[bool, bool]], step: int, before: int, after: int) -> 
 def test_what_is_scheduled_or_near_a_fire_is_stored_once_and_in_order(
     steps: list[tuple[bool, bool]], before: int, after: int, patient: bool
 ) -> None:
-    ring: Ring[int] = Ring(before=before, after=after, at_most=None, patient=patient)
+    ring: Ring[int] = Ring(before=before, after=after, allowance=Allowance(None), patient=patient)
     expected = [
         step
         for step, (scheduled, _) in enumerate(steps)
@@ -41,7 +41,7 @@ def test_what_is_scheduled_or_near_a_fire_is_stored_once_and_in_order(
 def test_everything_kept_says_why_and_nothing_else_does(
     steps: list[tuple[bool, bool]], before: int, after: int
 ) -> None:
-    ring: Ring[int] = Ring(before=before, after=after, at_most=None, patient=True)
+    ring: Ring[int] = Ring(before=before, after=after, allowance=Allowance(None), patient=True)
     for entry in play(ring, steps):
         assert bool(entry.reasons) == near(steps, entry.step, before, after)
         assert ("spike: big" in entry.reasons) == steps[entry.step][1]
@@ -56,7 +56,7 @@ def test_everything_kept_says_why_and_nothing_else_does(
 def test_no_more_than_at_most_are_kept_and_the_schedule_does_not_count(
     steps: list[tuple[bool, bool]], before: int, after: int, at_most: int
 ) -> None:
-    ring: Ring[int] = Ring(before=before, after=after, at_most=at_most)
+    ring: Ring[int] = Ring(before=before, after=after, allowance=Allowance(at_most))
     stored = play(ring, steps)
     wanted = [n for n, (s, _) in enumerate(steps) if not s and near(steps, n, before, after)]
     kept = [entry.step for entry in stored if not entry.scheduled]
@@ -68,20 +68,20 @@ def test_no_more_than_at_most_are_kept_and_the_schedule_does_not_count(
 
 @given(Steps, st.integers(0, 7))
 def test_no_more_wait_than_the_ring_is_long(steps: list[tuple[bool, bool]], before: int) -> None:
-    ring: Ring[int] = Ring(before=before, after=0, at_most=None)
+    ring: Ring[int] = Ring(before=before, after=0, allowance=Allowance(None))
     for step, (scheduled, fires) in enumerate(steps):
         ring.push(Entry(step, scheduled, step), ["x"] if fires else [])
         assert len(ring.pending) <= before
 
 
 def test_what_is_left_is_given_to_the_step_itself_and_then_to_the_nearest() -> None:
-    ring: Ring[int] = Ring(before=5, after=0, at_most=3)
+    ring: Ring[int] = Ring(before=5, after=0, allowance=Allowance(3))
     steps = [(False, step == 9) for step in range(12)]
     assert [entry.step for entry in play(ring, steps)] == [7, 8, 9]
 
 
 def test_a_scheduled_step_does_not_wait_unless_something_older_does() -> None:
-    ring: Ring[int] = Ring(before=3, after=0, at_most=None)
+    ring: Ring[int] = Ring(before=3, after=0, allowance=Allowance(None))
     stored = [ring.push(Entry(step, scheduled=True, payload=step), []) for step in range(3)]
     assert [len(each) for each in stored] == [1, 1, 1]
     assert ring.push(Entry(3, scheduled=False, payload=3), []) == []
@@ -91,7 +91,7 @@ def test_a_scheduled_step_does_not_wait_unless_something_older_does() -> None:
 
 
 def test_memory_is_given_back_oldest_first_and_scheduled_steps_are_stored() -> None:
-    ring: Ring[int] = Ring(before=10, after=0, at_most=None)
+    ring: Ring[int] = Ring(before=10, after=0, allowance=Allowance(None))
     for step in range(6):
         ring.push(Entry(step, step == 2, step, nbytes=10), [])
     stored, lost = ring.shrink(35)

@@ -33,8 +33,10 @@ const size = Math.abs(tick)
 const short = size !== 0 && (size >= 1e4 || size < 1e-3)
   ? tick.toExponential(3).replace(/\\.?0+e/, "e").replace("e+", "e")
   : String(Number(tick.toPrecision(4)))
-return short.replaceAll("-", "\u2212")
+return short.replaceAll("-", "\u2212").padStart(7, "\u2007")
 """
+_DIGITS = "ui-monospace, 'SF Mono', Menlo, Consolas, 'DejaVu Sans Mono', monospace"
+"""Numbers of a fixed width: an axis that grows or shrinks makes Bokeh lay out the whole page."""
 
 
 class Frame:
@@ -138,8 +140,9 @@ class Frame:
         known = list(self._message.data["text"])
         if known == ([text] if text else []):
             return
-        for axis in (*self.figure.xaxis, *self.figure.yaxis):
-            axis.visible = not text
+        seen = 0.0 if text else 1.0
+        for axis in (*self.figure.xaxis, *self.figure.yaxis):  # kept in place, see `_DIGITS`
+            axis.update(major_label_text_alpha=seen, axis_label_text_alpha=seen)
         self.figure.ygrid.visible = not text
         if text:
             self.show(y=(0.0, 1.0))
@@ -197,6 +200,7 @@ def _style(fig: Any, formatter: CustomJSTickFormatter) -> None:
         axis.axis_label_text_font_style = "normal"
         axis.axis_label_standoff = 2
     fig.yaxis.formatter = formatter
+    fig.yaxis.major_label_text_font = _DIGITS
     fig.xaxis.formatter = BasicTickFormatter(use_scientific=False)
     fig.xaxis.ticker.desired_num_ticks = 5
     fig.xgrid.grid_line_color = None
