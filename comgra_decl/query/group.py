@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Iterator
-from pathlib import Path
 
 import pandas as pd
 
 from comgra_decl.errors import RunNotFoundError, UnknownNameError, did_you_mean
+from comgra_decl.store.location import Location, Remote, Where, location
 
 from .compare import compare, differences
 from .display import table_html
@@ -16,15 +15,17 @@ from .listing import RunSummary, list_runs
 from .run import Run
 
 
-def open_group(path: str | os.PathLike[str]) -> Group:
-    """Opens all runs below a folder.
+def open_group(path: Where) -> Group:
+    """Opens all runs below a folder, or a place in a bucket.
 
     Raises:
         RunNotFoundError: there is no such folder.
+        StoreError: a bucket cannot be reached.
     """
-    if not Path(path).is_dir():
+    place = location(path)
+    if not isinstance(place, Remote) and not place.is_dir():
         raise RunNotFoundError(f"there is no folder {str(path)!r}.")
-    return Group(Path(path))
+    return Group(place)
 
 
 class Group:
@@ -36,9 +37,9 @@ class Group:
     ```
     """
 
-    def __init__(self, path: Path) -> None:
+    def __init__(self, path: Location) -> None:
         self.path = path
-        self._opened: dict[Path, Run] = {}
+        self._opened: dict[Location, Run] = {}
         self.runs: list[RunSummary] = []
         self.refresh()
 
@@ -110,7 +111,7 @@ class Group:
     def _readable(self) -> list[RunSummary]:
         return [run for run in self.runs if run.state not in ("damaged", "unreadable")]
 
-    def _open(self, path: Path) -> Run:
+    def _open(self, path: Location) -> Run:
         if path not in self._opened:
             self._opened[path] = Run(path)
         return self._opened[path]

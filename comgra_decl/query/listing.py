@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import os
+from contextlib import suppress
 from dataclasses import dataclass
-from pathlib import Path
 
-from comgra_decl.errors import ComgraError, FormatError, RunNotFoundError
+from comgra_decl.errors import ComgraError, FormatError, RunNotFoundError, StoreError
+from comgra_decl.store.location import Location, Remote, Where, location
 
 from .opening import run_folders
 from .ranks import open_reader
@@ -21,7 +21,7 @@ class RunSummary:
     if there is none yet) are as of now, `started` is in unix seconds.
     """
 
-    path: Path
+    path: Location
     group: str
     name: str
     state: str
@@ -31,16 +31,20 @@ class RunSummary:
     error: str | None
 
 
-def list_runs(root: str | os.PathLike[str]) -> list[RunSummary]:
-    """Lists the runs at or below a folder, oldest first.
+def list_runs(root: Where) -> list[RunSummary]:
+    """Lists the runs at or below a folder or a place in a bucket, oldest first.
 
     A run that cannot be read is listed with the reason; a folder that does not exist has no runs.
+    In a bucket all names below the place are looked at, in a request for each thousand.
+
+    Raises:
+        StoreError: a bucket cannot be reached.
     """
-    found = [summary for path in run_folders(Path(root)) if (summary := _summary(path))]
+    found = [summary for path in run_folders(location(root)) if (summary := _summary(path))]
     return sorted(found, key=lambda run: (run.started or 0.0, str(run.path)))
 
 
-def _summary(path: Path) -> RunSummary | None:
+def _summary(path: Location) -> RunSummary | None:
     try:
         reader = open_reader(path)
         head = reader.head
@@ -56,6 +60,8 @@ def _summary(path: Path) -> RunSummary | None:
         )
     except RunNotFoundError:
         return None  # being created this moment
+    except StoreError:  # a bucket cannot be reached: nothing is known of its runs
+        raise
     except ComgraError as error:
         state = "unreadable" if isinstance(error, FormatError) else "damaged"
         return _broken(path, state, str(error))
@@ -63,10 +69,10 @@ def _summary(path: Path) -> RunSummary | None:
         return _broken(path, "damaged", f"{type(error).__name__}: {error}")
 
 
-def _broken(path: Path, state: str, reason: str) -> RunSummary:
+def _broken(path: Location, state: str, reason: str) -> RunSummary:
     where = path.absolute()
-    try:
-        started: float | None = where.stat().st_mtime
-    except OSError:
-        started = None
+    started: float | None = None
+    if not isinstance(where, Remote):
+        with suppress(OSError):
+            started = where.stat().st_mtime
     return RunSummary(path, where.parent.name, where.name, state, 0, None, started, reason)

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator
-from pathlib import Path
 
 from comgra_decl.errors import ComgraError, RunNotFoundError, did_you_mean
 from comgra_decl.store.database import database_exists
 from comgra_decl.store.layout import DATABASE
+from comgra_decl.store.location import Location, Remote, Where, location
+from comgra_decl.store.remote import databases_within
 
 from .ranks import RANKS, rank_paths
 from .run import Run
@@ -16,18 +17,20 @@ from .run import Run
 _DEPTH = 3  # root/group/run, and one more for jobs of a sweep
 
 
-def open_run(path: str | os.PathLike[str]) -> Run:
+def open_run(path: Where) -> Run:
     """Opens a run, live or finished.
 
     Args:
-        path: a run's folder; a group's folder or a root gives the newest run in it.
+        path: a run's folder, or its place in a bucket (`s3://bucket/runs/train/first`); a group
+            or a root gives the newest run in it.
 
     Raises:
         RunNotFoundError: there is no run.
         DamagedRunError: the run cannot be read; names the key and the reason.
         FormatError: the run was written in a newer format.
+        StoreError: it is in a bucket that cannot be reached.
     """
-    folder = Path(path)
+    folder = location(path)
     if folder.name == DATABASE:
         folder = folder.absolute().parent
     if is_run(folder):
@@ -47,8 +50,14 @@ def open_run(path: str | os.PathLike[str]) -> Run:
     return newest
 
 
-def run_folders(root: Path, depth: int = _DEPTH) -> Iterator[Path]:
-    """Yields the run folders at or below `root`, by name; unreadable folders are passed over."""
+def run_folders(root: Location, depth: int = _DEPTH) -> Iterator[Location]:
+    """Yields the run folders at or below `root`, by name; unreadable folders are passed over.
+
+    In a bucket, which has no folders, all names below `root` are looked at.
+    """
+    if isinstance(root, Remote):
+        yield from _run_places(root, depth)
+        return
     if is_run(root):
         yield root
         return
@@ -62,10 +71,23 @@ def run_folders(root: Path, depth: int = _DEPTH) -> Iterator[Path]:
         yield from run_folders(root / name, depth - 1)
 
 
-def is_run(folder: Path) -> bool:
+def _run_places(root: Remote, depth: int) -> Iterator[Remote]:
+    if is_run(root):
+        yield root
+        return
+    found = {}
+    for place in databases_within(root):
+        of_rank = place.parent.name == RANKS and place.name.isdigit()
+        found[place.parent.parent if of_rank else place] = None
+    yield from (run for run in found if len(run.relative_to(root).parts) <= depth)
+
+
+def is_run(folder: Location) -> bool:
     """Whether the folder holds a run: its database, or that of a rank but the first."""
     if database_exists(folder):
         return True
+    if isinstance(folder, Remote):
+        return False  # its ranks are found by listing
     return (folder / RANKS).is_dir() and bool(rank_paths(folder))
 
 
@@ -77,8 +99,8 @@ def _is_folder(entry: os.DirEntry[str]) -> bool:
         return False
 
 
-def _nothing_at(folder: Path) -> RunNotFoundError:
-    if folder.is_dir():
+def _nothing_at(folder: Location) -> RunNotFoundError:
+    if isinstance(folder, Remote) or folder.is_dir():
         return RunNotFoundError(
             f"there is no run in {str(folder)!r}: neither it nor a folder below it holds a "
             "'trace.ocdbt'. Pass a run's folder, or the folder that holds the runs."

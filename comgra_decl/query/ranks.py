@@ -9,13 +9,14 @@ from __future__ import annotations
 import time
 from collections.abc import Mapping
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
 from comgra_decl.errors import RunNotFoundError, UnknownNameError
 from comgra_decl.records import SlotKey
 from comgra_decl.store import Reader, RunMeta
 from comgra_decl.store.database import database_exists
+from comgra_decl.store.location import Location, Remote
+from comgra_decl.store.remote import databases_within
 
 from .joined_view import JoinedView
 
@@ -24,8 +25,10 @@ PATIENCE = 60.0
 """Seconds after a run's start for which ranks that are not there yet are waited for."""
 
 
-def rank_paths(run: Path) -> dict[int, Path]:
+def rank_paths(run: Location) -> Mapping[int, Location]:
     """Returns the folders of a run's databases by rank; a run of one process has {0: run}."""
+    if isinstance(run, Remote):
+        return _rank_places(run)
     found = {}
     folder = run / RANKS
     if folder.is_dir() and not folder.is_symlink():
@@ -39,13 +42,25 @@ def rank_paths(run: Path) -> dict[int, Path]:
     return dict(sorted(found.items()))
 
 
+def _rank_places(run: Remote) -> dict[int, Remote]:
+    """As `rank_paths`: by asking for each rank, once it is known which there are."""
+    if not database_exists(run):
+        there = [place for place in databases_within(run / RANKS) if place.name.isdigit()]
+        return {int(place.name): place for place in sorted(there)}
+    facts = ranks_of(Reader(run)) or {"rank": 0, "recorded": []}
+    own = int(facts["rank"])
+    others = {int(rank): run / RANKS / str(rank) for rank in facts["recorded"] if rank != own}
+    found = {rank: place for rank, place in others.items() if database_exists(place)}
+    return dict(sorted({own: run, **found}.items()))
+
+
 def ranks_of(reader: Reader) -> dict[str, Any] | None:
     """Returns what a database says of its rank: rank, world_size, recorded; None if alone."""
     facts = reader.meta.facts.get("ranks") or reader.view.document("ranks")
     return facts if isinstance(facts, dict) else None
 
 
-def open_reader(path: Path, rank: int | None = None) -> Reader | JoinedReader:
+def open_reader(path: Location, rank: int | None = None) -> Reader | JoinedReader:
     """Opens a run, or one rank of it.
 
     Args:
@@ -56,7 +71,8 @@ def open_reader(path: Path, rank: int | None = None) -> Reader | JoinedReader:
         UnknownNameError: the run has no such rank.
         RunNotFoundError: there is no run.
     """
-    if rank is None and database_exists(path) and not (path / RANKS).is_dir():
+    alone = isinstance(path, Remote) or not (path / RANKS).is_dir()
+    if rank is None and database_exists(path) and alone:
         reader = Reader(path)
         facts = reader.meta.facts.get("ranks")
         return reader if facts is None or len(facts["recorded"]) == 1 else JoinedReader(path)
@@ -73,13 +89,13 @@ def open_reader(path: Path, rank: int | None = None) -> Reader | JoinedReader:
 class JoinedReader:
     """Reads all ranks of a run, as `Reader` reads one."""
 
-    def __init__(self, path: Path) -> None:
+    def __init__(self, path: Location) -> None:
         """Opens the ranks that are there; others join as they appear.
 
         Raises:
             RunNotFoundError: there is none.
         """
-        self.path = Path(path)
+        self.path = path
         self.readers: dict[int, Reader] = {}
         self._order: dict[SlotKey, int] = {}  # numbers of slots never change while this is open
         self._view: JoinedView | None = None

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import os
-from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self
 
 import pandas as pd
+
+from comgra_decl.store.location import Where, location
 
 from .joined_view import JoinedView
 from .rank_facts import differences_table
@@ -21,9 +21,9 @@ if TYPE_CHECKING:
 class RunFacts:
     """What is known of a run before any of its records is read; `Run` adds the records."""
 
-    def __init__(self, path: str | os.PathLike[str], *, rank: int | None = None) -> None:
+    def __init__(self, path: Where, *, rank: int | None = None) -> None:
         """Use `open_run`, and `rank` of a run that several processes have written."""
-        self.path = Path(path)
+        self.path = location(path)
         self._reader = open_reader(self.path, rank)
         self._current: Snapshot | None = None
         self._rank = rank
@@ -141,6 +141,16 @@ class RunFacts:
         }
         said = {name: document for name, document in documents.items() if document}
         return (view.document("report") or {}) | said
+
+    @property
+    def losses(self) -> list[str]:
+        """What is left out because it is damaged, a line each; empty where nothing is.
+
+        Damage is found when it is met: by opening the run, and by each read of a series, of all
+        tensors or of histograms, in which such records are missing. `comgra-decl verify` looks at
+        everything.
+        """
+        return list(self._snapshot.view.losses)
 
     def refresh(self) -> bool:
         """Looks for new records; returns whether anything is new."""

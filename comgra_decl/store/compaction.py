@@ -20,7 +20,8 @@ from pathlib import Path
 
 from comgra_decl.errors import DamagedRunError, StoreError
 
-from .copying import DRAFT, Progress, pinned, transfer
+from .beside import DRAFT
+from .copying import Progress, pinned, transfer
 from .database import Database, database_path, new_context
 from .layout import DATABASE
 from .location import Remote, Where, location

@@ -10,27 +10,24 @@ from pathlib import Path
 
 from comgra_decl.errors import DamagedRunError, RunNotFoundError, StoreError
 
+from .beside import RANKS, copy_files
 from .commit import Commit
 from .database import (
     Database,
     database_exists,
-    database_path,
+    database_place,
     encode,
     new_context,
     no_files,
 )
 from .inventory import Region, edge_of, fact_regions, is_superseded, keys_of
-from .layout import DATABASE, HEAD_KEY, RecordColumn
+from .layout import HEAD_KEY, RUN_KEY, RecordColumn
+from .location import Location, Remote, Where, location
 from .reader import Reader
+from .remote import Objects, databases_within
 from .verify import newest_version
 
 Progress = Callable[[str, int, int], None]
-
-RANKS = "ranks"
-"""The folder in which each rank of a distributed training has a database of its own."""
-
-DRAFT = ".compacting"
-"""The folder in which a compaction prepares its work."""
 
 _READ = 512
 """Keys read side by side."""
@@ -40,50 +37,67 @@ _COMMIT_BYTES = 64 << 20
 
 
 def copy_run(
-    path: str | os.PathLike[str],
-    to: str | os.PathLike[str],
+    path: Where,
+    to: Where,
     *,
     version: int | None = None,
     compact: bool = False,
     progress: Progress | None = None,
-) -> Path:
-    """Copies a run into the folder `to`, which appears when it is whole.
+) -> Location:
+    """Copies a run into the folder `to`, which appears when it is whole; also from or to a bucket.
 
     The copy is the run as of the moment of the call. That of a run which is still being written
     is "stopped", and says so. Other files in the run's folder are copied too; links are not.
 
     Args:
-        path: the run's folder.
-        to: the folder to be; an existing folder gets the run as a folder of the same name in it.
+        path: the run's folder, or its place in a bucket.
+        to: the folder (or place) to be; an existing one gets the run as a folder of the same name
+            in it.
         version: of the database (see `verify`), to rescue what a damaged run held before.
         compact: leave out what is stored twice.
         progress: told of every step of the work.
 
     Returns:
-        The folder of the copy.
+        The folder, or place, of the copy.
 
     Raises:
         RunNotFoundError: there is no run.
         DamagedRunError: something in it cannot be read.
         StoreError: the target exists, or cannot be written.
     """
-    source, target = Path(path).resolve(), _target(Path(path), Path(to))
+    source = location(path)
+    source = source if isinstance(source, Remote) else source.resolve()
     sources = databases(source)
     if not sources:
         raise RunNotFoundError(f"there is no run in {str(path)!r}.")
     if version is not None and len(sources) > 1:
         raise StoreError(f"{str(path)!r} holds several ranks; copy the rank whose version it is.")
+
+    def fill(target: Location) -> None:
+        for part in sources:
+            reader = pinned(part, version)
+            copy = Database(_counterpart(part, source, target), new_context(cache_bytes=0))
+            transfer(reader, copy, head=_ended(reader), compact=compact, progress=progress)
+        copy_files(source, target)
+
+    target = location(to)
+    if isinstance(target, Remote):
+        return _into_bucket(_free(target, source.name), fill)
+    return _into_folder(_target(source, target), fill)
+
+
+Fill = Callable[[Location], None]
+"""Writes the copy of a run into a place that is empty."""
+
+
+def _into_folder(target: Path, fill: Fill) -> Path:
     try:
         target.parent.mkdir(parents=True, exist_ok=True)
         draft = Path(tempfile.mkdtemp(prefix=f".copying-{target.name}-", dir=target.parent))
     except OSError as error:
         raise StoreError(f"cannot write to {str(target.parent)!r}: {error}") from error
     try:
-        for part in sources:
-            reader = pinned(part, version)
-            copy = Database(draft / part.relative_to(source), new_context(cache_bytes=0))
-            transfer(reader, copy, head=_ended(reader), compact=compact, progress=progress)
-        _copy_files(source, draft)
+        fill(draft)
         draft.chmod(0o777 & ~_umask())
         draft.rename(target)
     except OSError as error:
@@ -95,17 +109,50 @@ def copy_run(
     return target
 
 
-def databases(run: Path) -> list[Path]:
-    """Returns the folders that hold a run's databases: its own, or one for each rank."""
+def _into_bucket(target: Remote, fill: Fill) -> Remote:
+    """Nothing can be renamed in a bucket: that the run's first key comes last must do."""
+    try:
+        fill(target)
+    except BaseException:
+        Objects(target.parent).remove(f"{target.name}/")  # there was nothing before
+        raise
+    return target
+
+
+def _free(target: Remote, name: str) -> Remote:
+    """Returns the place to be; StoreError if there is something."""
+    found = Objects(target).names()
+    if (found or not target.key) and not database_exists(target):
+        target = target / name
+        found = [other for other in found if other.startswith(f"{name}/")]
+    if found:
+        raise StoreError(f"{str(target)!r} exists; nothing is ever overwritten. Choose another.")
+    return target
+
+
+def _counterpart(part: Location, source: Location, target: Location) -> Location:
+    """Returns where a part of the source is in the target."""
+    if isinstance(part, Remote):
+        assert isinstance(source, Remote)
+        return target / part.relative_to(source)
+    assert not isinstance(source, Remote)
+    return target / part.relative_to(source)
+
+
+def databases(run: Location) -> Sequence[Location]:
+    """Returns the places of a run's databases: its own, or one for each rank."""
+    if isinstance(run, Remote):
+        found = databases_within(run)
+        return [place for place in found if place in (run, run / RANKS / place.name)]
     ranks = run / RANKS
     there = [run, *(sorted(ranks.iterdir()) if ranks.is_dir() and not ranks.is_symlink() else [])]
     return [path for path in there if not path.is_symlink() and database_exists(path)]
 
 
-def pinned(run: Path, version: int | None = None) -> Reader:
+def pinned(run: Location, version: int | None = None) -> Reader:
     """Opens a run as it is now, or was in a version, for good and past all caches."""
     if names := no_files(run):
-        raise DamagedRunError(f"{database_path(run)}: 'd/{names[0]}' is no file.")
+        raise DamagedRunError(f"{database_place(run)}: 'd/{names[0]}' is no file.")
     number = newest_version(run) if version is None else version
     return Reader(run, version=number, context=new_context(cache_bytes=0, copy_threads=2))
 
@@ -118,7 +165,7 @@ def transfer(
     compact: bool,
     progress: Progress | None = None,
 ) -> None:
-    """Copies all keys of a run into an empty database, the given head last.
+    """Copies all keys of a run into an empty database; what makes it a run comes last.
 
     Args:
         reader: the run, pinned to a version.
@@ -127,7 +174,7 @@ def transfer(
         compact: leave out what is superseded by whole blocks.
         progress: told of every step of the work.
     """
-    keys = [key for key in reader.database.keys("", "\x7f") if key != HEAD_KEY]
+    keys = [key for key in reader.database.keys("", "\x7f") if key not in (HEAD_KEY, RUN_KEY)]
     if compact:
         edge, scalars = edge_of(reader.view), len(reader.view.scalars)
         keys = [key for key in keys if not is_superseded(key, edge=edge, scalars=scalars)]
@@ -138,6 +185,7 @@ def transfer(
             _copy_facts(reader.database, target, region)
     _copy_keys(reader.database, target, keys, progress)
     last = Commit(target)
+    last.put(RUN_KEY, *reader.database.read_all([RUN_KEY]))
     last.put(HEAD_KEY, encode(head))
     with target.writing("the end of the copy"):
         last.finish()
@@ -186,22 +234,11 @@ def _ended(reader: Reader) -> dict[str, object]:
     return head
 
 
-def _target(source: Path, to: Path) -> Path:
-    target = to / source.resolve().name if to.is_dir() and not database_exists(to) else to
+def _target(source: Location, to: Path) -> Path:
+    target = to / source.name if to.is_dir() and not database_exists(to) else to
     if target.exists() or target.is_symlink():
         raise StoreError(f"{str(target)!r} exists; nothing is ever overwritten. Choose another.")
     return target.absolute()
-
-
-def _copy_files(source: Path, target: Path) -> None:
-    """Copies what lies beside the database: the spec, an app's own output."""
-    for entry in os.scandir(source):
-        if entry.is_symlink() or entry.name in (DATABASE, RANKS, DRAFT):
-            continue
-        if entry.is_dir():
-            shutil.copytree(entry.path, target / entry.name, symlinks=True)
-        elif entry.is_file():
-            shutil.copy2(entry.path, target / entry.name)
 
 
 def _umask() -> int:

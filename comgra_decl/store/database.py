@@ -196,18 +196,17 @@ class Database:
         except ComgraError:
             raise
         except _RAISED as error:
+            self.refuse_out_of_reach(error)
             text = message(error, self.place)
-            kind = self._out_of_reach(text) or DamagedRunError
-            raise kind(f"{self.path}: cannot read {what!r}: {text}") from error
+            raise DamagedRunError(f"{self.path}: cannot read {what!r}: {text}") from error
 
-    def _out_of_reach(self, text: str) -> type[StoreError] | None:
-        """Returns what to raise if an error says nothing of what is stored."""
-        if isinstance(self.place, Remote):
-            if text.startswith(TRANSIENT):
-                return TransientStoreError
-            if text.startswith(REFUSED):
-                return StoreError
-        return None
+    def refuse_out_of_reach(self, error: BaseException) -> None:
+        """Raises if an error of TensorStore says nothing of what is stored, only of a bucket."""
+        text = message(error, self.place)
+        if not isinstance(self.place, Remote) or not text.startswith((*TRANSIENT, *REFUSED)):
+            return
+        kind = TransientStoreError if text.startswith(TRANSIENT) else StoreError
+        raise kind(f"{self.path}: cannot be read now: {text}") from error
 
     @contextmanager
     def writing(self, what: str) -> Iterator[None]:

@@ -18,7 +18,7 @@ from typing import Any
 import numpy as np
 import tensorstore as ts
 
-from comgra_decl.errors import DamagedRunError, StoreError
+from comgra_decl.errors import DamagedRunError
 
 from .database import Database, database_exists, database_place, new_context, no_files
 from .inventory import Region, regions
@@ -223,7 +223,7 @@ class _Check:
             if handle is None:
                 handle = handles[box.form.name] = database.array(box.form)
             for part in box.parts(_ELEMENTS):
-                for broken, reason in _unreadable(handle, part):
+                for broken, reason in _unreadable(database, handle, part):
                     yield _described(broken, reason, view)
                 self._count(part.chunks)
                 done += part.elements
@@ -233,16 +233,19 @@ class _Check:
         self._verdict.checked += pieces
 
 
-def _unreadable(handle: ts.TensorStore, part: Region) -> Iterator[tuple[Region, str]]:
+def _unreadable(
+    database: Database, handle: ts.TensorStore, part: Region
+) -> Iterator[tuple[Region, str]]:
     """Yields the chunks of a region that cannot be read, and why."""
     try:
         handle[part.index].read().result()
     except (ValueError, KeyError, RuntimeError, OSError) as error:
+        database.refuse_out_of_reach(error)
         if part.chunks == 1:
             yield part, _reason(error)
         else:
             for half in part.halves():
-                yield from _unreadable(handle, half)
+                yield from _unreadable(database, handle, half)
 
 
 def _described(broken: Region, reason: str, view: View) -> Damage:

@@ -28,13 +28,13 @@ from .layout import (
 from .meta import RunMeta
 from .parts import Part, cut
 from .plausible import check_edges, check_facts, check_records
+from .salvage import Salvage, reserve
 from .scalars import ScalarReader
 from .sessions import Session, read_sessions, superseded
 from .surviving import LOST, FactsReader
 
 Index = tuple[int | slice, ...]
 
-_LARGE = 64 << 20  # bytes; reading less never fails for want of memory
 _WRONG = (KeyError, TypeError, ValueError, IndexError, OverflowError)
 """What reading JSON of a wrong form raises."""
 
@@ -89,6 +89,7 @@ class View:
         self._documents: Mapping[str, int] = head["documents"]
         self._handles: dict[str, ts.TensorStore] = {}
         self._facts = lru_cache(maxsize=64)(self._read_facts)
+        self._salvage = self._new_salvage()
 
     @property
     def tables(self) -> Tables:
@@ -162,6 +163,7 @@ class View:
         reader = FactsReader(lambda name, where: self._read(name, where, columns), self._block)
         self._tables.records = np.concatenate([known, *reader.facts(len(known), self.n)])
         self._tables.losses += reader.losses
+        self._salvage = self._new_salvage()
         try:
             check_records(self._tables.records, self._tables.names)
         except ValueError as error:
@@ -179,7 +181,19 @@ class View:
         form = "blk" if self.records[record, RecordColumn.FORM] else "row"
         width = int(self.records[record, RecordColumn.WIDTH])
         rest = inner or (slice(0, width),)
-        return self._read(f"{family}/{form}", record, *rest)
+        try:
+            return self._read(f"{family}/{form}", record, *rest)
+        except DamagedRunError:
+            if form == "blk" or record >= self.n // self._block * self._block:
+                raise  # there is no other copy
+            return self._read(f"{family}/blk", record, *rest)
+
+    def lost(self, family: str, slot: int) -> NDArray[np.bool_] | None:
+        """Returns which records [n] of a slot were found to be damaged; None if none were.
+
+        What `series`, `heat` and `rows` have read until now; they give fill values there.
+        """
+        return self._salvage.lost(family, slot)
 
     def has_column(self, record: int, slot: int) -> bool:
         """Whether the slot existed when the record was written."""
@@ -189,7 +203,7 @@ class View:
         """Returns one slot (or "kpi" column) over all records, [n, ...]; fill where too early."""
         column = RecordColumn.KPIS if family == "kpi" else RecordColumn.WIDTH
         parts = [
-            (name, records, self._read(name, records, slot, *inner))
+            (name, records, self._salvage.read(name, records, slot, *inner))
             for name, records, width in self._spans(family, column)
             if slot < width
         ]
@@ -206,7 +220,7 @@ class View:
         result: NDArray[Any] | None = None
         for name, records, width in self._spans(family, RecordColumn.WIDTH):
             upto = min(width, count)
-            data = self._read(name, records, slice(0, upto), *inner)
+            data = self._salvage.read(name, records, slice(0, upto), *inner)
             if result is None:
                 result = np.full((self.n, count, *data.shape[2:]), _fill(data), data.dtype)
             result[records, :upto] = data
@@ -221,7 +235,7 @@ class View:
             if start >= stop:
                 continue
             upto = min(width, count)
-            data = self._read(name, slice(start, stop), slice(0, upto))
+            data = self._salvage.read(name, slice(start, stop), slice(0, upto))
             if result is None:
                 result = np.full((last - first, count, *data.shape[2:]), _fill(data), data.dtype)
             result[start - first : stop - first, :upto] = data
@@ -347,10 +361,14 @@ class View:
         form = self._tables.forms.get("kpi/blk")
         return form.chunk[0] if form else 1
 
+    def _new_salvage(self) -> Salvage:
+        tables = self._tables
+        return Salvage(self._read, tables.forms, tables.records, tables.losses)
+
     def _read(self, name: str, *index: int | slice) -> NDArray[Any]:
         with self._db.reading(name):
             part = self._handle(name)[index]
-            _reserve(part)
+            reserve(math.prod(part.shape) * part.dtype.numpy_dtype.itemsize, self._db.path, name)
             data: NDArray[Any] = part.read().result()
         return data
 
@@ -362,16 +380,6 @@ class View:
                 raise DamagedRunError(f"{self._db.path}: the array table lacks {name!r}.")
             handle = self._handles[name] = self._db.array(form, recheck=self._bound)
         return handle
-
-
-def _reserve(part: ts.TensorStore) -> None:
-    """Fails where there is no memory for what is read: TensorStore would end the process."""
-    size = math.prod(part.shape) * part.dtype.numpy_dtype.itemsize
-    if size > _LARGE:
-        try:
-            np.empty(size, np.uint8)
-        except (MemoryError, ValueError):
-            raise ValueError(f"it would take {size / 1e9:.1f} GB of memory at once") from None
 
 
 def _equal_spans(

@@ -127,14 +127,6 @@ def test_deep_json_does_not_take_the_reader_down(run: Path) -> None:
         read_everything(run)
 
 
-def test_a_missing_chunk_is_an_error_and_not_nan(run: Path) -> None:
-    overwrite(run, "agg/blk/c/1/0/3", None)
-    view = Reader(run).view
-    with pytest.raises(DamagedRunError, match=r"agg/blk.*missing"):
-        view.series("agg", 0, 3)
-    view.series("agg", 0, 2)
-
-
 def test_a_replaced_run_is_noticed_by_an_open_reader(tmp_path: Path) -> None:
     run = tmp_path / "run"
     RunWriter.create(run, meta_of())

@@ -1,0 +1,67 @@
+"""What lies beside the databases of a run: its spec, a program's own output. It is copied along."""
+
+from __future__ import annotations
+
+import os
+import shutil
+from collections.abc import Iterator
+from pathlib import Path, PurePosixPath
+
+from .layout import DATABASE
+from .location import Location, Remote
+from .remote import Objects
+
+RANKS = "ranks"
+"""The folder in which each rank of a distributed training has a database of its own."""
+
+DRAFT = ".compacting"
+"""The folder in which a compaction prepares its work."""
+
+_OURS = (DATABASE, RANKS, DRAFT)
+
+
+def copy_files(source: Location, target: Location) -> None:
+    """Copies what lies beside the databases, but no links."""
+    if isinstance(source, Path) and isinstance(target, Path):
+        _copy_here(source, target)
+        return
+    for name, content in _contents(source):
+        if isinstance(target, Remote):
+            Objects(target).write(str(name), content)
+        else:
+            path = target / name
+            path.parent.mkdir(parents=True, exist_ok=True)
+            path.write_bytes(content)
+
+
+def _copy_here(source: Path, target: Path) -> None:
+    for entry in os.scandir(source):
+        if entry.is_symlink() or entry.name in _OURS:
+            continue
+        if entry.is_dir():
+            shutil.copytree(entry.path, target / entry.name, symlinks=True)
+        elif entry.is_file():
+            shutil.copy2(entry.path, target / entry.name)
+
+
+def _contents(source: Location) -> Iterator[tuple[PurePosixPath, bytes]]:
+    """Yields the name, below the run, and the content of each file."""
+    if isinstance(source, Remote):
+        objects = Objects(source)
+        for name in objects.names():
+            content = objects.read(name) if _is_plain(name) else None
+            if content is not None:
+                yield PurePosixPath(name), content
+        return
+    for path in sorted(source.rglob("*")):
+        name = PurePosixPath(path.relative_to(source).as_posix())
+        linked = path.resolve() != path  # the run's folder itself is resolved
+        if name.parts[0] not in _OURS and path.is_file() and not linked:
+            yield name, path.read_bytes()
+
+
+def _is_plain(name: str) -> bool:
+    """Whether an object may become a file of that name: nobody knows who has named it."""
+    parts = name.split("/")
+    strange = any(part in ("", ".", "..") or set(part) & set("\\\0:") for part in parts)
+    return not strange and parts[0] not in _OURS

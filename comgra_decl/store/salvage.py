@@ -1,0 +1,183 @@
+"""Reads around what is damaged: the rest is given, what is lost is missing, and is said.
+
+A read that fails is cut in halves where chunks end until it is known which chunks cannot be read.
+The records of a damaged block are looked for among the rows, where they lie too unless the run was
+compacted. What is found nowhere keeps the fill value, NaN for statistics, and is remembered.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Iterator, Mapping, Sequence
+
+import numpy as np
+from numpy.typing import NDArray
+
+from comgra_decl.errors import DamagedRunError
+
+from .layout import ArrayForm, RecordColumn
+
+_log = logging.getLogger("comgra_decl")
+
+Box = tuple[tuple[int, int], ...]
+"""First index and index after the last, in each dim."""
+
+Data = NDArray[np.generic]
+Read = Callable[..., Data]
+"""Reads what an index selects of an array, given its name; DamagedRunError if it cannot."""
+
+_CONTENTS = {
+    "kpi": "facts and KPIs",
+    "agg": "statistics",
+    "smp": "statistics of single samples",
+    "hist": "histograms",
+}
+_MOST_TOLD = 200
+_LARGE = 64 << 20  # bytes; reading less never fails for want of memory
+
+
+class TooLargeError(DamagedRunError):
+    """There is no memory for what was asked: no damage, and reading less would not help."""
+
+
+class Salvage:
+    """Reads of one view.
+
+    Args:
+        read: reads, or raises.
+        forms: the arrays of the run.
+        records: numeric facts of all records.
+        losses: gets a line for each loss.
+    """
+
+    def __init__(
+        self,
+        read: Read,
+        forms: Mapping[str, ArrayForm],
+        records: NDArray[np.float64],
+        losses: list[str],
+    ) -> None:
+        self._read = read
+        self._forms = forms
+        self._records = records
+        self._losses = losses
+        self._lost: list[tuple[str, Box]] = []
+
+    def read(self, name: str, *index: int | slice) -> Data:
+        """Returns what an index selects of an array, with fill values where it is lost."""
+        try:
+            return self._read(name, *index)
+        except TooLargeError:
+            raise
+        except DamagedRunError as error:
+            form = self._forms.get(name)
+            if form is None:
+                raise
+            box = _box(form, index)
+            fill = np.nan if form.dtype.startswith("float") else 0
+            data = np.full([high - low for low, high in box], fill, form.dtype)
+            self._split(data, form, box, error)
+            return data[tuple(slice(None) if isinstance(i, slice) else 0 for i in index)]
+
+    def lost(self, family: str, slot: int) -> NDArray[np.bool_] | None:
+        """Returns of which records [n] a slot was found to be lost; None if of none."""
+        boxes = [box for name, box in self._lost if name == family]
+        boxes = [box for box in boxes if box[1][0] <= slot < box[1][1]]
+        if not boxes:
+            return None
+        records = np.zeros(len(self._records), bool)
+        for (first, last), *_ in boxes:
+            records[first:last] = True
+        return records
+
+    def _fill(self, data: Data, form: ArrayForm, box: Box) -> None:
+        """Reads a box into `data`, of which nothing is there where it is lost."""
+        try:
+            data[...] = self._read(form.name, *(slice(*ends) for ends in box))
+        except TooLargeError:
+            raise
+        except DamagedRunError as error:
+            self._split(data, form, box, error)
+
+    def _split(self, data: Data, form: ArrayForm, box: Box, error: DamagedRunError) -> None:
+        """Reads what can be read of a box that cannot be read as a whole."""
+        axis, middle = _middle(box, form.chunk)
+        if middle is None:
+            self._look_elsewhere(data, form, box, error)
+            return
+        low, high = box[axis]
+        for first, last in ((low, middle), (middle, high)):
+            part = [slice(None)] * len(box)
+            part[axis] = slice(first - low, last - low)
+            self._fill(data[tuple(part)], form, (*box[:axis], (first, last), *box[axis + 1 :]))
+
+    def _look_elsewhere(
+        self, data: Data, form: ArrayForm, box: Box, error: DamagedRunError
+    ) -> None:
+        family, _, kind = form.name.partition("/")
+        rows = self._forms.get(f"{family}/row")
+        if kind != "blk" or rows is None:
+            self._lose(form, box, error)
+            return
+        (first, last), (low, high), *inner = box
+        for start, stop, width in self._row_spans(family, first, last):
+            if width is None:
+                self._lose(form, ((start, stop), *box[1:]), error)
+            elif low < (upto := min(high, width)):
+                part = data[start - first : stop - first, : upto - low]
+                self._fill(part, rows, ((start, stop), (low, upto), *inner))
+
+    def _row_spans(
+        self, family: str, first: int, last: int
+    ) -> Iterator[tuple[int, int, int | None]]:
+        """Yields runs of records with rows of one width; None: there are no rows of them."""
+        column = RecordColumn.KPIS if family == "kpi" else RecordColumn.WIDTH
+        facts = self._records[first:last]
+        widths = np.where(facts[:, RecordColumn.FORM] == 0, facts[:, column], -1)
+        edges = np.flatnonzero(np.diff(widths)) + 1
+        for start, stop in zip([0, *edges], [*edges, len(widths)], strict=True):
+            width = int(widths[start])
+            yield first + int(start), first + int(stop), None if width < 0 else width
+
+    def _lose(self, form: ArrayForm, box: Box, error: DamagedRunError) -> None:
+        family = form.name.partition("/")[0]
+        self._lost.append((family, box))
+        first, last = self._records[[box[0][0], box[0][1] - 1], RecordColumn.STEP].astype(int)
+        steps = f"step {first}" if first == last else f"steps {first} to {last}"
+        how = "missing" if "NOT_FOUND" in str(error) else "damaged"
+        loss = f"{_CONTENTS.get(family, family)} of {steps} are left out: {form.name!r} is {how}"
+        if loss not in self._losses and len(self._losses) < _MOST_TOLD:
+            self._losses.append(loss)
+            _log.warning("comgra: %s", loss)
+
+
+def reserve(size: int, place: str, name: str) -> None:
+    """Raises where there is no memory for what is to be read: TensorStore would end the process."""
+    if size > _LARGE:
+        try:
+            np.empty(size, np.uint8)
+        except (MemoryError, ValueError):
+            need = f"it would take {size / 1e9:.1f} GB of memory at once"
+            raise TooLargeError(f"{place}: cannot read {name!r}: {need}") from None
+
+
+def _box(form: ArrayForm, index: Sequence[int | slice]) -> Box:
+    """Returns what an index selects; what it says nothing of, it selects whole."""
+    ends = []
+    for axis, extent in enumerate(form.shape):
+        chosen = index[axis] if axis < len(index) else slice(None)
+        if isinstance(chosen, slice):
+            low, high, _ = chosen.indices(extent)
+            ends.append((low, max(low, high)))
+        else:
+            ends.append((int(chosen), int(chosen) + 1))
+    return tuple(ends)
+
+
+def _middle(box: Box, chunk: Sequence[int]) -> tuple[int, int | None]:
+    """Returns where to cut a box: an axis, and an edge between chunks; None: it is in one chunk."""
+    spans = [-(-high // size) - low // size for (low, high), size in zip(box, chunk, strict=True)]
+    axis = int(np.argmax(spans))
+    if spans[axis] < 2:
+        return axis, None
+    return axis, (box[axis][0] // chunk[axis] + spans[axis] // 2) * chunk[axis]
