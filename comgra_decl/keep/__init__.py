@@ -2,5 +2,6 @@
 
 from comgra_decl.keep.keeper import Keeper
 from comgra_decl.keep.look import StepView
+from comgra_decl.keep.second import Request
 
-__all__ = ["Keeper", "StepView"]
+__all__ = ["Keeper", "Request", "StepView"]

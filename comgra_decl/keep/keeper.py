@@ -102,13 +102,17 @@ class Keeper:
         self._names = Names()
         self._carried, self._news = _Carried(), _Carried()  # for the store, and for the rules
         allowance = Allowance(spec.at_most)
-        reach = {"before": spec.ring, "after": spec.after}
         self._ring: Ring[_Payload] = Ring(
-            **reach, allowance=allowance, patient=spec.values, whole=watch is not None
+            before=spec.ring,
+            after=spec.after,
+            allowance=allowance,
+            patient=spec.values,
+            whole=watch is not None,
         )
-        self._watch, self._second = watch, None
+        self._watch = watch
+        self._second: Second[_Payload] | None = None
         if watch is not None:
-            again: Ring[_Payload] = Ring(**reach, allowance=allowance)
+            again: Ring[_Payload] = Ring(before=spec.ring, after=spec.after, allowance=allowance)
             self._second = Second(again, watch=self._show, answer=self._tell)
         self._fired = [{"fired": 0, "first": None, "last": None} for _ in self._triggers]
         self._taken = self._stored = self._kept = self._given_up = 0
@@ -211,7 +215,8 @@ class Keeper:
     def _tell(self, answer: Answer) -> None:
         """Notes which steps a finding has kept."""
         request, kept = answer
-        which = "no step, all have left" if kept is None else "steps {} to {}".format(*kept)
+        after = f" and {self._spec.after} after" if self._spec.after else ""
+        which = "no more than before" if kept is None else "steps {} to {}".format(*kept) + after
         text = f"kept for {request.reason} at step {request.step}: {which}"
         self._note(Note(request.step, "train", time.time(), text))
 

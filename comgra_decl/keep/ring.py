@@ -104,7 +104,7 @@ class Ring(Generic[T]):
         """Something happened at a step that is held: it and those around it are kept.
 
         Returns:
-            The first and the last step that are kept of those held, None if none is.
+            The first step that is kept, and the step itself; None if that is not kept.
         """
         what = f"{', '.join(_short(fired))} at {at.step}"
         place = next(i for i, entry in enumerate(self.pending) if entry is at)
@@ -118,8 +118,8 @@ class Ring(Generic[T]):
             self._keep(entry, [f"after {what}"])
         if self._after:
             self._until, self._cause = at.step + self._after, f"after {what}"
-        kept = [entry.step for entry in (*before, at, *after) if entry.wanted]
-        return (kept[0], kept[-1]) if kept else None
+        kept = [entry.step for entry in (*before, at) if entry.wanted]
+        return (kept[0], at.step) if at.wanted else None
 
     def leaving(self) -> list[Entry[T]]:
         """Returns those that can no longer be asked for when the next step comes, in order."""

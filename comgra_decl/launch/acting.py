@@ -11,6 +11,7 @@ import urllib.request
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
+from comgra_decl.keep import Request
 from comgra_decl.records import Note
 from comgra_decl.rules.finding import Finding, at_least
 
@@ -41,6 +42,7 @@ class Actions:
         self._logged = -_PAUSE
         self._held_back = 0
         self._messenger = None if spec.notify is None else Messenger(spec.notify)
+        self._requests: list[Request] = []
         self.reason: str | None = None
         """Why the program is to end, if it is."""
 
@@ -55,6 +57,8 @@ class Actions:
         if at_least(severity, spec.note):
             text = f"{finding.rule}: {finding.message}"
             self._note(Note(finding.first_step, "train", time.time(), text))
+        if at_least(severity, spec.keep):
+            self._requests.append(Request(finding.first_step, f"finding {finding.rule}"))
         if self._messenger is not None and at_least(severity, self._messenger.severity):
             self._messenger.send({"run": self._run, **finding.to_json()})
         if self.reason is None and at_least(severity, spec.stop):
@@ -69,6 +73,11 @@ class Actions:
         self._logged, self._held_back = now, 0
         level = _LEVELS[finding.severity]
         _log.log(level, "comgra: %s: %s %s%s", finding.rule, finding.message, finding.advice, more)
+
+    def requests(self) -> list[Request]:
+        """Returns what findings since the last time want to be kept."""
+        requests, self._requests = self._requests, []
+        return requests
 
     def end_if_told(self, *_: Any) -> None:
         """Ends the program if a finding says so; called before an optimizer's step."""

@@ -50,6 +50,8 @@ class LiveRules:
         self._act = act
         self._known: set[tuple[str, object]] = set()
         self._document: dict[str, Any] | None = None
+        self._unpublished: dict[str, Any] = {}
+        self._fired = 0
         self._due = 0.0
         self._records = 0
         self._failed = False
@@ -74,6 +76,31 @@ class LiveRules:
         self.seconds += time.perf_counter() - began
         return batches
 
+    def watch(self, batches: list[StepBatch]) -> None:
+        """Takes the next records where a finding may decide what is stored: it acts at once.
+
+        What was found is put into the documents by `publish`.
+        """
+        began = time.perf_counter()
+        try:
+            if not self._failed:
+                for batch in batches:
+                    self._look(batch)
+                fired = self._engine.fired()
+                if fired != self._fired or time.monotonic() >= self._due:
+                    self._fired = fired
+                    self._unpublished.update(self._conclude())
+        except Exception as error:  # noqa: BLE001  (the recording goes on)
+            self._give_up(error)
+        self.seconds += time.perf_counter() - began
+
+    def publish(self, batches: list[StepBatch]) -> list[StepBatch]:
+        """Puts what `watch` has found into the documents that records bring."""
+        if batches and self._unpublished:
+            batches[-1].documents.update(self._unpublished)
+            self._unpublished = {}
+        return batches
+
     def attach(self, said: Said) -> None:
         """Makes what is said of steps be heard once it is settled."""
         settle = said.settle
@@ -88,7 +115,7 @@ class LiveRules:
     def close(self) -> list[StepBatch]:
         """Returns a batch without records that holds what was found at last, if that is news."""
         try:
-            documents = {} if self._failed else self._conclude()
+            documents = {} if self._failed else {**self._unpublished, **self._conclude()}
         except Exception as error:  # noqa: BLE001
             self._give_up(error)
             return []

@@ -186,6 +186,7 @@ def _rehearsed(spec: Spec, folder: Path) -> Spec:
     content["schedule"]["budget"] = {"time": None, "disk": None}
     content["store"]["commit_interval"] = 0
     content["keep"] = None
+    content["on_finding"] = {}
     content["rules"] = "off"
     content["dry_run"] = True
     return load_spec(content)

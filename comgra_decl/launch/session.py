@@ -18,7 +18,8 @@ if TYPE_CHECKING:
 
     from comgra_decl.hooks import HookManager
     from comgra_decl.hooks.when.budget import Meter
-    from comgra_decl.keep import Keeper
+    from comgra_decl.keep import Keeper, Request
+    from comgra_decl.launch.acting import Actions
     from comgra_decl.launch.context import RunContext
     from comgra_decl.launch.findings import LiveRules
     from comgra_decl.launch.folders import Place
@@ -51,6 +52,7 @@ class Session:
         self._meter: Meter
         self._keeper: Keeper | None = None
         self._rules: LiveRules | None = None
+        self._actions: Actions | None = None
         self._ending: RemovableHandle | None = None  # what may end the program
         self._say: Callable[[Said], None] = lambda _: None
         self._pid = os.getpid()
@@ -277,8 +279,10 @@ class Session:
             statistics=self._spec.statistics,
             note=self._note,
             exhausted=lambda: self._hooks.stop_keeping() if self._hooks is not None else None,
+            watch=None if self._spec.on_finding.keep == "never" else self._watch,
         )
-        return self._keeper.close
+        keeper = self._keeper
+        return lambda: self._looked_at(keeper.close())
 
     def _new_rules(self) -> Callable[[], list[StepBatch]] | None:
         """Makes what watches the run, if the spec asks for it; returns its end."""
@@ -288,6 +292,7 @@ class Session:
         from comgra_decl.launch.findings import LiveRules
 
         actions = Actions(self._spec.on_finding, run=str(self.path), note=self._note)
+        self._actions = actions
         self._rules = rules = LiveRules(self._spec, act=actions)
         if self._spec.on_finding.stop != "never":
             from torch.optim.optimizer import register_optimizer_step_pre_hook
@@ -313,7 +318,21 @@ class Session:
             if balanced:
                 choose_samples(step, self._spec.samples.count)
         batches = self._finalise(steps) if self._keeper is None else self._keeper(steps)
-        return batches if self._rules is None else self._rules.take(batches)
+        return self._looked_at(batches)
+
+    def _looked_at(self, batches: list[StepBatch]) -> list[StepBatch]:
+        """Returns what is stored now, with what rules have found by now."""
+        if self._rules is None:
+            return batches
+        watched = self._spec.on_finding.keep != "never"
+        return self._rules.publish(batches) if watched else self._rules.take(batches)
+
+    def _watch(self, batches: list[StepBatch]) -> list[Request]:
+        """Shows records to the rules; returns which steps findings want to be kept."""
+        assert self._rules is not None
+        assert self._actions is not None
+        self._rules.watch(batches)
+        return self._actions.requests()
 
     def _finalise(self, steps: list[RawStep]) -> list[StepBatch]:
         """Turns raw sums into statistics."""

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 import pandas as pd
+from numpy.typing import NDArray
 
 from comgra_decl.rules.base import Rule
 from comgra_decl.rules.catalogue import build
@@ -80,15 +81,36 @@ def examined(
     engine.add_document("modules", run.modules)
     engine.add_document("report", run.report)
     known: set[str] = set()
+    unseen = _unseen(run)
     for chunk in run.chunks():
         engine.add_slots(chunk.slots[len(engine.scene.table) :])
         for digest in {digest for digest in chunk.structures if digest} - known:
             known.add(digest)
             engine.add_structure(chunk.structure(digest))
-        engine.look(_window(chunk, engine))
+        window = _window(chunk, engine)
+        rows = np.flatnonzero(~(window.train & _within(window.steps, unseen)))
+        if len(rows):
+            engine.look(window.only(rows, window.first))
     for numbers in _numbers(run.kpis()):
         engine.hear(numbers)
     return engine
+
+
+def _unseen(run: Run) -> NDArray[np.int64]:
+    """Returns first and last of the steps, [k, 2], that were kept because of findings alone.
+
+    Rules did not look at them while the run was recorded, when it was too late for that.
+    """
+    spans = (run.document("keep") or {}).get("unseen", [])
+    return np.array(spans, np.int64).reshape(-1, 2)
+
+
+def _within(steps: NDArray[np.int64], spans: NDArray[np.int64]) -> NDArray[np.bool_]:
+    """Returns which of the steps lie in one of some spans, which are in order and apart."""
+    at = np.searchsorted(spans[:, 0], steps, "right") - 1
+    there: NDArray[np.bool_] = at >= 0
+    there[there] = steps[there] <= spans[at[there], 1]
+    return there
 
 
 def _window(chunk: Chunk, engine: Engine) -> Window:

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 
 from comgra_decl.records import SlotInfo, Structure
-from comgra_decl.rules.base import Rule, Scene
+from comgra_decl.rules.base import Rule, Scene, SlotRule
 from comgra_decl.rules.cause import Causes
 from comgra_decl.rules.finding import Finding, best_first
 from comgra_decl.rules.unusual import Unusual
@@ -130,6 +130,14 @@ class Engine:
         _log.warning("comgra.rules.%s failed and is not asked again", rule.name, exc_info=error)
 
     # -- what is found
+
+    def fired(self) -> int:
+        """Returns a number that grows when a rule has something new to say of a tensor.
+
+        It is quick, and misses what rules find that are not about single tensors.
+        """
+        rules = [rule for rule in self._rules if isinstance(rule, SlotRule)]
+        return sum(int((rule.streak.first >= 0).sum()) for rule in rules)
 
     def findings(self) -> list[Finding]:
         """Returns all findings until now, best first."""

@@ -196,10 +196,8 @@ class KeepSpec(SpecModel):
     after: Annotated[Int, Field(ge=0)] = 0
     """So many steps after it are kept, too."""
 
-    when: Annotated[list[Trigger], BeforeValidator(_listed)] = Field(
-        ["nonfinite", "loss_spike"], min_length=1
-    )
-    """What makes a step worth keeping.
+    when: Annotated[list[Trigger], BeforeValidator(_listed)] = ["nonfinite", "loss_spike"]
+    """What makes a step worth keeping; empty where `on_finding.keep` alone decides.
 
     `nonfinite`: a recorded tensor, the loss for one, holds NaN or infinity and did not when it was
     last recorded (a mask that is always -inf fires once). `loss_spike`: short for `{spike: 6.0}`.

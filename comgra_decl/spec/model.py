@@ -101,6 +101,23 @@ class Spec(SpecModel):
             raise ValueError("; ".join(problems))
         return self
 
+    @model_validator(mode="after")
+    def _somebody_asks_for_what_is_held(self) -> Spec:
+        by_findings = self.on_finding.keep != "never"
+        if by_findings and self.keep is None:
+            raise ValueError(
+                "on_finding.keep: nothing holds the steps before a finding; add `keep: {}`, or "
+                "`keep: {ring: 20, when: []}` where findings alone decide"
+            )
+        if by_findings and self.rules == "off":
+            raise ValueError("on_finding.keep: there are no findings, because of `rules: off`")
+        if self.keep is not None and not self.keep.when and not by_findings:
+            raise ValueError(
+                "keep.when: nothing would ever be kept; name what to look for, such as "
+                "nonfinite, or set `on_finding: {keep: error}`"
+            )
+        return self
+
     @property
     def statistics(self) -> tuple[str, ...]:
         """Names of all recorded statistics, in stored order."""

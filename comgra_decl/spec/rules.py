@@ -76,6 +76,10 @@ class FindingSpec(SpecModel):
     note: Limit = "warning"
     """Write it among the run's notes, at its step."""
 
+    keep: Limit = "never"
+    """Keep the step at which it began, the `keep.ring` steps before it and the `keep.after` steps
+    after it, as far as they are still held; needs `keep`, which holds them."""
+
     stop: Limit = "never"
     """End the program at its next optimizer step, with the finding as the reason."""
 
