@@ -57,7 +57,8 @@ def check(view: View, first: int = 0) -> None:
     expected = numbers(first, count, SLOTS, 3, 3).reshape(count, SLOTS, 9)
     rows = np.broadcast_to(np.arange(SLOTS)[:, None], (count, SLOTS, 1))
     ranges = numbers(first, count, SLOTS, 2)
-    assert np.array_equal(view.heat("agg")[first:], np.concatenate([expected, rows, ranges], 2))
+    heat = view.heat("agg")
+    assert np.array_equal(heat[first:], np.concatenate([expected, rows, ranges], 2))
     assert np.array_equal(view.heat("smp")[first:], numbers(first, count, SLOTS, 2, 3))
     assert np.array_equal(view.heat("hist")[first:], numbers(first, count, SLOTS, 4))
     steps = view.records[first:, RecordColumn.STEP]
@@ -66,7 +67,7 @@ def check(view: View, first: int = 0) -> None:
         value = view.value(record, 0)
         assert value is not None
         assert np.array_equal(value, numbers(record, 1, 2, 50)[0])
-        assert np.array_equal(view.row("agg", record, slice(0, SLOTS)), view.heat("agg")[record])
+        assert np.array_equal(view.row("agg", record, slice(0, SLOTS)), heat[record])
 
 
 MANY = 2000  # records; those who check all of them must be able to keep up
