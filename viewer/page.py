@@ -16,11 +16,12 @@ from comgra_decl.viewer.dashboard import Dashboard
 from comgra_decl.viewer.hangup import forgive_hangups
 from comgra_decl.viewer.model.catalogue import Catalogue
 from comgra_decl.viewer.panes.base import problem_card
-from comgra_decl.viewer.shell import shell
+from comgra_decl.viewer.shell import Plain, shell
 from comgra_decl.viewer.style import CSS
 
 TITLE = "comgra_decl"
 POLL = 500  # milliseconds between two looks for new records
+
 
 @lru_cache(maxsize=8)
 def shared_catalogue(root: Path) -> Catalogue:
@@ -64,6 +65,7 @@ def _wanted(args: Sequence[str]) -> tuple[Path, Path | None]:
 def _page(catalogue: Catalogue, views: ViewsFile | None) -> Any:
     location = pn.state.location
     query = (location.search or "") if location else ""
+    pn.config.design = Plain  # of this session, for all that it will make
     dashboard = Dashboard(catalogue, query=query, views=views)
     pn.state.onload(dashboard.start)
     pn.state.add_periodic_callback(dashboard.poll, period=POLL)

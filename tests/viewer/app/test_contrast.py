@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import re
 from pathlib import Path
-from typing import Any
 
 import pytest
 
-from comgra_decl.viewer import page
+from comgra_decl.viewer import shell
 
-FOLDER = Path(page.__file__).parent
+FOLDER = Path(shell.__file__).parent
 LEAST = 4.5
 Colour = tuple[float, float, float]
 
@@ -48,22 +47,22 @@ def test_the_formula_is_that_of_the_standard() -> None:
     assert contrast(channels("#767676"), channels("#ffffff")) == pytest.approx(4.54, abs=0.01)
 
 
-@pytest.mark.parametrize("theme", [page._LIGHT, page._DARK], ids=["light", "dark"])
-@pytest.mark.parametrize("ground", ["default", "paper"])
+@pytest.mark.parametrize("theme", shell.THEMES.values(), ids=list(shell.THEMES))
+@pytest.mark.parametrize("ground", ["background", "surface"])
 @pytest.mark.parametrize(("sheet", "pattern"), MIXES)
 def test_soft_text_is_not_too_soft(
-    theme: dict[str, Any], ground: str, sheet: str, pattern: str
+    theme: dict[str, str], ground: str, sheet: str, pattern: str
 ) -> None:
     found = re.search(pattern, (FOLDER / sheet).read_text())
     assert found is not None, "the style sheet says it differently now: say so here"
-    below = channels(theme["palette"]["background"][ground])
-    text = channels(theme["palette"]["text"]["primary"])
+    below = channels(theme[ground])
+    text = channels(theme["text"])
     chip = mixed(text, below, 0.05)  # a chip, a line under the pointer
     for under in (below, chip):
         assert contrast(mixed(text, under, int(found[1]) / 100), under) >= LEAST
 
 
-@pytest.mark.parametrize("theme", [page._LIGHT, page._DARK], ids=["light", "dark"])
-def test_links_and_marks_can_be_read(theme: dict[str, Any]) -> None:
-    below = channels(theme["palette"]["background"]["default"])
-    assert contrast(channels(theme["palette"]["primary"]["main"]), below) >= LEAST
+@pytest.mark.parametrize("theme", shell.THEMES.values(), ids=list(shell.THEMES))
+def test_links_and_marks_can_be_read(theme: dict[str, str]) -> None:
+    below = channels(theme["background"])
+    assert contrast(channels(theme["primary"]), below) >= LEAST

@@ -1,0 +1,41 @@
+// Light or dark, and the side bar: nothing of it needs the server.
+(() => {
+  const root = document.documentElement;
+  const KEY = "comgra_decl.theme";
+  const kept = () => { try { return localStorage.getItem(KEY); } catch { return null; } };
+  const keep = (name) => { try { localStorage.setItem(KEY, name); } catch { /* not allowed */ } };
+  const system = matchMedia("(prefers-color-scheme: dark)");
+  let looked = new WeakMap(); // figure part -> name -> what the style sheets say
+
+  // Bokeh asks the style sheets for each property of each part at each painting, half of its cost.
+  // What they say changes with the theme alone.
+  const remember = ({ prototype }) => {
+    const look = prototype._get_css_value;
+    prototype._get_css_value = function (name) {
+      if (!looked.has(this)) looked.set(this, new Map());
+      const known = looked.get(this);
+      if (!known.has(name)) known.set(name, look.call(this, name));
+      return known.get(name);
+    };
+  };
+
+  const wear = () => {
+    looked = new WeakMap();
+    root.dataset.theme = kept() ?? (system.matches ? "dark" : "light");
+    for (const figure of window.Bokeh?.index.query((view) => "request_repaint" in view) ?? []) {
+      figure.request_repaint(); // on a canvas a colour stays what it was
+    }
+  };
+  wear(); // before anything is painted
+  system.addEventListener("change", wear);
+  window.addEventListener("storage", (event) => { if (event.key === KEY) wear(); });
+  if (window.Bokeh) remember(Bokeh.require("core/visuals/visual").VisualProperties);
+  if (innerWidth <= 640) root.classList.add("alone");
+  document.addEventListener("click", (event) => {
+    const { id } = event.target.closest?.("button.icon") ?? {};
+    if (id === "menu") root.classList.toggle("alone");
+    if (id !== "theme") return;
+    keep(root.dataset.theme === "dark" ? "light" : "dark");
+    wear();
+  });
+})();
