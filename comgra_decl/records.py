@@ -198,6 +198,12 @@ class StepBatch:
         return sum(a.nbytes for a in arrays if a is not None) + values + 512 * len(self.steps)
 
 
+GRAD_SCALE = "grad_scale"
+"""Name of the number by which mixed precision scales the loss: of recorded steps, and skipped."""
+
+SKIPPED_STEP = "skipped_step"
+"""Name of the number, 1, that a step has which mixed precision skipped; records say so, too."""
+
 RESUMED = "resume"
 """Type of the note with which a program goes on with a run; its step is the first one."""
 

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 from comgra_decl.hooks.attachment import Attachment
 from comgra_decl.hooks.when.agenda import TRAIN
-from comgra_decl.records import StepInfo
+from comgra_decl.records import SKIPPED_STEP, StepInfo
 
 if TYPE_CHECKING:
     from comgra_decl.hooks.reading.capture import StepCapture
@@ -38,6 +38,7 @@ class Closing(Attachment):
         elif due or self._keeps:
             info = StepInfo(self._step, time.time(), labels[0] if labels else TRAIN, "train")
             info.extra.update({"tags": labels[1:]} if labels[1:] else {})
+            info.extra.update({SKIPPED_STEP: True} if self._train.skipped else {})
             self._emit(self._train, info, scheduled=due)
             cost = info.cost
         else:

@@ -29,8 +29,9 @@ from comgra_decl.hooks.when.pace import Pace
 from comgra_decl.hooks.when.skipped import watch_skips
 from comgra_decl.hooks.when.types import Labeller, RootWatch
 from comgra_decl.hooks.words.hearing import Hearing
+from comgra_decl.hooks.words.numbers import read_number
 from comgra_decl.hooks.words.scalars import END
-from comgra_decl.records import RawStep, Said, SlotInfo
+from comgra_decl.records import GRAD_SCALE, SKIPPED_STEP, RawStep, Said, SlotInfo
 
 if TYPE_CHECKING:
     from torch.utils.hooks import RemovableHandle
@@ -77,8 +78,12 @@ class HookManager(Choosing):
         self._watch = RootWatch(self._on_watched_call)
         self._labeller = self._new_labeller(spec)
         self._end = self._new_end(spec)
-        self._patches = (watch_mode(self._on_mode), watch_skips(self._on_skip))
+        self._patches = (
+            watch_mode(self._on_mode),
+            watch_skips(self._on_skip, before=self._say_scale),
+        )
         self._hearing = Hearing(self)
+        self._scale_said = -1  # the last step of which the gradient scale was said
         self._handles: list[RemovableHandle] = []
         self._resumption: Resumption | None = None  # until a resumed training has made a step
 
@@ -216,11 +221,27 @@ class HookManager(Choosing):
         except Exception as error:
             self._fault(error)
 
-    def _on_skip(self, optimizer: Any) -> None:
+    def _say_scale(self, scaler: Any, *, always: bool = False) -> None:
+        """Mixed precision is about to let an optimizer step, or not: what is the loss scaled by?"""
+        if self._stopped or not (self._armed or always) or self._scale_said == self._step:
+            return
+        try:
+            scale = getattr(scaler, "_scale", None)
+            number = read_number(scale) if isinstance(scale, torch.Tensor) else None
+            if number is not None:
+                self._scale_said = self._step
+                self._scalars.measured(GRAD_SCALE, number)
+        except Exception as error:
+            self._fault(error)
+
+    def _on_skip(self, optimizer: Any, scaler: Any) -> None:
         """Mixed precision did not let an optimizer step; the step has ended all the same."""
         if self._stopped:
             return
+        self._say_scale(scaler, always=True)
         try:
+            self._train.skipped = True
+            self._scalars.measured(SKIPPED_STEP, 1.0)
             self._scalars.note("the optimizer's step was skipped: a gradient is not finite")
         except Exception as error:
             self._fault(error)

@@ -241,11 +241,11 @@ class Keeper:
     def _finish(self, entries: Iterable[Entry[_Payload]]) -> None:
         """Finalises those that are raw, and weighs them."""
         waiting = [(e, e.payload) for e in entries if isinstance(e.payload, RawStep)]
-        entries = iter(waiting)
+        finished = iter(waiting)
         for batch in self._finalise([raw for _, raw in waiting]):
             share = batch.nbytes // len(batch.steps)
             for index in range(len(batch.steps)):
-                entry, raw = next(entries)
+                entry, raw = next(finished)
                 spare = raw.spare_values
                 entry.payload = _Place(batch, index, spare)
                 entry.nbytes = share + sum(value.nbytes for value in spare.values())

@@ -35,10 +35,14 @@ class Actions:
         spec: what to do.
         run: where the run is, for messages.
         note: takes a note of the run.
+        loud: whether findings are logged as what they are; else as details. Of several ranks one
+            is loud: what goes wrong in one goes wrong in all.
     """
 
-    def __init__(self, spec: FindingSpec, *, run: str, note: Callable[[Note], None]) -> None:
-        self._spec, self._run, self._note = spec, run, note
+    def __init__(
+        self, spec: FindingSpec, *, run: str, note: Callable[[Note], None], loud: bool = True
+    ) -> None:
+        self._spec, self._run, self._note, self._loud = spec, run, note, loud
         self._logged = -_PAUSE
         self._held_back = 0
         self._messenger = None if spec.notify is None else Messenger(spec.notify)
@@ -71,7 +75,7 @@ class Actions:
             return
         more = f" ({self._held_back} more: see `comgra-decl diagnose`)" if self._held_back else ""
         self._logged, self._held_back = now, 0
-        level = _LEVELS[finding.severity]
+        level = _LEVELS[finding.severity] if self._loud else logging.DEBUG
         _log.log(level, "comgra: %s: %s %s%s", finding.rule, finding.message, finding.advice, more)
 
     def requests(self) -> list[Request]:

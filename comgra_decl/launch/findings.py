@@ -11,13 +11,16 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
-from comgra_decl.records import Said, SlotInfo, StepBatch
+from comgra_decl.launch.ending import nothing
+from comgra_decl.records import RESUMED, SKIPPED_STEP, Said, SlotInfo, StepBatch
 from comgra_decl.rules.catalogue import build
+from comgra_decl.rules.diagnosis import feed
 from comgra_decl.rules.engine import Engine
 from comgra_decl.rules.finding import Finding
 from comgra_decl.rules.window import Numbers, Window
 
 if TYPE_CHECKING:
+    from comgra_decl.query import Run
     from comgra_decl.spec import Spec
 
 _log = logging.getLogger("comgra_decl")
@@ -50,6 +53,8 @@ class LiveRules:
         self._act = act
         self._known: set[tuple[str, object]] = set()
         self._document: dict[str, Any] | None = None
+        self._past: Callable[[], Run] | None = None
+        self._goes_on: int | None = None  # with which step a resumed training does
         self._unpublished: dict[str, Any] = {}
         self._fired = 0
         self._due = 0.0
@@ -58,15 +63,22 @@ class LiveRules:
         self.seconds = 0.0
         """Time that all of this has taken."""
 
-    def resume(self, slots: Sequence[SlotInfo]) -> None:
-        """Learns of the slots of a run that goes on."""
+    def resume(self, slots: Sequence[SlotInfo], past: Callable[[], Run]) -> None:
+        """Learns of the slots of a run that goes on.
+
+        Args:
+            slots: those that it has.
+            past: opens what was recorded of it, which the rules look at before anything new.
+        """
         self._engine.add_slots(slots)
+        self._past = past
 
     def take(self, batches: list[StepBatch]) -> list[StepBatch]:
         """Takes the next records; puts what was found into the documents that they bring."""
         began = time.perf_counter()
         try:
             if not self._failed:
+                self._catch_up(batches)
                 for batch in batches:
                     self._look(batch)
                 if batches and time.monotonic() >= self._due:
@@ -84,6 +96,7 @@ class LiveRules:
         began = time.perf_counter()
         try:
             if not self._failed:
+                self._catch_up(batches)
                 for batch in batches:
                     self._look(batch)
                 fired = self._engine.fired()
@@ -103,6 +116,9 @@ class LiveRules:
 
     def attach(self, said: Said) -> None:
         """Makes what is said of steps be heard once it is settled."""
+        if self._past is not None:
+            resumed = [note.step for note in said.notes if note.type == RESUMED]
+            self._goes_on = resumed[0] if resumed else self._goes_on
         settle = said.settle
 
         def heard() -> None:
@@ -121,6 +137,26 @@ class LiveRules:
             return []
         return [nothing(documents)] if documents else []
 
+    def _catch_up(self, batches: Sequence[StepBatch] = ()) -> None:
+        """Looks at what the run holds already; waits until it is known how much of that counts."""
+        past = self._past
+        steps = [info.step for batch in batches for info in batch.steps if info.mode == "train"]
+        goes_on = self._goes_on if self._goes_on is not None or not steps else steps[0]
+        if past is None or goes_on is None:
+            return
+        self._past = None
+        try:
+            run = past()
+            feed(self._engine, run, until=goes_on)
+            for finding in (run.document(DOCUMENT) or {"findings": []})["findings"]:
+                self._known.add(_key(Finding.from_json(finding)))  # it was said before
+        except Exception as error:  # noqa: BLE001
+            _log.warning(
+                "comgra: what was recorded before cannot be read, so the rules begin anew; "
+                "`comgra-decl diagnose` looks at all of it",
+                exc_info=error,
+            )
+
     def _look(self, batch: StepBatch) -> None:
         engine = self._engine
         engine.add_slots(batch.new_slots)
@@ -138,6 +174,7 @@ class LiveRules:
     def _hear(self, said: Said) -> None:
         began = time.perf_counter()
         try:
+            self._catch_up()
             if not self._failed and len(said.names):
                 pairs = list(zip(said.names, said.types, strict=True))
                 for name, type_ in dict.fromkeys(pairs):
@@ -159,7 +196,7 @@ class LiveRules:
         began = time.perf_counter()
         findings = self._engine.findings()
         for finding in findings:
-            key = finding.rule, finding.place and finding.place.node
+            key = _key(finding)
             if key not in self._known:
                 self._known.add(key)
                 self._act(finding)
@@ -178,6 +215,11 @@ class LiveRules:
         if not self._failed:
             _log.error("comgra: the rules have stopped because of an error", exc_info=error)
         self._failed = True
+
+
+def _key(finding: Finding) -> tuple[str, object]:
+    """Returns what makes a finding another one than those known."""
+    return finding.rule, finding.place and finding.place.node
 
 
 @dataclass(frozen=True)
@@ -223,12 +265,5 @@ def window_of(batch: StepBatch, engine: Engine, *, first: int) -> Window:
         details=_Details(batch, {slot: at for at, slot in enumerate(slots.tolist())}),
         structures=[info.structure for info in batch.steps],
         histograms=batch.counts is not None,
+        skipped=np.array([SKIPPED_STEP in info.extra for info in batch.steps], np.bool_),
     )
-
-
-def nothing(documents: dict[str, Any]) -> StepBatch:
-    """Returns a batch without records, for documents alone."""
-    empty = np.empty((0, 0, 0, 0), np.float32)
-    batch = StepBatch([], np.empty(0, np.int32), empty, empty, None, None, [], [], [], [])
-    batch.documents = documents
-    return batch

@@ -193,14 +193,14 @@ class _Watch:
             self._seen.inputs.append(self._input)
             self._loss, self._input = None, None
             if self._random is None:
-                self._random = _random_state()
+                self._random = random_state()
             else:
                 self._random()
         if len(self._seen.losses) >= self._steps:
             raise self._end()
 
 
-def _random_state() -> Callable[[], None]:
+def random_state() -> Callable[[], None]:
     """Returns what sets the global random generators back to where they are now."""
     import torch
 

@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     from comgra_decl.launch.folders import Place
     from comgra_decl.launch.live import Attendant
     from comgra_decl.launch.ranks import Rank
+    from comgra_decl.query import Run
     from comgra_decl.spec import Spec
     from comgra_decl.store import RunMeta, RunWriter, WriterThread
     from comgra_decl.store.appending import Past
@@ -167,8 +168,16 @@ class Session:
         from comgra_decl.hooks.when.resuming import Resumption
 
         if self._rules is not None:
-            self._rules.resume(past.slots)
+            self._rules.resume(past.slots, self._stored)
         hooks.resume(past.slots, Resumption(self._spec.run.resume_step, past.step))
+
+    def _stored(self) -> Run:
+        """Opens what this process has stored of the run."""
+        from comgra_decl.query import Run
+
+        assert self._place is not None
+        rank = self._place.rank
+        return Run(self._place.run, rank=None if rank is None else rank.number)
 
     def _attend(self) -> None:
         """Starts to look after the run's spec and its size."""
@@ -291,7 +300,8 @@ class Session:
         from comgra_decl.launch.acting import Actions
         from comgra_decl.launch.findings import LiveRules
 
-        actions = Actions(self._spec.on_finding, run=str(self.path), note=self._note)
+        loud = self._place is None or self._place.leads
+        actions = Actions(self._spec.on_finding, run=str(self.path), note=self._note, loud=loud)
         self._actions = actions
         self._rules = rules = LiveRules(self._spec, act=actions)
         if self._spec.on_finding.stop != "never":

@@ -55,18 +55,38 @@ def refuse(command: str, problem: object, usage: str) -> None:
     sys.exit(Exit.WRONG)
 
 
-def number_of(option: str, rest: list[str], default: int) -> int:
-    """Takes `option N` or `option=N` from the front of `rest`; returns N.
+def options_of(rest: list[str], *, flags: Sequence[str], values: Sequence[str]) -> dict[str, str]:
+    """Takes our options from the front of `rest`, in any order; what follows is the script's.
+
+    Args:
+        rest: the command line.
+        flags: options without a value, such as "--json"; each that is there has the value "".
+        values: options with one, as `--steps 10` or `--steps=10`.
 
     Raises:
-        UsageError: N is no number above 0.
+        UsageError: a value is missing.
     """
-    name, equals, text = rest[0].partition("=") if rest else ("", "", "")
-    if name != option:
-        return default
-    del rest[0]
-    if not equals:
-        text = rest.pop(0) if rest else ""
-    if not text.isdecimal() or int(text) < 1:
-        raise UsageError(f"{option} needs a number above 0, not {text!r}")
+    found: dict[str, str] = {}
+    while rest:
+        name, equals, text = rest[0].partition("=")
+        if name not in flags and name not in values:
+            break
+        del rest[0]
+        if name in values and not equals:
+            text = rest.pop(0) if rest else ""
+        if (name in values) != bool(text):
+            raise UsageError(f"{name} needs a value" if name in values else f"{name} takes none")
+        found[name] = text
+    return found
+
+
+def number_of(option: str, options: dict[str, str], default: int, least: int = 1) -> int:
+    """Returns the value of an option as a whole number.
+
+    Raises:
+        UsageError: it is none, or smaller than `least`.
+    """
+    text = options.get(option, str(default))
+    if not text.isdecimal() or int(text) < least:
+        raise UsageError(f"{option} needs a whole number from {least} on, not {text!r}")
     return int(text)

@@ -1,4 +1,4 @@
-"""What `comgra-decl overfit-one-batch` and `comgra-decl thermometer` print for people."""
+"""What `overfit-one-batch`, `batch-mixing` and `thermometer` print for people."""
 
 from __future__ import annotations
 
@@ -12,12 +12,19 @@ from rich.text import Text
 from comgra_decl.launch.tables import console
 
 if TYPE_CHECKING:
+    from comgra_decl.launch.mixing import Mixing
     from comgra_decl.launch.one_batch import Verdict
     from comgra_decl.launch.thermometer import Reading
 
 _WORDS = {
     "can": ("It can learn one batch by heart", "bold green"),
     "cannot": ("It cannot learn one batch by heart", "bold red"),
+    "unclear": ("Not conclusive", "bold yellow"),
+}
+_MIXING = {
+    "apart": ("Samples are kept apart", "bold green"),
+    "norm": ("Samples are kept apart, but for BatchNorm", "bold green"),
+    "mixed": ("Samples are mixed", "bold red"),
     "unclear": ("Not conclusive", "bold yellow"),
 }
 _BANDS = ((0.1, "blue"), (0.5, "cyan"), (2.0, "green"), (10.0, "yellow"), (math.inf, "red"))
@@ -38,6 +45,21 @@ def print_verdict(verdict: Verdict, losses: Sequence[float]) -> None:
         out.print(
             "What to do: check that the loss meets the right targets, that gradients reach every "
             "parameter, and the learning rate; comgra-decl diagnose on a recorded run tells more."
+        )
+
+
+def print_mixing(worst: Mixing, found: Sequence[Mixing]) -> None:
+    """Prints the verdict on a program, and that on each of its networks if there are several."""
+    out = console()
+    words, style = _MIXING[worst.outcome]
+    out.print(Text.assemble((f"{words}: ", style), worst.reason, "."))
+    for mixing in found if len(found) > 1 else ():
+        out.print(Text(f"{mixing.model}: {mixing.reason}", style="dim"))
+    if worst.outcome == "mixed":
+        out.print(
+            "What to do: look there for a view, reshape or transpose that moves the samples' "
+            "dimension, and for a softmax, mean or norm over it. If samples are meant to meet "
+            "(contrastive losses, graphs, time in the first dimension: --batch-dim 1), all is well."
         )
 
 

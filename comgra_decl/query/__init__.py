@@ -7,6 +7,8 @@ run.value("blocks.0.attn", step=100)        # numpy array [samples, ...]
 ```
 """
 
+from comgra_decl.store.checks import NotedCheck
+
 from .compare import compare, differences
 from .group import Group, open_group
 from .listing import RunSummary, list_runs
@@ -15,6 +17,7 @@ from .run import Run
 
 __all__ = [
     "Group",
+    "NotedCheck",
     "Run",
     "RunSummary",
     "compare",

@@ -146,8 +146,10 @@ class JoinedView(View):
         return [f"rank {rank}: {loss}" for rank, view in pairs for loss in view.losses]
 
     def document(self, name: str) -> Any:
-        """Returns the first rank's document; the report has the warnings of all."""
+        """Returns the first rank's document; report and findings have what others add."""
         documents = [member.view.document(name) for member in self._members]
+        if name == "findings":
+            return rank_facts.join_findings(documents, self.ranks)
         if name != "report" or documents[0] is None:
             return documents[0]
         return rank_facts.join_reports(documents, self.ranks, self.differences)

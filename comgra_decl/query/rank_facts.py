@@ -157,6 +157,32 @@ def join_reports(
     return joined | {"warnings": warnings}
 
 
+def join_findings(
+    documents: Sequence[dict[str, Any] | None], ranks: Sequence[int]
+) -> dict[str, Any] | None:
+    """Returns the first rank's findings, and what only others have found, with their rank.
+
+    The rules of each rank have looked at its own part of the batch, while it was recorded.
+    """
+    there = [(r, d) for r, d in zip(ranks, documents, strict=True) if d is not None]
+    if not there:
+        return None
+    joined = list(there[0][1]["findings"])
+    known = {_about(finding) for finding in joined}
+    for rank, document in there[1:]:
+        for finding in document["findings"]:
+            if _about(finding) not in known:
+                known.add(_about(finding))
+                joined.append(finding | {"message": f"Rank {rank}: {finding['message']}"})
+    return there[0][1] | {"findings": joined}
+
+
+def _about(finding: dict[str, Any]) -> tuple[str, str | None]:
+    """Returns the rule, and the node that its finding is about."""
+    place = finding.get("place")
+    return finding["rule"], None if place is None else place["node"]
+
+
 def _told(differences: Sequence[Difference]) -> str:
     first = min(differences, key=lambda difference: difference.step)
     names = [f"{d.key.node} {d.key.role} ({d.key.pass_})" for d in differences]

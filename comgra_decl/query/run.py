@@ -11,6 +11,7 @@ import pandas as pd
 from numpy.typing import NDArray
 
 from comgra_decl.records import Structure
+from comgra_decl.store.checks import NotedCheck, noted_checks
 from comgra_decl.store.parts import Part
 
 from . import derived, distributions, graphs, statistics, xarrays
@@ -111,6 +112,13 @@ class Run(RunFacts):
         (the rule that explains it, if any). `comgra_decl.rules.diagnose` looks again.
         """
         return findings_table(self._snapshot.view.document("findings"))
+
+    def experiments(self) -> list[NotedCheck]:
+        """Returns the verdicts of experiments with the script that were noted beside the run.
+
+        `comgra-decl overfit-one-batch --for RUN` and `batch-mixing --for RUN` note theirs.
+        """
+        return noted_checks(self.path)
 
     def document(self, name: str) -> Any:
         """Returns the newest document of a name as it was stored, None where there is none.

@@ -111,6 +111,12 @@ class Rule(ABC):
     def look_at_evaluation(self, window: Window) -> None:  # noqa: B027
         """Takes the next records of evaluations."""
 
+    def look_at_skipped(self, window: Window) -> None:  # noqa: B027
+        """Takes the next records with the gradients that mixed precision threw away.
+
+        `look` gets the same records without them: they are as if not recorded.
+        """
+
     def hear(self, numbers: Numbers) -> None:  # noqa: B027
         """Takes the next numbers of one name and type of execution."""
 

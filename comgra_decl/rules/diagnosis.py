@@ -10,6 +10,7 @@ import numpy as np
 import pandas as pd
 from numpy.typing import NDArray
 
+from comgra_decl.records import SKIPPED_STEP
 from comgra_decl.rules.base import Rule
 from comgra_decl.rules.catalogue import build
 from comgra_decl.rules.engine import Engine, Unchecked
@@ -18,7 +19,7 @@ from comgra_decl.rules.window import Numbers, Window
 from comgra_decl.spec.stats import DERIVED
 
 if TYPE_CHECKING:
-    from comgra_decl.query import Run
+    from comgra_decl.query import NotedCheck, Run
     from comgra_decl.query.chunks import Chunk
     from comgra_decl.spec.rules import Rules
 
@@ -32,12 +33,14 @@ class Diagnosis:
         unchecked: rules that could not look, and why.
         checked: names of all others.
         records: how many records of the training were looked at.
+        experiments: what experiments with the script have shown, as far as it was noted.
     """
 
     findings: list[Finding]
     unchecked: list[Unchecked]
     checked: list[str]
     records: int
+    experiments: tuple[NotedCheck, ...] = ()
 
 
 def diagnose(run: Run, rules: Rules | None = None) -> Diagnosis:
@@ -55,7 +58,8 @@ def diagnose(run: Run, rules: Rules | None = None) -> Diagnosis:
     unchecked = engine.unchecked()
     could_not = {entry.rule for entry in unchecked}
     checked = [name for name in engine.names if name not in could_not]
-    return Diagnosis(engine.findings(), unchecked, checked, engine.scene.records)
+    records, experiments = engine.scene.records, tuple(run.experiments())
+    return Diagnosis(engine.findings(), unchecked, checked, records, experiments)
 
 
 def examined(
@@ -80,20 +84,38 @@ def examined(
     engine = Engine(built, statistics)
     engine.add_document("modules", run.modules)
     engine.add_document("report", run.report)
+    feed(engine, run)
+    return engine
+
+
+def feed(engine: Engine, run: Run, *, until: int | None = None) -> None:
+    """Shows an engine all records and numbers of a stored run.
+
+    Args:
+        engine: is shown them.
+        run: as of its last `refresh`.
+        until: the step with which another program goes on with the run: what that makes anew, this
+            step and those after it, is left out. None: nothing is.
+    """
     known: set[str] = set()
-    unseen = _unseen(run)
+    unseen, kpis = _unseen(run), run.kpis()
+    if until is not None:
+        kpis = kpis[kpis["step"] < until]
+    skipped = np.unique(kpis["step"][kpis["name"] == SKIPPED_STEP].to_numpy(np.int64))
     for chunk in run.chunks():
         engine.add_slots(chunk.slots[len(engine.scene.table) :])
         for digest in {digest for digest in chunk.structures if digest} - known:
             known.add(digest)
             engine.add_structure(chunk.structure(digest))
-        window = _window(chunk, engine)
-        rows = np.flatnonzero(~(window.train & _within(window.steps, unseen)))
+        window = _window(chunk, engine, skipped)
+        shown = ~(window.train & _within(window.steps, unseen))
+        if until is not None:  # an evaluation before that step still counts
+            shown &= window.steps < until + ~window.train
+        rows = np.flatnonzero(shown)
         if len(rows):
             engine.look(window.only(rows, window.first))
-    for numbers in _numbers(run.kpis()):
+    for numbers in _numbers(kpis):
         engine.hear(numbers)
-    return engine
 
 
 def _unseen(run: Run) -> NDArray[np.int64]:
@@ -113,7 +135,7 @@ def _within(steps: NDArray[np.int64], spans: NDArray[np.int64]) -> NDArray[np.bo
     return there
 
 
-def _window(chunk: Chunk, engine: Engine) -> Window:
+def _window(chunk: Chunk, engine: Engine, skipped: NDArray[np.int64]) -> Window:
     return Window(
         table=engine.scene.table,
         statistics=engine.scene.statistics,
@@ -125,6 +147,7 @@ def _window(chunk: Chunk, engine: Engine) -> Window:
         details=chunk,
         structures=chunk.structures,
         histograms=chunk.has_histograms,
+        skipped=chunk.train & np.isin(chunk.steps, skipped),
     )
 
 

@@ -96,6 +96,8 @@ class Engine:
                     seen[digest] = self._structures[digest]
 
     def _look(self, window: Window) -> None:
+        self._each("look_at_skipped", window, [rule for rule in self._rules if _minds(rule)])
+        window = window.without_skipped()
         train = np.flatnonzero(window.train)
         first, first_evaluation = self.scene.records, self.scene.evaluations
         self.scene.last_step = max(self.scene.last_step, int(window.steps.max()))
@@ -164,6 +166,11 @@ class Engine:
                 if reason is not None:
                     reasons[rule.name] = reason
         return [Unchecked(name, reasons[name]) for name in sorted(reasons)]
+
+
+def _minds(rule: Rule) -> bool:
+    """Whether a rule looks at what was skipped."""
+    return type(rule).look_at_skipped is not Rule.look_at_skipped
 
 
 def _compares(rule: Rule) -> bool:

@@ -10,11 +10,15 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import Literal
+from datetime import UTC, datetime
+from typing import TYPE_CHECKING, Literal
 
 from comgra_decl.rules.catalogue import known
 from comgra_decl.rules.diagnosis import Diagnosis
 from comgra_decl.rules.finding import Finding
+
+if TYPE_CHECKING:
+    from comgra_decl.query import NotedCheck
 
 Colour = Literal["red", "amber", "green", "unchecked"]
 """red: an error was found; amber: a warning, a hint, or only what another finding explains; green:
@@ -29,8 +33,8 @@ class Question:
     text: str
     rules: tuple[str, ...] = ()
     families: tuple[str, ...] = ()
-    otherwise: str = ""
-    """What to do where no rule can answer."""
+    experiment: str = ""
+    """The experiment with the script that answers it, and that no rule can."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,7 +44,8 @@ class Check:
     Attributes:
         question: the line of the checklist.
         colour: see `Colour`.
-        evidence: one sentence: the worst finding, who looked at how much, or why nobody could.
+        evidence: one sentence: the worst finding, who looked at how much, what an experiment
+            showed, or why nobody could tell.
         findings: what speaks against it, best first.
     """
 
@@ -50,19 +55,22 @@ class Check:
     findings: tuple[Finding, ...] = ()
 
 
+_COLOURS: dict[str, Colour] = {"good": "green", "bad": "red", "unclear": "unchecked"}
+
 CHECKLIST = (
     Question("code", "Are all numbers finite?", ("nonfinite",)),
     Question("code", "Do shapes fit without broadcasting?", ("silent_broadcasting",)),
     Question("code", "Are the right parameters trained?",
              ("untrained_parameter", "frozen_parameter_moves", "detached")),
     Question("code", "Are gradients cleared?", ("accumulated_gradient",)),
-    Question("code", "Does half precision suffice?", ("half_overflow", "half_underflow"),
-             ("precision",)),
-    Question("code", "Can it overfit one batch?",
-             otherwise="comgra-decl overfit-one-batch -- train.py ARGS tells"),
+    Question("code", "Does half precision suffice?", ("half_overflow", "half_underflow",
+             "gradient_scale"), ("precision",)),
+    Question("code", "Can it overfit one batch?", experiment="overfit_one_batch"),
+    Question("code", "Are samples of a batch kept apart?", experiment="batch_mixing"),
     Question("data", "Are inputs normalised?", ("input_scale",)),
     Question("data", "Are labels balanced and mixed?",
              ("single_class", "unshuffled", "class_imbalance"), ("data",)),
+    Question("data", "Do inputs tell something about labels?", ("no_better_than_guessing",)),
     Question("data", "Does the answer depend on the input?", ("input_independence",)),
     Question("data", "Is evaluation as good as training?", ("overfitting", "evaluation_gap")),
     Question("initialisation", "Is the first loss that of a guess?", ("initial_loss",)),
@@ -80,7 +88,7 @@ CHECKLIST = (
     Question("activations", "Do they keep spread and rank?",
              ("activation_drift", "rank_collapse"), ("activations", "values")),
     Question("architecture", "Does the last layer fit the loss?",
-             ("rectified_answer", "probabilities_as_logits")),
+             ("rectified_answer", "probabilities_as_logits", "sigmoid_twice")),
     Question("architecture", "Does every branch take part?",
              ("branch_ignored", "gradient_imbalance"), ("structure",)),
     Question("architecture", "Does attention spread?",
@@ -99,7 +107,7 @@ def health(diagnosis: Diagnosis) -> list[Check]:
     return [
         _answer(question, asked.get(question, ()), diagnosis)
         for question in CHECKLIST
-        if question in asked or question.rules or question.otherwise
+        if question in asked or question.rules or question.experiment
     ]
 
 
@@ -121,6 +129,8 @@ def _family(rule: str) -> str:
 
 
 def _answer(question: Question, rules: Sequence[str], diagnosis: Diagnosis) -> Check:
+    if question.experiment:
+        return _shown(question, diagnosis.experiments)
     against = tuple(finding for finding in diagnosis.findings if finding.rule in rules)
     if against:
         return Check(question, _worst(against), against[0].message, against)
@@ -129,7 +139,17 @@ def _answer(question: Question, rules: Sequence[str], diagnosis: Diagnosis) -> C
         many = f"{diagnosis.records} records of training steps"
         return Check(question, "green", f"nothing found in {many} by {', '.join(looked)}")
     reasons = list(dict.fromkeys(_reasons(rules, diagnosis)))
-    return Check(question, "unchecked", "; ".join(reasons) or question.otherwise or "no rule is on")
+    return Check(question, "unchecked", "; ".join(reasons) or "no rule is on")
+
+
+def _shown(question: Question, experiments: Sequence[NotedCheck]) -> Check:
+    """Answers by what an experiment with the script has shown."""
+    command = question.experiment.replace("_", "-")
+    for noted in experiments:
+        if noted.name == question.experiment:
+            when = f"{datetime.fromtimestamp(noted.time, UTC):%Y-%m-%d %H:%M} UTC"
+            return Check(question, _COLOURS[noted.outcome], f"{noted.reason} ({command}, {when})")
+    return Check(question, "unchecked", f"comgra-decl {command} --for RUN -- train.py ARGS tells")
 
 
 def _worst(findings: Sequence[Finding]) -> Colour:

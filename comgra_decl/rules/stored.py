@@ -26,7 +26,7 @@ def stored(run: Run) -> Diagnosis | None:
     unchecked = [Unchecked(rule, why) for rule, why in sorted(document["unchecked"].items())]
     checked = [name for name in _names(run) if name not in document["unchecked"]]
     findings = [Finding.from_json(content) for content in document["findings"]]
-    return Diagnosis(findings, unchecked, checked, len(run.steps))
+    return Diagnosis(findings, unchecked, checked, len(run.steps), tuple(run.experiments()))
 
 
 def _names(run: Run) -> list[str]:

@@ -102,6 +102,11 @@ class SlotTable:
         return self.where(lambda i: i.kind == "computed" and is_gradient(i.key.pass_))
 
     @cached_property
+    def backward(self) -> Mask:
+        """Which are gradients of anything, or updates."""
+        return self.where(lambda i: is_gradient(i.key.pass_) or i.key.pass_ == "update")
+
+    @cached_property
     def parameters(self) -> Mask:
         """Which are parameters themselves."""
         return self.where(lambda i: i.kind == "parameter" and i.key.pass_ == "forward")

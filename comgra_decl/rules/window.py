@@ -6,7 +6,7 @@ windows differently. Whatever a rule finds must not depend on the cuts.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Any, Protocol
 
@@ -47,6 +47,8 @@ class Window:
         details: the rest.
         histograms: whether the run has histograms.
         structures: hash of each record's dependency graph, None where none was followed.
+        skipped: bool [k], in which steps mixed precision let an optimizer not step, because a
+            gradient was not finite; None: in none.
     """
 
     table: SlotTable
@@ -59,6 +61,7 @@ class Window:
     details: Details
     structures: list[str | None] = field(default_factory=list)
     histograms: bool = False
+    skipped: NDArray[np.bool_] | None = None
 
     def __len__(self) -> int:
         return len(self.steps)
@@ -90,7 +93,16 @@ class Window:
             self.details if len(rows) == len(self) else _Some(self.details, rows),
             [self.structures[row] for row in rows] if self.structures else [],
             self.histograms,
+            None if self.skipped is None else self.skipped[rows],
         )
+
+    def without_skipped(self) -> Window:
+        """Returns the same without the gradients and updates of skipped steps: nobody used them."""
+        if self.skipped is None or not self.skipped.any():
+            return self
+        aggregates = self.aggregates.copy()
+        aggregates[np.ix_(self.skipped, self.table.backward)] = np.nan
+        return replace(self, aggregates=aggregates)
 
 
 @dataclass(frozen=True)

@@ -46,6 +46,7 @@ class Tape:
     numbers: list[tuple[str, str, int, float]] = field(default_factory=list)
     structure: Structure | None = None
     documents: dict[str, Any] = field(default_factory=dict)
+    skipped: set[int] = field(default_factory=set)
 
     def slot(
         self,
@@ -127,6 +128,7 @@ class Tape:
             details=_Details(self, rows),
             structures=[self.structure.hash if self.structure else None] * len(rows),
             histograms=True,
+            skipped=np.isin(self.steps[part], [*self.skipped]),
         )
 
 

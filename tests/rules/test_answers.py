@@ -70,6 +70,27 @@ def test_a_sigmoid_of_probabilities_is_told_by_its_gradient(twice: bool) -> None
     assert len(tape.findings(SigmoidTwice())) == twice
 
 
+@pytest.mark.parametrize(("later", "found"), [(None, 1), ("record", 0), ("call", 0)])
+def test_a_discriminator_that_is_sure_of_nothing_gives_logits(
+    later: str | None, found: int
+) -> None:
+    """Near its balance it gives logits of 0 .. 1, of what is real at least."""
+    tape = Tape()
+    real, fake = (tape.slot("net", (8, 1), iteration=i) for i in range(2))
+    slopes = [tape.slot("net", (8, 1), iteration=i, pass_="grad") for i in range(2)]
+    goal = tape.slot("target", (8, 1), kind="target", role="target")
+    loss = tape.slot("loss", (), kind="loss")
+    tape.graph([(real, loss), (fake, loss)], cut=[(goal, loss)])
+    y = np.ones((8, 1))
+    for record in range(12):
+        p = RNG.uniform(0.1, 0.9, (2, 8, 1))
+        p[0] -= (later == "record") & (record == 11)
+        p[1] -= later == "call"
+        slope = (1 / (1 + np.exp(-p)) - y) / 8
+        tape.record({real: p[0], fake: p[1], slopes[0]: slope[0], slopes[1]: slope[1], goal: y})
+    assert len(tape.findings(SigmoidTwice())) == found
+
+
 @pytest.mark.parametrize(
     ("before", "left", "found"), [(25, 7, 0), (25, 6, 1), (10, 3, 0), (10, 2, 1)]
 )

@@ -54,6 +54,7 @@ class StepCapture:
         self.backwards = Backwards()
         self.cost = 0.0
         self.kpi_tensors: dict[str, int] = {}
+        self.skipped = False  # whether mixed precision let an optimizer not step
         self.said: dict[str, Any] = {}  # what the program said of the step, for triggers
         self.refused: dict[str, str] = {}  # slot name -> why its tensor cannot be reduced
         self.measured: Measured | None = None  # opt-in statistics
@@ -74,6 +75,7 @@ class StepCapture:
         self.epoch += 1
         self.kpi_tensors = {}
         self.said = {}
+        self.skipped = False
         self.batch_size = None
         self.cost = 0.0
         self.open = True

@@ -11,8 +11,12 @@ from torch.optim import Optimizer
 from comgra_decl.hooks.patches import Patch
 
 
-def watch_skips(on_skip: Callable[[Optimizer], None]) -> Patch:
-    """Tells `on_skip` each optimizer that `GradScaler.step` did not let step.
+def watch_skips(
+    on_skip: Callable[[Optimizer, Any], None], *, before: Callable[[Any], None]
+) -> Patch:
+    """Tells `on_skip` each optimizer that `GradScaler.step` did not let step, and the scaler.
+
+    `before` is told the scaler before each such step.
 
     It does so when a gradient is infinite or NaN after unscaling, as in the first steps of most
     trainings in float16. Only a hook on that optimizer, for the time of the call, can know.
@@ -23,13 +27,14 @@ def watch_skips(on_skip: Callable[[Optimizer], None]) -> Patch:
             if torch.compiler.is_compiling() or not isinstance(optimizer, Optimizer):
                 return original(scaler, optimizer, *args, **kwargs)
             stepped: list[bool] = []
+            before(scaler)
             handle = optimizer.register_step_post_hook(lambda *_: stepped.append(True))
             try:
                 result = original(scaler, optimizer, *args, **kwargs)
             finally:
                 handle.remove()
             if not stepped:
-                on_skip(optimizer)
+                on_skip(optimizer, scaler)
             return result
 
         return step

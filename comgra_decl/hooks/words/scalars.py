@@ -95,6 +95,11 @@ class Scalars:
         if len(self._closed) >= _MOST_CLOSED:
             self._hand_over()
 
+    def measured(self, name: str, number: Number) -> None:
+        """Takes a number that was seen, not said, of the step in progress."""
+        self._look()
+        self._open.append((name, number))
+
     def note(self, text: str) -> None:
         """Takes a text about a step."""
         now = time.time()

@@ -9,13 +9,13 @@ from numpy.typing import NDArray
 from pydantic import Field
 
 from comgra_decl.rules.base import Patient, Rule, Scene, SlotRule
+from comgra_decl.rules.data.classes import FEWEST, ClassCounts, targets
 from comgra_decl.rules.finding import Finding
 from comgra_decl.rules.memory import Bools, Slots
 from comgra_decl.rules.table import Mask, SlotTable
 from comgra_decl.rules.window import Window
 from comgra_decl.spec.base import Int, Number
 
-_FEWEST = 8
 _NEEDS = "targets, which are recorded where the loss is seen to meet one"
 
 
@@ -37,7 +37,7 @@ class SingleClass(SlotRule):
 
     def wants(self, table: SlotTable) -> Mask:
         """Returns targets with one number per sample."""
-        return _targets(table, one=True)
+        return targets(table, one=True)
 
     def measure(self, window: Window, at: Slots) -> tuple[Bools, NDArray[Any]]:
         """Looks for no deviation between samples."""
@@ -85,15 +85,15 @@ class Unshuffled(Rule):
         """Adds up means and variances of the batches."""
         if not window.has("mean"):
             return
-        targets = window.table.remembered(Unshuffled, _targets)
-        for slot in np.flatnonzero(targets).tolist():
+        wanted = window.table.remembered(Unshuffled, targets)
+        for slot in np.flatnonzero(wanted).tolist():
             info = window.table.infos[slot]
             at = np.array([slot])
             mean = window.read("mean", at)[:, 0].astype(np.float64)
             within = window.read("mean", at, "std")[:, 0].astype(np.float64) ** 2
             size = info.shape[info.batch_dim or 0]
             there = np.isfinite(mean) & np.isfinite(within)
-            if size < _FEWEST or not there.any():
+            if size < FEWEST or not there.any():
                 continue
             sums = self._sums.setdefault(slot, np.zeros(4))
             for m, v in zip(mean[there], within[there], strict=True):
@@ -123,7 +123,7 @@ class Unshuffled(Rule):
     def missing(self, scene: Scene) -> str | None:
         """Returns why it could not look."""
         if not self._sums:
-            return f"no target of at least {_FEWEST} samples was recorded"
+            return f"no target of at least {FEWEST} samples was recorded"
         most = max(sums[0] for sums in self._sums.values())
         least = self.parameters.least
         return None if most >= least else f"it takes {least} records; there are {int(most)}"
@@ -156,30 +156,15 @@ class ClassImbalance(Rule):
 
     def __init__(self, parameters: Any = None) -> None:
         super().__init__(parameters)
-        self._counts: dict[int, dict[int, int]] = {}
+        self._counts = ClassCounts()
 
     def look(self, window: Window) -> None:
         """Counts classes by the histograms of targets."""
-        table = window.table
-        wanted = table.remembered(ClassImbalance, _classes)
-        for slot in np.flatnonzero(wanted).tolist():
-            found = window.details.histograms(slot)
-            if found is not None:
-                self._count(self._counts.setdefault(slot, {}), *found)
-
-    def _count(self, known: dict[int, int], counts: NDArray[Any], ranges: NDArray[Any]) -> None:
-        for row, (low, high) in zip(counts, ranges, strict=True):
-            if not np.isfinite(low) or not row.any() or high - low > len(row):
-                continue  # more classes than bins
-            width = (high - low) / len(row)
-            bins = np.flatnonzero(row)
-            classes = np.rint(low + (bins + 0.5) * width).astype(int)
-            for number, count in zip(classes.tolist(), row[bins].tolist(), strict=True):
-                known[number] = known.get(number, 0) + int(count)
+        self._counts.look(window)
 
     def findings(self, scene: Scene) -> list[Finding]:
         """Returns a finding for the first target that is out of balance."""
-        for slot, known in self._counts.items():
+        for slot, known in self._counts.by_slot.items():
             if sum(known.values()) < self.parameters.least or len(known) < 2:
                 continue
             most, rarest = max(known, key=lambda c: known[c]), min(known, key=lambda c: known[c])
@@ -201,24 +186,7 @@ class ClassImbalance(Rule):
         """Returns why it could not look."""
         if not scene.has_histograms:
             return "no histograms are recorded; set `histogram: {bins: 64}`"
-        if not self._counts:
+        if not self._counts.by_slot:
             return "no target of whole numbers, one per sample, was recorded"
-        most = max(sum(known.values()) for known in self._counts.values())
-        least = self.parameters.least
+        most, least = self._counts.most, self.parameters.least
         return None if most >= least else f"it takes {least} targets; there are {most}"
-
-
-def _targets(table: SlotTable, *, one: bool = False) -> Mask:
-    return table.where(
-        lambda i: (
-            i.kind == "target"
-            and i.key.pass_ == "forward"
-            and i.batch_dim is not None
-            and i.shape[i.batch_dim] >= _FEWEST
-            and (not one or len(i.shape) == 1)
-        )
-    )
-
-
-def _classes(table: SlotTable) -> Mask:
-    return _targets(table, one=True) & table.where(lambda info: "int" in info.dtype)

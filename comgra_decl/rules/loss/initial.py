@@ -53,7 +53,7 @@ class InitialLoss(LossRule):
     def judge(self, scene: Scene, type_: str) -> Finding | None:
         """Compares it with guessing."""
         step, loss = self._first[type_]
-        classes = _classes(scene)
+        classes = classes_of(scene)
         if classes < 2 or step > 0 or not loss > self.parameters.factor * log(classes):
             return None
         return self.finding(
@@ -66,7 +66,8 @@ class InitialLoss(LossRule):
         )
 
 
-def _classes(scene: Scene) -> int:
+def classes_of(scene: Scene) -> int:
+    """Returns among how many classes an answer that meets a target chooses; 0 if none does."""
     for answer, target in met(scene):
         if "int" in target.dtype and "float" in answer.dtype:
             if len(answer.shape) == len(target.shape) + 1:

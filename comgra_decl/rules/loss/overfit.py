@@ -58,7 +58,7 @@ class Overfitting(Rule):
         """Takes losses of both kinds."""
         if numbers.name == "loss" and numbers.type not in _TYPES:
             self._train.add(numbers.steps, numbers.values)
-        elif _is_validation(numbers):
+        elif is_validation(numbers):
             known = self._validation.setdefault(f"{numbers.name} ({numbers.type})", [])
             known += zip(numbers.steps.tolist(), numbers.values.tolist(), strict=True)
             if len(known) > 10_000:
@@ -103,7 +103,8 @@ class Overfitting(Rule):
         return None
 
 
-def _is_validation(numbers: Numbers) -> bool:
+def is_validation(numbers: Numbers) -> bool:
+    """Whether these are losses of evaluations, by their name or type of execution."""
     name = numbers.name.lower()
     if numbers.type in _TYPES and "loss" in name:
         return True

@@ -24,9 +24,11 @@ class SigmoidTwice(SlotRule):
     severity = "error"
     certainty = 0.85
     definition = (
-        "What the network answers lies in 0 .. 1, its targets are 0 and 1 (floating-point), and "
-        "its gradient, times the number of all answers, lies between 0.26 and 0.74 in size for "
-        "`patience` records: sigmoid(p) - y for a probability p. That of BCELoss is 1 or more."
+        "What the network answers lies in 0 .. 1 in every record and at every call, its targets "
+        "are 0 and 1 (floating-point), and its gradient, times the number of all answers, lies "
+        "between 0.26 and 0.74 in size for `patience` records: sigmoid(p) - y for a probability p. "
+        "That of BCELoss is 1 or more. Logits, such as a discriminator's, may be small and "
+        "positive for a while, but sooner or later one is negative."
     )
     source = "A common mistake: sigmoid and BCEWithLogitsLoss. The bound is that of its derivative."
     advice = "Leave the sigmoid out, or use BCELoss; apply it where probabilities are wanted."
@@ -36,7 +38,8 @@ class SigmoidTwice(SlotRule):
 
     def __init__(self, parameters: Any = None) -> None:
         super().__init__(parameters)
-        self._other = np.zeros(0, np.bool_)
+        self._other = np.zeros(0, np.bool_)  # targets that are not only zeros and ones
+        self._left = np.zeros(0, np.bool_)  # answers that were outside 0 .. 1
 
     def wants(self, table: SlotTable) -> Mask:
         """Returns outputs whose gradient is recorded."""
@@ -53,6 +56,8 @@ class SigmoidTwice(SlotRule):
         positive = window.read("abs_mean", at) - window.read("mean", at) < 1e-6
         inside = positive & (window.read("max", at, "abs_max") <= 1)
         self._see_targets(window)
+        self._left = grown(self._left, len(table), fill=False)
+        self._left[at] |= (~inside & window.there[:, at]).any(0)
         return inside & (largest < _HIGH) & (usual > _LOW), largest
 
     def _see_targets(self, window: Window) -> None:
@@ -64,7 +69,7 @@ class SigmoidTwice(SlotRule):
         self._other[at] |= wrong.any(0)
 
     def chosen(self, scene: Scene, fired: Slots) -> Slots:
-        """Keeps answers to questions of yes or no."""
+        """Keeps answers to questions of yes or no that never were anything but probabilities."""
         # a target may have turned up after the last window
         other = grown(self._other, len(scene.table), fill=False)
         asked = {
@@ -73,7 +78,11 @@ class SigmoidTwice(SlotRule):
             if "float" in target.dtype and not other[target.id]
         }
         handed_on = answers(scene) if asked else set()
-        return fired[np.isin(fired, list(asked | handed_on))]
+        asked |= handed_on
+        infos = scene.table.infos
+        logits = {infos[slot].key[:2] for slot in np.flatnonzero(self._left).tolist()}
+        keep = [slot in asked and infos[slot].key[:2] not in logits for slot in fired.tolist()]
+        return fired[np.array(keep, np.bool_)]
 
     def marks(self) -> dict[int, int]:
         """Returns nothing: gates, too, hold probabilities."""
