@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from comgra_decl.errors import StoreError, UnknownNameError, did_you_mean
+from comgra_decl.query import Remote, location
 
 from .content import Content
 
@@ -51,7 +52,7 @@ def export_run(
     Raises:
         UnknownNameError: there is no such format, or no node of that pattern.
         MissingPackageError: the format needs a package that is not installed; names the extra.
-        StoreError: the target exists, or cannot be written.
+        StoreError: the target exists, is in a bucket, or cannot be written.
     """
     if format_ not in FORMATS:
         raise UnknownNameError(
@@ -60,7 +61,10 @@ def export_run(
         )
     write = import_module(f".{format_}", __package__).write
     content = Content(run, nodes=nodes, progress=progress)
-    target = Path(to).absolute()
+    place = location(to)
+    if isinstance(place, Remote):
+        raise StoreError(f"an export is a file or a folder; it cannot be written to {str(place)!r}")
+    target = place.absolute()
     if target.exists() or target.is_symlink():
         raise StoreError(f"{str(target)!r} exists; nothing is ever overwritten. Choose another.")
     try:

@@ -16,6 +16,10 @@ from comgra_decl.launch.ranks import Rank, agreed_folder, rank_folder
 if TYPE_CHECKING:
     from comgra_decl.launch.context import RunContext
     from comgra_decl.spec.run import RunSpec
+    from comgra_decl.store.location import Location, Remote
+
+SPEC_FILE = "spec.yaml"
+"""The file in a run's folder that holds its spec."""
 
 DEFAULT_GROUP = "default"
 """The group where neither the spec nor the program names one."""
@@ -26,14 +30,14 @@ class Place:
     """Where this process records.
 
     Attributes:
-        run: the run's folder.
-        path: the folder of the process's own database: the run's, or one within it.
+        run: the run's folder, or its place in a bucket.
+        path: the folder (or place) of the process's own database: the run's, or one within it.
         rank: what the process is in a distributed training; None if it trains alone.
         recorded: the ranks that are recorded; empty if it trains alone.
     """
 
-    run: Path
-    path: Path
+    run: Location
+    path: Location
     rank: Rank | None = None
     recorded: tuple[int, ...] = ()
 
@@ -56,11 +60,13 @@ class Place:
 
 def create_run_folder(run: RunSpec, context: RunContext) -> Path:
     """Creates the folder of a new run of one process; see `place_run`."""
-    return place_run(run, context, rank=None).path
+    from comgra_decl.store.location import as_path
+
+    return as_path(place_run(run, context, rank=None).path)
 
 
 def place_run(
-    run: RunSpec, context: RunContext, *, rank: Rank | None, own: Path | None = None
+    run: RunSpec, context: RunContext, *, rank: Rank | None, own: Location | None = None
 ) -> Place:
     """Creates the folder of a new run, or finds the one that the other ranks have made.
 
@@ -77,9 +83,12 @@ def place_run(
         StoreError: it cannot be created.
     """
     group = run_group(run, context)
+    if not isinstance(group, Path):
+        return _place_in_bucket(group, run, rank, late=own is not None)
+    assert own is None or isinstance(own, Path)
 
     def new() -> Path:
-        return own or _claimed(group, run.name or f"{datetime.now():%Y-%m-%d_%H-%M-%S}")
+        return own or _claimed(group, _wanted_name(run))
 
     try:
         group.mkdir(parents=True, exist_ok=True)
@@ -95,15 +104,45 @@ def place_run(
         ) from error
 
 
-def place_of_rank(folder: Path, run: RunSpec, rank: Rank | None) -> Place:
+def _place_in_bucket(group: Remote, run: RunSpec, rank: Rank | None, *, late: bool) -> Place:
+    """Claims a place in a bucket; ranks cannot agree on one there, so it has to be named."""
+    from comgra_decl.store.database import database_exists
+    from comgra_decl.store.remote import Objects
+
+    if rank is not None and (late or run.name is None):
+        raise StoreError(
+            f"{group} is in a bucket, where the processes of a training cannot agree on a run. "
+            "Give it a name (run.name=NAME), and let each process know its rank when tracing "
+            "begins (torchrun, or init_process_group before it)"
+        )
+    for name in _candidates(_wanted_name(run)):
+        place = group / name
+        found = place_of_rank(place, run, rank)
+        if found.leads:
+            free = not database_exists(place) and Objects(place).claim(SPEC_FILE, b"# claimed\n")
+        else:
+            free = not database_exists(found.path)
+        if free:
+            return found
+        if rank is not None:
+            raise StoreError(f"{place} holds a run already; choose another run.name")
+    raise AssertionError("numbers do not run out")
+
+
+def _wanted_name(run: RunSpec) -> str:
+    return run.name or f"{datetime.now():%Y-%m-%d_%H-%M-%S}"
+
+
+def place_of_rank(folder: Location, run: RunSpec, rank: Rank | None) -> Place:
     """Returns the place of a rank in a run's folder."""
     if rank is None:
         return Place(folder, folder)
     recorded = run.recorded(rank.world_size) or [rank.number]
-    return Place(folder, rank_folder(folder, rank.number, recorded), rank, tuple(recorded))
+    own = rank_folder(folder, rank.number, recorded)
+    return Place(folder, own, rank, tuple(recorded))
 
 
-def resumed_folder(run: RunSpec, context: RunContext) -> Path | None:
+def resumed_folder(run: RunSpec, context: RunContext) -> Location | None:
     """Returns the folder of the run that the spec says to go on with; None for a new one.
 
     Raises:
@@ -111,17 +150,18 @@ def resumed_folder(run: RunSpec, context: RunContext) -> Path | None:
     """
     from comgra_decl.query.listing import list_runs
     from comgra_decl.query.opening import is_run
+    from comgra_decl.store.location import joined
 
     if run.resume is False:
         return None
     if run.resume is not True:
-        folder = context.base.absolute() / Path(run.resume).expanduser()
+        folder = joined(context.base, run.resume)
         if not is_run(folder):
             raise StoreError(
                 f"there is no run in {folder} to go on with; run.resume is the folder of a run, or "
                 "true for the newest one of the group"
             )
-        return folder.resolve()
+        return folder.resolve() if isinstance(folder, Path) else folder
     group = run_group(run, context)
     if run.name is not None:
         return group / run.name if is_run(group / run.name) else None
@@ -129,9 +169,11 @@ def resumed_folder(run: RunSpec, context: RunContext) -> Path | None:
     return readable[-1] if readable else None
 
 
-def run_group(run: RunSpec, context: RunContext) -> Path:
+def run_group(run: RunSpec, context: RunContext) -> Location:
     """Returns the folder that new runs are made in; it need not be there."""
-    root = context.base.absolute() / Path(run.root).expanduser()
+    from comgra_decl.store.location import joined
+
+    root = joined(context.base, run.root)
     return root / (run.group or folder_name(context.job))
 
 

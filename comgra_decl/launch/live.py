@@ -17,15 +17,14 @@ from typing import TYPE_CHECKING
 import yaml
 
 from comgra_decl.errors import SpecError
+from comgra_decl.launch.folders import SPEC_FILE as SPEC_FILE
 
 if TYPE_CHECKING:
     from comgra_decl.hooks.when.budget import Meter
     from comgra_decl.spec import Spec
+    from comgra_decl.store.location import Location
 
 _log = logging.getLogger("comgra_decl")
-
-SPEC_FILE = "spec.yaml"
-"""The file in a run's folder that holds its spec."""
 
 _HEADER = """\
 # What is recorded of this run. Changes of nodes, exclude, schedule, types and graph take effect at
@@ -39,20 +38,27 @@ _INTERVAL = 1.0
 class SpecFile:
     """The spec of a run in progress, as a file that may be edited.
 
+    In a bucket it is written too, but not looked at again.
+
     Args:
-        folder: the run's folder.
+        folder: the run's folder, or its place in a bucket.
         spec: what is in effect.
         leads: whether this process writes the file; other ranks of the run only follow it.
     """
 
-    def __init__(self, folder: Path, spec: Spec, *, leads: bool = True) -> None:
+    def __init__(self, folder: Location, spec: Spec, *, leads: bool = True) -> None:
         self._path = folder / SPEC_FILE
         self._spec = spec
         self._stamp: tuple[int, int, int] | None = None
         if not leads:
             return
         content = yaml.safe_dump(spec.model_dump(mode="json"), sort_keys=False)
-        self._path.write_text(_HEADER + content, encoding="utf-8")
+        if not isinstance(folder, Path):
+            from comgra_decl.store.remote import Objects
+
+            Objects(folder).write(SPEC_FILE, content.encode())
+            return
+        (folder / SPEC_FILE).write_text(_HEADER + content, encoding="utf-8")
         self._stamp = self._stamp_now()
 
     def changed(self) -> tuple[Spec, str] | None:
@@ -69,6 +75,7 @@ class SpecFile:
         from comgra_decl.spec import load_spec
         from comgra_decl.spec.live import changed_keys, refusals
 
+        assert isinstance(self._path, Path)
         spec = load_spec(self._path)
         problems = refusals(self._spec, spec)
         if problems:
@@ -78,6 +85,8 @@ class SpecFile:
         return (spec, ", ".join(keys)) if keys else None
 
     def _stamp_now(self) -> tuple[int, int, int] | None:
+        if not isinstance(self._path, Path):
+            return None
         try:
             found = self._path.stat()
         except OSError:  # an editor may replace it
@@ -89,7 +98,7 @@ class Attendant:
     """Looks after a run from a thread of its own.
 
     Args:
-        folder: the run's folder.
+        folder: the run's folder, or its place in a bucket.
         spec: what is in effect.
         meter: kept up to date.
         writer: the thread whose processor time counts.
@@ -99,13 +108,13 @@ class Attendant:
 
     def __init__(
         self,
-        folder: Path,
+        folder: Location,
         spec: Spec,
         *,
         meter: Meter,
         writer: threading.Thread | None,
         change: Callable[[Spec | None, str], None],
-        run: Path | None = None,
+        run: Location | None = None,
     ) -> None:
         self._folder = folder
         self._file = SpecFile(run or folder, spec, leads=run in (None, folder))
@@ -113,6 +122,11 @@ class Attendant:
         self._writer = writer
         self._change = change
         self._measures = spec.schedule.limits_disk
+        self._written_before = 0
+        if not isinstance(folder, Path):
+            from comgra_decl.store.remote import written_bytes
+
+            self._written_before = written_bytes()
         self._end = threading.Event()
         self._thread = threading.Thread(target=self._run, name="comgra-attendant", daemon=True)
 
@@ -153,8 +167,16 @@ class Attendant:
         if self._writer is not None:
             self._meter.writer_seconds = processor_seconds(self._writer)
         if self._measures:
-            self._meter.disk_bytes = folder_bytes(self._folder)
+            self._meter.disk_bytes = self._stored_bytes()
             self._meter.polls += 1
+
+    def _stored_bytes(self) -> int:
+        """Returns the run's size; in a bucket what this process has written since it began."""
+        if isinstance(self._folder, Path):
+            return folder_bytes(self._folder)
+        from comgra_decl.store.remote import written_bytes
+
+        return written_bytes() - self._written_before
 
 
 def processor_seconds(thread: threading.Thread) -> float:

@@ -5,14 +5,21 @@ from __future__ import annotations
 import json
 import sys
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from comgra_decl.errors import RunNotFoundError, did_you_mean
 
-Root = Annotated[Path, typer.Argument(help="Folder of all runs, or of a group.")]
-RunPath = Annotated[Path, typer.Argument(help="A run; a group or a root gives its newest run.")]
+if TYPE_CHECKING:
+    from comgra_decl.store.location import Location
+
+# Paths, so that a shell completes them; `location` knows a URL that has become one.
+Root = Annotated[Path, typer.Argument(help="Folder of all runs, or of a group; or s3://, gs://.")]
+RunPath = Annotated[
+    Path,
+    typer.Argument(help="A run, or a group or root for its newest run; or s3://, gs://."),
+]
 AsJson = Annotated[bool, typer.Option("--json", help="Print JSON for other programs.")]
 
 
@@ -21,7 +28,7 @@ def print_json(content: Any) -> None:
     sys.stdout.write(json.dumps(content, indent=2, allow_nan=False) + "\n")
 
 
-def run_folder(path: Path) -> Path:
+def run_folder(path: Path) -> Location:
     """Returns the run that a path means, whatever state it is in; of a folder the newest.
 
     Raises:
@@ -45,7 +52,9 @@ def bytes_text(number: int) -> str:
 
 def require_folder(folder: Path) -> None:
     """Raises `RunNotFoundError`, naming near ones, unless there is such a folder."""
-    if folder.is_dir():
+    from comgra_decl.store.location import Remote, location
+
+    if folder.is_dir() or isinstance(location(folder), Remote):
         return
     parent = folder.absolute().parent
     siblings = [entry.name for entry in parent.iterdir()] if parent.is_dir() else []

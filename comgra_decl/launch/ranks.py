@@ -17,7 +17,10 @@ from contextlib import suppress
 from dataclasses import dataclass
 from itertools import count
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from comgra_decl.store.location import Location
 
 RANKS = "ranks"
 """Folder within a run that holds a folder for each rank but the first recorded one."""
@@ -87,7 +90,7 @@ def _several(rank: str | int, size: str | int) -> Rank | None:
     return Rank(number, world_size) if 0 <= number < world_size and world_size > 1 else None
 
 
-def rank_folder(run: Path, rank: int, recorded: list[int]) -> Path:
+def rank_folder(run: Location, rank: int, recorded: list[int]) -> Location:
     """Returns where a rank's database is: the first recorded rank's is the run's folder itself."""
     return run if rank == recorded[0] else run / RANKS / str(rank)
 

@@ -29,6 +29,7 @@ if TYPE_CHECKING:
     from comgra_decl.spec import Spec
     from comgra_decl.store import RunMeta, RunWriter, WriterThread
     from comgra_decl.store.appending import Past
+    from comgra_decl.store.location import Location
 
 _log = logging.getLogger("comgra_decl")
 
@@ -40,7 +41,8 @@ class Session:
     """A run while it is being recorded.
 
     Attributes:
-        path: the run's folder; None when the spec is switched off, or this rank not recorded.
+        path: the run's folder, or its place in a bucket (a `Remote`); None when the spec is
+            switched off, or this rank not recorded.
     """
 
     def __init__(self, spec: Spec, *, context: RunContext) -> None:
@@ -124,7 +126,7 @@ class Session:
         _log.info("rank %d of %d is not recorded (run.ranks)", rank.number, rank.world_size)
         return False
 
-    def _new_place(self, rank: Rank | None, own: Path | None = None) -> Place:
+    def _new_place(self, rank: Rank | None, own: Location | None = None) -> Place:
         from comgra_decl.launch.folders import place_of_rank, place_run, resumed_folder
 
         run = self._spec.run
@@ -136,14 +138,15 @@ class Session:
     def _open(self) -> None:
         """Starts writing at the place that is ours."""
         from comgra_decl.store import WriterThread
+        from comgra_decl.store.location import as_path
 
         assert self._place is not None
         meta = self._meta()
-        self.path, self._uuid = self._place.run, meta.uuid
+        self.path, self._uuid = as_path(self._place.run), meta.uuid
         self._writer = WriterThread(
             self._make_writer(self._place.path, meta),
             transform=self._transform,
-            commit_interval=self._spec.store.commit_interval,
+            commit_interval=self._commit_interval(self._place.path),
             queue_bytes=self._spec.store.queue_mb * 2**20,
             on_error=self._store_failed,
             flush=self._new_keeper(),
@@ -151,7 +154,14 @@ class Session:
         )
         self._say = self._writer.say
 
-    def _make_writer(self, path: Path, meta: RunMeta) -> Callable[[], RunWriter]:
+    def _commit_interval(self, path: Location) -> float:
+        """Returns the least seconds between commits: each of them is requests to a bucket."""
+        from comgra_decl.store.remote import INTERVAL
+
+        asked = self._spec.store.commit_interval
+        return asked if isinstance(path, Path) or not asked else max(asked, INTERVAL)
+
+    def _make_writer(self, path: Location, meta: RunMeta) -> Callable[[], RunWriter]:
         """Returns what makes, on the writer thread, a new run, or hands over one to go on with."""
         from comgra_decl.store import RunWriter
         from comgra_decl.store.database import database_exists
@@ -241,6 +251,7 @@ class Session:
             writer.close(_CLOSE_TIMEOUT)
         if self._attendant is not None:
             self._attendant.stop()
+        assert isinstance(place.path, Path)  # a bucket has refused a rank that is known late
         discard_unused(place.path, self._uuid)
         self._place = new
         if new is not None:

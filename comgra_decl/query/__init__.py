@@ -8,6 +8,7 @@ run.value("blocks.0.attn", step=100)        # numpy array [samples, ...]
 """
 
 from comgra_decl.store.checks import NotedCheck
+from comgra_decl.store.location import Location, Remote, location
 
 from .compare import compare, differences
 from .group import Group, open_group
@@ -17,12 +18,15 @@ from .run import Run
 
 __all__ = [
     "Group",
+    "Location",
     "NotedCheck",
+    "Remote",
     "Run",
     "RunSummary",
     "compare",
     "differences",
     "list_runs",
+    "location",
     "open_group",
     "open_run",
 ]

@@ -72,7 +72,13 @@ class Chunk:
     @cached_property
     def _histograms(self) -> tuple[NDArray[Any], NDArray[Any]]:
         view = self.snapshot.view
-        return _rows(view, "hist", self.records), _rows(view, "agg", self.records)[..., -2:]
+        counts, table = _rows(view, "hist", self.records), _rows(view, "agg", self.records)
+        ranges = table[..., -2:]
+        for slot in range(len(view.slots)):
+            lost = view.lost("hist", slot)
+            if lost is not None:  # zeros that nobody has counted
+                ranges[lost[self.records], slot] = np.nan
+        return counts, ranges
 
     @cached_property
     def _samples(self) -> NDArray[Any]:

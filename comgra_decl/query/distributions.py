@@ -53,14 +53,18 @@ def histogram(
 def histograms(
     snapshot: Snapshot, slot: SlotInfo, type_: str | None
 ) -> tuple[NDArray[np.int64], NDArray[np.int64], NDArray[np.float64]]:
-    """Returns steps, counts and ranges of all records that have the slot."""
+    """Returns steps, counts and ranges of all records that have the slot, undamaged."""
     _check_bins(snapshot)
     view, names = snapshot.view, snapshot.view.meta.columns
     records = snapshot.records(type_)
     there = ~np.isnan(view.series("agg", slot.id, names.index("nonfinite.mean"))[records])
     records = records[there]
-    ranges = view.series("agg", slot.id, slice(len(names) - 2, len(names)))[records]
-    counts = view.series("hist", slot.id)[records]
+    ranges = view.series("agg", slot.id, slice(len(names) - 2, len(names)))
+    counts = view.series("hist", slot.id)
+    lost = view.lost("hist", slot.id)
+    if lost is not None:  # zeros that nobody has counted
+        records = records[~lost[records]]
+    ranges, counts = ranges[records], counts[records]
     return snapshot.steps[records], counts.astype(np.int64), ranges.astype(np.float64)
 
 

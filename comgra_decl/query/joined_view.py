@@ -115,8 +115,7 @@ class JoinedView(View):
         modes = self.names("mode")
         train = modes.index("train") if "train" in modes else -1
         chosen = self.records[:, RecordColumn.MODE] == train
-        steps: NDArray[np.int64] = self.records[chosen, RecordColumn.STEP].astype(np.int64)
-        return steps
+        return np.asarray(self.records[chosen, RecordColumn.STEP], np.int64)
 
     def names(self, table: str) -> list[str]:
         """Returns the names of a table by code."""
@@ -163,24 +162,13 @@ class JoinedView(View):
 
         Where a rank has fewer samples than are recorded, -1 stands for the missing ones.
         """
-        places: list[int] = []
-        start = 0
-        for number, member in enumerate(self._members):
-            own = member.view.samples(int(member.records[record]))
-            places += [-1] * (number * self._count - len(places)) + [start + at for at in own]
-            size = member.view.records[member.records[record], RecordColumn.BATCH_SIZE]
-            start += max(0, int(size))
-        return places
+        views, at = zip(*((m.view, int(m.records[record])) for m in self._members), strict=True)
+        return rank_facts.join_places(views, at, self._count)
 
     def extra(self, record: int) -> dict[str, Any]:
         """Returns the free-form facts of a record, with the labels of all samples."""
         parts = [member.view.extra(int(member.records[record])) for member in self._members]
-        if any("labels" in part for part in parts):
-            labels: list[Any] = []
-            for number, part in enumerate(parts):
-                labels += [None] * (number * self._count - len(labels)) + part.get("labels", [])
-            parts[0]["labels"] = labels
-        return parts[0]
+        return rank_facts.join_extra(parts, self._count)
 
     # -- statistics
 
@@ -206,9 +194,11 @@ class JoinedView(View):
         """Returns all slots over the common records from `first` to `last` - 1."""
         tables = [self._own_rows(member, family, first, last) for member in self._members]
         if family == "agg":
-            return self._joined_table(np.stack(tables).astype(np.float64))
-        edges = np.stack([self._own_rows(m, "agg", first, last) for m in self._members])
-        return self._joined_inner(family, tables, edges)
+            table = self._joined_table(np.stack(tables).astype(np.float64))
+        else:
+            edges = np.stack([self._own_rows(m, "agg", first, last) for m in self._members])
+            table = self._joined_inner(family, tables, edges)
+        return self._without_lost(family, table, first)
 
     def series(self, family: str, slot: int, *inner: int | slice) -> NDArray[Any]:
         """Returns one slot over all common records, [n, ...]; a "kpi" column is the ranks' mean."""
@@ -220,10 +210,12 @@ class JoinedView(View):
             columns = self._columns(inner[0] if inner else slice(None))
             joined = [self._series_column(name, slot) for name in columns]
             single = bool(inner) and isinstance(inner[0], int)
-            return joined[0] if single else np.stack(joined, -1)
+            series = joined[0] if single else np.stack(joined, -1)
+            return self._without_lost(family, series[:, None], only=slot)[:, 0]
         edges = np.stack([self._own_series(m, "agg", slot)[:, None] for m in self._members])
         own = [self._own_series(member, family, slot)[:, None] for member in self._members]
-        table = self._joined_inner(family, own, edges, slot)[:, 0]
+        table = self._joined_inner(family, own, edges, slot)
+        table = self._without_lost(family, table, only=slot)[:, 0]
         return table[(slice(None), *inner)] if inner else table
 
     def heat(self, family: str, *inner: int | slice) -> NDArray[Any]:
@@ -237,7 +229,20 @@ class JoinedView(View):
         def read(name: str) -> NDArray[np.float64]:
             return np.stack([self._own_heat(member, self._at(name)) for member in self._members])
 
-        return self._joined.column(self.meta.columns[int(inner[0])], read)
+        joined = self._joined.column(self.meta.columns[int(inner[0])], read)
+        return self._without_lost(family, joined)
+
+    def lost(self, family: str, slot: int) -> NDArray[np.bool_] | None:
+        """Returns which common records of a slot were found to be damaged on any rank."""
+        members = [(m.view, m.records, int(m.ids[slot])) for m in self._members]
+        return rank_facts.lost_on_any(members, family)
+
+    def _without_lost(
+        self, family: str, table: NDArray[Any], first: int = 0, *, only: int | None = None
+    ) -> NDArray[Any]:
+        """Returns a table [records, slots, ...] in which nothing is joined of some ranks only."""
+        lost = [self.lost(family, s) for s in (range(len(self.slots)) if only is None else [only])]
+        return rank_facts.without(table, lost, first)
 
     # -- joining
 
@@ -370,8 +375,7 @@ class JoinedView(View):
     ) -> NDArray[Any] | None:
         if not self._has(member, record, slot):
             return None
-        own = int(member.records[record]), int(member.ids[slot])
-        return member.view.value(*own, sample, part)
+        return member.view.value(int(member.records[record]), int(member.ids[slot]), sample, part)
 
     def value_slots(self, record: int) -> list[int]:
         """Returns the slots of which any rank holds raw values."""
@@ -386,16 +390,13 @@ class JoinedView(View):
     @cached_property
     def differences(self) -> list[rank_facts.Difference]:
         """Tensors that ought to be the same on all ranks and are not, in some looked-at records."""
-        copies = [s.id for s in self.slots if joining.how_joined(s) is joining.Joint.COPIES]
+        copies = [s for s in self.slots if joining.how_joined(s) is joining.Joint.COPIES]
+        ids = [slot.id for slot in copies]
         if not copies or self.n == 0 or len(self._members) < 2:
             return []
-        looked = np.unique(np.linspace(0, self.n - 1, min(self.n, 16)).astype(np.int64))
-        found: dict[int, rank_facts.Difference] = {}
-        for record in looked.tolist():
-            rows = np.stack([self._own_row(m, "agg", record)[copies] for m in self._members])
-            step = int(self.records[record, RecordColumn.STEP])
-            for at, size in rank_facts.unequal(rows, self.meta.columns):
-                if copies[at] not in found:
-                    key = self.slots[copies[at]].key
-                    found[copies[at]] = rank_facts.Difference(key, step, size)
-        return list(found.values())
+
+        def rows(record: int) -> NDArray[Any]:
+            return np.stack([self._own_row(m, "agg", record)[ids] for m in self._members])
+
+        steps = self.records[:, RecordColumn.STEP].astype(np.int64)
+        return rank_facts.differing(copies, steps, rows, self.meta.columns)

@@ -75,7 +75,7 @@ def _run_places(root: Remote, depth: int) -> Iterator[Remote]:
     if is_run(root):
         yield root
         return
-    found = {}
+    found: dict[Remote, None] = {}
     for place in databases_within(root):
         of_rank = place.parent.name == RANKS and place.name.isdigit()
         found[place.parent.parent if of_rank else place] = None

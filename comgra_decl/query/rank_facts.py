@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from typing import Any, NamedTuple
 
@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from comgra_decl.records import Note, SlotInfo, SlotKey
 from comgra_decl.store.dense import MISSING
 from comgra_decl.store.layout import SYSTEM_COLUMNS, RecordColumn
-from comgra_decl.store.scalars import ROW
+from comgra_decl.store.scalars import LOST, ROW
 from comgra_decl.store.view import View
 
 from .joining import Joint, join_histograms
@@ -72,6 +72,10 @@ def join_scalars(views: Sequence[View]) -> tuple[NDArray[np.void], dict[str, lis
     tables = [_scalars(view) for view in views]
     joined = pd.concat([table.assign(rank=rank) for rank, table in enumerate(tables)])
     names: dict[str, list[str]] = {"scalar": [], "scalar_type": []}
+    if any((view.scalars["step"] == LOST).any() for view in views):
+        # the second of a step may have become the first
+        last = joined.groupby(["name", "type", "step"])["occurrence"].transform("max")
+        joined = joined[last == 0]
     if joined.empty:
         return np.empty(0, ROW), names
     keys = ["name", "type", "step", "occurrence"]
@@ -193,6 +197,29 @@ def _told(differences: Sequence[Difference]) -> str:
     )
 
 
+def differing(
+    copies: Sequence[SlotInfo],
+    steps: NDArray[np.int64],
+    rows: Callable[[int], NDArray[Any]],
+    columns: Sequence[str],
+) -> list[Difference]:
+    """Returns which of some tensors are not the same on all ranks, in up to 16 records.
+
+    Args:
+        copies: tensors that ought to be the same.
+        steps: of each common record.
+        rows: returns the statistics [ranks, copies, columns] of a record.
+        columns: their names.
+    """
+    looked = np.unique(np.linspace(0, len(steps) - 1, min(len(steps), 16)).astype(np.int64))
+    found: dict[int, Difference] = {}
+    for record in looked.tolist():
+        for at, size in unequal(rows(record), columns):
+            if at not in found:
+                found[at] = Difference(copies[at].key, int(steps[record]), size)
+    return list(found.values())
+
+
 def unequal(rows: NDArray[np.float32], columns: Sequence[str]) -> Iterator[tuple[int, float]]:
     """Yields (place, relative difference) of the tensors whose statistics differ between ranks.
 
@@ -258,6 +285,62 @@ def join_samples(
     if whole is not None:
         joined[..., pieces, 0, :] = whole[..., pieces, :]
     return joined
+
+
+def join_places(views: Sequence[View], records: Sequence[int], count: int) -> list[int]:
+    """Returns the places, in the global batch, of the samples that a record holds of each rank.
+
+    Args:
+        views: of the ranks.
+        records: the record's number on each of them.
+        count: samples recorded per rank; -1 stands for those that a rank lacks.
+    """
+    places: list[int] = []
+    start = 0
+    for number, (view, record) in enumerate(zip(views, records, strict=True)):
+        places += [-1] * (number * count - len(places))
+        places += [start + at for at in view.samples(record)]
+        start += max(0, int(view.records[record, RecordColumn.BATCH_SIZE]))
+    return places
+
+
+def join_extra(parts: Sequence[dict[str, Any]], count: int) -> dict[str, Any]:
+    """Returns the first rank's free-form facts, with the labels of all ranks' samples."""
+    if any("labels" in part for part in parts):
+        labels: list[Any] = []
+        for number, part in enumerate(parts):
+            labels += [None] * (number * count - len(labels)) + part.get("labels", [])
+        parts[0]["labels"] = labels
+    return parts[0]
+
+
+def without(
+    table: NDArray[Any], lost: Sequence[NDArray[np.bool_] | None], first: int
+) -> NDArray[Any]:
+    """Returns a table [records, slots, ...] from record `first` on without what slots have lost."""
+    for column, records in enumerate(lost):
+        if records is not None:
+            gone = records[first : first + len(table)]
+            table[gone, column] = np.nan if table.dtype.kind == "f" else 0
+    return table
+
+
+def lost_on_any(
+    whose: Sequence[tuple[View, NDArray[np.int64], int]], family: str
+) -> NDArray[np.bool_] | None:
+    """Returns which common records of a slot were found to be damaged on any rank; None if none.
+
+    Args:
+        whose: of each rank its view, its common records, and the slot's number there (-1: none).
+        family: of arrays. Samples and histograms are joined by the statistics beside them.
+    """
+    found = []
+    for view, records, slot in whose:
+        for name in (family, "agg") if slot >= 0 else ():
+            lost = view.lost(name, slot)
+            if lost is not None:
+                found.append(lost[records])
+    return np.logical_or.reduce(found) if found else None
 
 
 def join_counts(

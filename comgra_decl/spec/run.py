@@ -11,6 +11,7 @@ from comgra_decl.spec.base import Bool, Int, Number, SpecModel
 
 _FORBIDDEN = re.compile(r"[/\\\x00-\x1f\x7f]")
 _LONGEST_NAME = 200
+_BUCKET = re.compile(r"(s3|gs)://[^/]")
 
 
 def _number_as_text(value: Any) -> Any:
@@ -36,8 +37,10 @@ def checked_folder_name(name: str) -> str:
 
 
 def _checked_root(root: str) -> str:
-    if "://" in root or "\0" in root:
-        raise ValueError(f"{root!r} is not a folder; runs are stored in the file system")
+    if "\0" in root or ("://" in root and not _BUCKET.match(root)):
+        raise ValueError(
+            f"{root!r} is neither a folder nor s3://BUCKET/PREFIX or gs://BUCKET/PREFIX"
+        )
     return root
 
 
@@ -51,7 +54,8 @@ class RunSpec(SpecModel):
     """The run's folder: `<root>/<group>/<name>`. It is never overwritten."""
 
     root: Annotated[str, Field(min_length=1), AfterValidator(_checked_root)] = "runs"
-    """Folder of all groups; a relative one lies in the folder where the program was started."""
+    """Folder of all groups; a relative one lies in the folder where the program was started. Or a
+    place in a bucket, `s3://BUCKET/PREFIX` or `gs://BUCKET/PREFIX`: see docs/store.md."""
 
     group: FolderName | None = None
     """Folder of the runs that are looked at together; null is the job's or script's name."""
@@ -64,8 +68,8 @@ class RunSpec(SpecModel):
     `all`, one rank, or a list such as `[0, 3]`."""
 
     resume: Bool | Annotated[str, Field(min_length=1)] = False
-    """An existing run to go on with, after a crash or from a checkpoint: its folder, or `true` for
-    the newest run of the group (and a new one if there is none)."""
+    """An existing run to go on with, after a crash or from a checkpoint: its folder or URL, or
+    `true` for the newest run of the group (and a new one if there is none)."""
 
     resume_step: RankNumber | None = None
     """With `resume`: the number of the first step, which is how many the checkpoint had seen; null
@@ -110,7 +114,8 @@ class StoreSpec(SpecModel):
 
     commit_interval: Annotated[Number, Field(ge=0, le=3600)] = 0.5
     """Seconds after which what was recorded is on disk; in a run older than a minute, 0.5 % of its
-    age, at most ten, so that a long run has few files. 0: every record at once, always."""
+    age, at most ten, so that a long run has few files; in a bucket at least ten. 0: every record
+    at once, always."""
 
     queue_mb: Annotated[Int, Field(ge=1)] = 64
     """Mebibytes that may wait to be written; the training waits when it is more."""

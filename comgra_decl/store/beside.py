@@ -48,10 +48,10 @@ def _contents(source: Location) -> Iterator[tuple[PurePosixPath, bytes]]:
     """Yields the name, below the run, and the content of each file."""
     if isinstance(source, Remote):
         objects = Objects(source)
-        for name in objects.names():
-            content = objects.read(name) if _is_plain(name) else None
+        for key in filter(_is_plain, objects.names()):
+            content = objects.read(key)
             if content is not None:
-                yield PurePosixPath(name), content
+                yield PurePosixPath(key), content
         return
     for path in sorted(source.rglob("*")):
         name = PurePosixPath(path.relative_to(source).as_posix())

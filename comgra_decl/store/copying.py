@@ -22,7 +22,7 @@ from .database import (
 )
 from .inventory import Region, edge_of, fact_regions, is_superseded, keys_of
 from .layout import HEAD_KEY, RUN_KEY, RecordColumn
-from .location import Location, Remote, Where, location
+from .location import Location, Remote, Where, as_path, location
 from .reader import Reader
 from .remote import Objects, databases_within
 from .verify import newest_version
@@ -43,7 +43,7 @@ def copy_run(
     version: int | None = None,
     compact: bool = False,
     progress: Progress | None = None,
-) -> Location:
+) -> Path:
     """Copies a run into the folder `to`, which appears when it is whole; also from or to a bucket.
 
     The copy is the run as of the moment of the call. That of a run which is still being written
@@ -58,7 +58,7 @@ def copy_run(
         progress: told of every step of the work.
 
     Returns:
-        The folder, or place, of the copy.
+        The folder of the copy; a `Remote` if that is in a bucket.
 
     Raises:
         RunNotFoundError: there is no run.
@@ -82,7 +82,7 @@ def copy_run(
 
     target = location(to)
     if isinstance(target, Remote):
-        return _into_bucket(_free(target, source.name), fill)
+        return as_path(_into_bucket(_free(target, source.name), fill))
     return _into_folder(_target(source, target), fill)
 
 
@@ -135,15 +135,15 @@ def _counterpart(part: Location, source: Location, target: Location) -> Location
     if isinstance(part, Remote):
         assert isinstance(source, Remote)
         return target / part.relative_to(source)
-    assert not isinstance(source, Remote)
+    assert isinstance(source, Path)
     return target / part.relative_to(source)
 
 
-def databases(run: Location) -> Sequence[Location]:
+def databases(run: Location) -> list[Path]:
     """Returns the places of a run's databases: its own, or one for each rank."""
     if isinstance(run, Remote):
         found = databases_within(run)
-        return [place for place in found if place in (run, run / RANKS / place.name)]
+        return [as_path(p) for p in found if p in (run, run / RANKS / p.name)]
     ranks = run / RANKS
     there = [run, *(sorted(ranks.iterdir()) if ranks.is_dir() and not ranks.is_symlink() else [])]
     return [path for path in there if not path.is_symlink() and database_exists(path)]

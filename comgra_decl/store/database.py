@@ -20,7 +20,7 @@ from comgra_decl.errors import ComgraError, DamagedRunError, StoreError
 
 from .layout import DATABASE, NODE_BYTES, ArrayForm
 from .location import Location, Remote, Where, location
-from .remote import REFUSED, TRANSIENT, Objects, base_spec, message, refuse_forked_child, retries
+from .remote import REFUSED, TRANSIENT, Objects, base_spec, message, refuse_forked_child, resources
 
 _RAISED = (
     ValueError,
@@ -57,7 +57,7 @@ def new_context(*, cache_bytes: int, copy_threads: int = 1) -> ts.Context:
             "cache_pool": {"total_bytes_limit": cache_bytes},
             "cache_pool#none": {"total_bytes_limit": 0},
             "data_copy_concurrency": {"limit": copy_threads},
-            **retries(),
+            **resources(),
         }
     )
 

@@ -9,14 +9,15 @@ from __future__ import annotations
 import os
 import re
 from dataclasses import dataclass
-from pathlib import Path, PurePosixPath
+from pathlib import Path, PurePath, PurePosixPath
+from typing import cast
 
 from comgra_decl.errors import StoreError
 
 SCHEMES = ("s3", "gs")
 """What the URL of a place may begin with."""
 
-_URL = re.compile(r"(?P<scheme>\w[\w+.-]+):(?P<slashes>/+)(?P<rest>.*)", re.DOTALL)
+_URL = re.compile(r"(?P<scheme>\w[\w+.-]+):(?P<slashes>//?)(?P<rest>.*)", re.DOTALL)
 
 
 @dataclass(frozen=True, order=True)
@@ -43,9 +44,10 @@ class Remote:
         """The place that holds this one; a bucket's is itself."""
         return Remote(self.scheme, self.bucket, self.key.rpartition("/")[0])
 
-    def __truediv__(self, part: str | PurePosixPath) -> Remote:
+    def __truediv__(self, part: str | PurePath) -> Remote:
         """Returns a place within this one."""
-        return Remote(self.scheme, self.bucket, "/".join(filter(None, (self.key, *_parts(part)))))
+        text = part.as_posix() if isinstance(part, PurePath) else part
+        return Remote(self.scheme, self.bucket, "/".join(filter(None, (self.key, *_parts(text)))))
 
     def absolute(self) -> Remote:
         """Returns itself: there is no current folder in a bucket."""
@@ -88,15 +90,24 @@ def location(where: Where) -> Location:
     return Remote(found["scheme"], bucket, "/".join(_parts(key)))
 
 
+def as_path(place: Location) -> Path:
+    """Returns a place, typed as what it nearly always is.
+
+    What people are handed (`run.path`, `session.path`) is a path unless they asked for a bucket
+    themselves; then it is a `Remote`, which has a name, a parent and a text, but no files.
+    """
+    return cast(Path, place)
+
+
 def joined(base: Path, where: str) -> Location:
     """Returns the place that is meant by `where` in the folder `base`."""
     place = location(where)
     return place if isinstance(place, Remote) else base.absolute() / place.expanduser()
 
 
-def _parts(text: str | PurePosixPath) -> list[str]:
+def _parts(text: str) -> list[str]:
     """Returns the parts of a key; `..` has no meaning there, and is refused."""
-    parts = [part for part in str(text).split("/") if part not in ("", ".")]
+    parts = [part for part in text.split("/") if part not in ("", ".")]
     if ".." in parts:
-        raise StoreError(f"{str(text)!r} names no place in a bucket: it has a '..'")
+        raise StoreError(f"{text!r} names no place in a bucket: it has a '..'")
     return parts

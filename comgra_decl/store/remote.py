@@ -39,6 +39,7 @@ _WAYS = {
     "gs": "GOOGLE_APPLICATION_CREDENTIALS, or what `gcloud auth application-default login` left",
 }
 _OPENED = (ValueError, LookupError, RuntimeError, OSError, NotImplementedError)
+_FROM_ENVIRONMENT = "environment"
 _opened_in: int | None = None
 
 
@@ -94,9 +95,27 @@ def _has(driver: str) -> bool:
     return True
 
 
-def retries() -> dict[str, Any]:
-    """Returns, for a context, how often requests are repeated."""
-    return {f"{driver}_request_retries": RETRIES for driver in DRIVERS.values() if _has(driver)}
+def resources() -> dict[str, Any]:
+    """Returns, for a context, how often requests are repeated, and where keys come from.
+
+    Where the environment holds keys it is asked alone: Amazon's code would otherwise complain, on
+    the terminal, of every file that it does not find.
+    """
+    drivers = [driver for driver in DRIVERS.values() if _has(driver)]
+    found: dict[str, Any] = {f"{driver}_request_retries": RETRIES for driver in drivers}
+    if os.environ.get("AWS_ACCESS_KEY_ID") and _knows(_FROM_ENVIRONMENT):
+        found["aws_credentials"] = {"type": _FROM_ENVIRONMENT}
+    return found
+
+
+@cache
+def _knows(credentials: str) -> bool:
+    """Whether this version of TensorStore can be told so."""
+    try:
+        ts.Context({"aws_credentials": {"type": credentials}})
+    except ValueError:
+        return False
+    return True
 
 
 def message(error: BaseException, place: Location) -> str:
@@ -117,7 +136,7 @@ class Objects:
         refuse_forked_child()
         self.place = place
         with self._asking():
-            self._kv = ts.KvStore.open(base_spec(place), context=ts.Context(retries())).result()
+            self._kv = ts.KvStore.open(base_spec(place), context=ts.Context(resources())).result()
 
     def exists(self, name: str) -> bool:
         """Whether there is an object."""

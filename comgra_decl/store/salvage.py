@@ -62,6 +62,7 @@ class Salvage:
         self._records = records
         self._losses = losses
         self._lost: list[tuple[str, Box]] = []
+        self._told: set[str] = set()
 
     def read(self, name: str, *index: int | slice) -> Data:
         """Returns what an index selects of an array, with fill values where it is lost."""
@@ -146,8 +147,11 @@ class Salvage:
         steps = f"step {first}" if first == last else f"steps {first} to {last}"
         how = "missing" if "NOT_FOUND" in str(error) else "damaged"
         loss = f"{_CONTENTS.get(family, family)} of {steps} are left out: {form.name!r} is {how}"
-        if loss not in self._losses and len(self._losses) < _MOST_TOLD:
-            self._losses.append(loss)
+        if loss in self._losses or len(self._losses) >= _MOST_TOLD:
+            return
+        self._losses.append(loss)
+        if family not in self._told:  # the others are told by `run.losses`
+            self._told.add(family)
             _log.warning("comgra: %s", loss)
 
 

@@ -12,9 +12,11 @@ detects damage.
 
 from __future__ import annotations
 
+import logging
 import threading
 import zlib
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from itertools import pairwise
 
 import numpy as np
 from numpy.typing import NDArray
@@ -24,7 +26,7 @@ from comgra_decl.records import Said
 
 from .commit import Commit
 from .database import Database
-from .layout import SCALAR_BLOCK, scalar_block_key, scalar_piece_key
+from .layout import DIGITS, SCALAR_BLOCK, scalar_block_key, scalar_piece_key
 from .logs import Names
 
 _COLUMNS = {"step": "<i8", "value": "<f8", "name": "<u4", "type": "<u4"}
@@ -32,6 +34,11 @@ ROW = np.dtype(list(_COLUMNS.items()))
 """One scalar; `name` and `type` are codes."""
 
 Rows = NDArray[np.void]
+
+LOST = int(np.iinfo(np.int64).min)
+"""The step of a scalar that cannot be read; its place is kept, because scalars are numbered."""
+
+_log = logging.getLogger("comgra_decl")
 
 
 class ScalarTable:
@@ -67,9 +74,15 @@ class ScalarTable:
         self._staged = None
 
     def resume(self, rows: Rows) -> None:
-        """Takes all scalars of a run that is continued."""
+        """Takes all scalars of a run that is continued.
+
+        Raises:
+            DamagedRunError: some of the open block are lost; it could not be written whole.
+        """
         self._edge = len(rows) // SCALAR_BLOCK * SCALAR_BLOCK
         self._open = rows[self._edge :].copy()
+        if (self._open["step"] == LOST).any():
+            raise DamagedRunError("the newest numbers of the run are damaged; nothing can follow.")
 
     def _rows(self, said: Said) -> Rows:
         rows = np.empty(len(said.names), ROW)
@@ -83,16 +96,14 @@ class ScalarReader:
     """The reader's side: keeps what it has read, and reads only what is new. Thread-safe."""
 
     def __init__(self, database: Database) -> None:
+        self.losses: list[str] = []
+        """What could not be read."""
         self._db = database
         self._rows = np.empty(0, ROW)
         self._lock = threading.Lock()
 
     def rows(self, count: int) -> Rows:
-        """Returns the first `count` scalars.
-
-        Raises:
-            DamagedRunError: some are missing or unreadable.
-        """
+        """Returns the first `count` scalars; those that cannot be read have the step `LOST`."""
         with self._lock:
             if len(self._rows) < count:
                 self._read(count)
@@ -105,22 +116,50 @@ class ScalarReader:
         known = len(self._rows)
         if known < edge:
             known = known // SCALAR_BLOCK * SCALAR_BLOCK  # its block is whole by now
-        blocks = [scalar_block_key(at) for at in range(known, edge, SCALAR_BLOCK)]
-        low, high = scalar_piece_key(max(known, edge)), scalar_piece_key(count)
-        keys = blocks + self._db.keys(low, high)
-        parts = [self._unpacked(*pair) for pair in zip(keys, self._db.read_all(keys), strict=True)]
-        rows = np.concatenate([self._rows[:known], *parts])
-        if len(rows) != count:
-            raise DamagedRunError(
-                f"{self._db.path}: head counts {count} scalars, but there are {len(rows)}."
-            )
-        self._rows = rows
+        keys = dict(self._keys(known, edge, count))
+        values = self._values(list(keys))
+        parts = [self._part(*pair, value) for pair, value in zip(keys.items(), values, strict=True)]
+        self._rows = np.concatenate([self._rows[:known], *parts])
 
-    def _unpacked(self, key: str, value: bytes) -> Rows:
+    def _keys(self, known: int, edge: int, count: int) -> Iterator[tuple[str, int]]:
+        """Yields the keys of the rows from `known` on, and how many each holds.
+
+        Blocks are whole; each piece of the open block ends where the next one begins.
+        """
+        for at in range(known, edge, SCALAR_BLOCK):
+            yield scalar_block_key(at), SCALAR_BLOCK
+        at = max(known, edge)
+        found = self._db.keys(scalar_piece_key(at), scalar_piece_key(count)) if at < count else []
+        starts = [int(key[-DIGITS:]) for key in found]
+        if at < count and (not starts or starts[0] > at):
+            starts.insert(0, at)  # its key is gone
+        for first, last in pairwise([*starts, count]):
+            yield scalar_piece_key(first), last - first
+
+    def _values(self, keys: Sequence[str]) -> list[bytes | None]:
+        """Reads keys side by side; those that cannot be read, one by one, are None."""
         try:
-            return unpacked(value)
-        except (zlib.error, ValueError) as error:
-            raise DamagedRunError(f"{self._db.path}: key {key!r} is damaged: {error}") from error
+            return [*self._db.read_all(keys)]
+        except DamagedRunError:
+            if len(keys) == 1:
+                return [None]
+        return [value for key in keys for value in self._values([key])]
+
+    def _part(self, key: str, count: int, value: bytes | None) -> Rows:
+        reason = "is missing"
+        try:
+            rows = unpacked(value) if value else np.empty(0, ROW)
+            if len(rows) == count:
+                return rows
+            reason = f"holds {len(rows)} in place of {count}" if value else reason
+        except (zlib.error, ValueError):
+            reason = "is damaged"
+        loss = f"{count} numbers of steps (losses, KPIs) are left out: key {key!r} {reason}"
+        self.losses.append(loss)
+        _log.warning("comgra: %s", loss)
+        lost = np.zeros(count, ROW)
+        lost["step"], lost["value"] = LOST, np.nan
+        return lost
 
 
 def packed(rows: Rows) -> bytes:

@@ -231,7 +231,9 @@ class WriterThread:
         if not waiting:
             return math.inf
         block, waited = writer.block_steps, now - self._since
-        if now < self._due or block is None or waiting >= block or self._flush is not None:
+        if now < self._due or not self._interval or self._flush is not None:
+            return self._due - now
+        if block is None or waiting >= block:
             return self._due - now
         missing = -(writer.records + waiting) % block
         rest = missing * waited / waiting

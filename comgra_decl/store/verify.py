@@ -147,7 +147,7 @@ def newest_version(path: Where) -> int | None:
     elif not (place / "manifest.ocdbt").is_file():
         return None
     try:
-        base = ts.KvStore.open(base_spec(place)).result()
+        base = ts.KvStore.open(base_spec(place), context=new_context(cache_bytes=0)).result()
         manifest: Mapping[str, Any] = ts.ocdbt.dump(base).result()
         return int(manifest["versions"][-1]["generation_number"])
     except (ValueError, KeyError, IndexError, RuntimeError, TypeError):

@@ -29,6 +29,7 @@ from .meta import RunMeta
 from .parts import Part, cut
 from .plausible import check_edges, check_facts, check_records
 from .salvage import Salvage, reserve
+from .scalars import LOST as LOST_SCALAR
 from .scalars import ScalarReader
 from .sessions import Session, read_sessions, superseded
 from .surviving import LOST, FactsReader
@@ -124,7 +125,7 @@ class View:
     @property
     def losses(self) -> list[str]:
         """What is left out because it is damaged; empty where the run is whole, as far as read."""
-        return self._tables.losses
+        return [*self._tables.losses, *self._scalars.losses]
 
     @cached_property
     def sessions(self) -> list[Session]:
@@ -147,10 +148,12 @@ class View:
 
     @cached_property
     def superseded_scalars(self) -> NDArray[np.bool_]:
-        """Which scalars gave way to a later session."""
+        """Which scalars do not count: they gave way to a later session, or are damaged."""
         steps: NDArray[np.float64] = self.scalars["step"].astype(np.float64)
         trained = np.ones(len(steps), bool)
-        return superseded(steps, trained, [(s.scalar, s.step) for s in self.sessions])
+        again = superseded(steps, trained, [(s.scalar, s.step) for s in self.sessions])
+        lost: NDArray[np.bool_] = self.scalars["step"] == LOST_SCALAR
+        return again | lost
 
     def names(self, table: str) -> list[str]:
         """Returns the names of a table ("type", "tags", "scalar", ...), by code."""

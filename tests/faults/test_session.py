@@ -14,10 +14,12 @@ import pytest
 import comgra_decl as comgra
 from comgra_decl.errors import StoreError
 from comgra_decl.launch.session import Session
+from comgra_decl.records import RawStep
 from comgra_decl.stats import Reducer
 from comgra_decl.store import RunWriter, WriterThread
 from tests.faults.program import SPEC, training
 from tests.store.test_full_disk import in_namespace
+from tests.store.threads import until
 from tests.ways.proof import Outcome, Told, attached, same, seeded
 
 pytestmark = pytest.mark.filterwarnings("ignore::UserWarning")
@@ -63,6 +65,16 @@ def broken(after: int, error: BaseException) -> Callable[..., Any]:
     return commit
 
 
+def committed(put: Callable[[WriterThread, RawStep], None]) -> Callable[..., None]:
+    """Hands over a step and waits for its commit, so that as many are tried as there are steps."""
+
+    def wait(thread: WriterThread, raw: RawStep) -> None:
+        put(thread, raw)
+        until(lambda: thread._failed or not thread._bytes)
+
+    return wait
+
+
 @pytest.mark.parametrize("after", [0, 2])
 @pytest.mark.parametrize(
     "error",
@@ -79,6 +91,7 @@ def test_a_commit_that_fails(
 ) -> None:
     before = attached()
     monkeypatch.setattr(RunWriter, "commit", broken(after, error))
+    monkeypatch.setattr(WriterThread, "put", committed(WriterThread.put))
     with caplog.at_level(logging.ERROR, "comgra_decl"):
         found, path = traced(tmp_path)
     same(plain, found)

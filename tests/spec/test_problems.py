@@ -78,8 +78,9 @@ def test_the_key_path_is_the_one_that_was_written(written: Any, place: str) -> N
         ({"nodes": {3: {"select": "**"}}}, "comgra.nodes.3: 3 is not text"),
         ({"run": {"root": ""}}, "comgra.run.root: '' must not be empty"),
         (
-            {"run": {"root": "s3://bucket"}},
-            "comgra.run.root: 's3://bucket' is not a folder; runs are stored in the file system",
+            {"run": {"root": "ftp://host/runs"}},
+            "comgra.run.root: 'ftp://host/runs' is neither a folder nor s3://BUCKET/PREFIX or "
+            "gs://BUCKET/PREFIX",
         ),
         (
             entry(batch_dim="first"),

@@ -8,7 +8,7 @@ import numpy as np
 
 from comgra_decl.records import Note, RawStep, Said, StepBatch, Structure
 from comgra_decl.store import Reader, RunWriter
-from tests.store.test_thread import FakeWriter, raw, thread_of, transform, until
+from tests.store.threads import FakeWriter, raw, thread_of, transform, until
 from tests.store.truth import meta_of, slot_info
 
 

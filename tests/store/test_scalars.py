@@ -14,12 +14,14 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from comgra_decl.errors import DamagedRunError, StoreError
+from comgra_decl.query import open_run
 from comgra_decl.records import Note, Said
 from comgra_decl.store import Reader, RunWriter
-from comgra_decl.store.layout import SCALAR_BLOCK, scalar_block_key
-from comgra_decl.store.scalars import ROW, packed, unpacked
+from comgra_decl.store.appending import append_to
+from comgra_decl.store.layout import SCALAR_BLOCK, scalar_block_key, scalar_piece_key
+from comgra_decl.store.scalars import LOST, ROW, packed, unpacked
 from comgra_decl.store.view import View
-from tests.store.test_thread import FakeWriter, raw, thread_of, until
+from tests.store.threads import FakeWriter, raw, thread_of, until
 from tests.store.truth import Truth, meta_of
 
 Scalar = tuple[int, str, str, float]
@@ -158,15 +160,38 @@ def test_a_curve_takes_few_bytes(tmp_path: Path) -> None:
     assert len(packed(whole)) / SCALAR_BLOCK < 10
 
 
-def test_a_damaged_block_is_an_error_that_names_it(tmp_path: Path) -> None:
+def test_damage_hides_the_numbers_it_has_hit_and_no_others(tmp_path: Path) -> None:
     writer = RunWriter.create(tmp_path / "run", meta_of())
-    writer.commit([], [said([(0, "a", "train", math.nan)] * SCALAR_BLOCK)])
-    writer._db.kv.write(scalar_block_key(0), b"rubbish").result()
-    with pytest.raises(DamagedRunError, match="scalars/blk/0"):
-        _ = Reader(tmp_path / "run").view.scalars
-    writer._db.kv.delete_range(ts.KvStore.KeyRange("scalars/", "scalars0")).result()
-    with pytest.raises(DamagedRunError, match="scalars/blk/0"):
-        _ = Reader(tmp_path / "run").view.scalars
+    rows = [(i, "a", "train", float(i)) for i in range(2 * SCALAR_BLOCK + 30)]
+    for first, last in ((0, 2 * SCALAR_BLOCK), (2 * SCALAR_BLOCK, -20), (-20, -10), (-10, None)):
+        writer.commit([], [said(rows[first:last])])
+    writer.close()
+    kv = writer._db.kv
+    kv.write(scalar_block_key(SCALAR_BLOCK), b"rubbish").result()
+    kv.write(scalar_piece_key(2 * SCALAR_BLOCK + 10), packed(np.zeros(3, ROW))).result()
+    view = Reader(tmp_path / "run").view
+    kept = rows[:SCALAR_BLOCK] + rows[2 * SCALAR_BLOCK : -20] + rows[-10:]
+    assert [row for row in scalars_of(view) if row[0] != LOST] == kept
+    assert len(view.scalars) == len(rows)
+    assert [loss.partition(" ")[0] for loss in view.losses] == [str(SCALAR_BLOCK), "10"]
+    assert "key 'scalars/blk/000000001024' is damaged" in view.losses[0]
+    assert open_run(tmp_path / "run").kpis()["step"].tolist() == [row[0] for row in kept]
+    with pytest.raises(DamagedRunError, match="the newest numbers of the run are damaged"):
+        append_to(tmp_path / "run", meta_of())
+
+
+def test_keys_that_are_gone_are_told_too(tmp_path: Path) -> None:
+    writer = RunWriter.create(tmp_path / "run", meta_of())
+    rows = [(i, "a", "train", float(i)) for i in range(SCALAR_BLOCK + 30)]
+    writer.commit([], [said(rows[:-10])])
+    writer.commit([], [said(rows[-10:])])
+    first_piece = ts.KvStore.KeyRange("scalars/row/", scalar_piece_key(SCALAR_BLOCK + 1))
+    for keys in (ts.KvStore.KeyRange("scalars/blk/", "scalars/blk0"), first_piece):
+        writer._db.kv.delete_range(keys).result()
+    view = Reader(tmp_path / "run").view
+    assert [row for row in scalars_of(view) if row[0] != LOST] == rows[-10:]
+    assert [loss.partition(" ")[0] for loss in view.losses] == [str(SCALAR_BLOCK), "20"]
+    assert all("is missing" in loss for loss in view.losses)
 
 
 # -- the writer thread

@@ -15,7 +15,8 @@ PANEL = "Keep"
 def command(
     run: RunPath,
     target: Annotated[
-        Path, typer.Argument(help="The folder to be; in an existing one, the run keeps its name.")
+        Path,
+        typer.Argument(help="The folder or URL to be; in an existing one the run keeps its name."),
     ],
     compact: Annotated[
         bool, typer.Option("--compact", help="Leave out what is stored twice.")

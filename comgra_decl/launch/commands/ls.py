@@ -19,7 +19,9 @@ def command(root: Root = Path("runs"), as_json: AsJson = False) -> None:
     if as_json:
         print_json(runs)
     elif not runs:
-        print(f"There is no run in {root} yet.")
+        from comgra_decl.store.location import location
+
+        print(f"There is no run in {location(root)} yet.")
     else:
         from comgra_decl.launch.tables import console, runs_table
 
