@@ -143,7 +143,7 @@ def test_the_tutorial_has_a_plan(tmp_path: Path) -> None:
     assert not (tmp_path / "runs").exists()
 
 
-@pytest.mark.parametrize("example", ["digits", "characters"])
+@pytest.mark.parametrize("example", ["digits", pytest.param("characters", marks=pytest.mark.slow)])
 def test_the_examples_have_a_plan(tmp_path: Path, example: str) -> None:
     script = str(EXAMPLES / example / "train.py")
     done = command(tmp_path, "--json", "samples.count=2", script, "hydra.output_subdir=null")
