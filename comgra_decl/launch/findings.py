@@ -11,7 +11,6 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
-from comgra_decl.launch.ending import nothing
 from comgra_decl.records import RESUMED, SKIPPED_STEP, Said, SlotInfo, StepBatch
 from comgra_decl.rules.catalogue import build
 from comgra_decl.rules.diagnosis import feed
@@ -267,3 +266,11 @@ def window_of(batch: StepBatch, engine: Engine, *, first: int) -> Window:
         histograms=batch.counts is not None,
         skipped=np.array([SKIPPED_STEP in info.extra for info in batch.steps], np.bool_),
     )
+
+
+def nothing(documents: dict[str, Any]) -> StepBatch:
+    """Returns a batch without records, for documents alone."""
+    empty = np.empty((0, 0, 0, 0), np.float32)
+    batch = StepBatch([], np.empty(0, np.int32), empty, empty, None, None, [], [], [], [])
+    batch.documents = documents
+    return batch
