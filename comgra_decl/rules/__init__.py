@@ -14,7 +14,7 @@ from comgra_decl.rules.engine import Engine, Unchecked
 from comgra_decl.rules.finding import Finding, Link, Place
 from comgra_decl.rules.health import CHECKLIST, Check, health
 from comgra_decl.rules.stored import stored
-from comgra_decl.rules.together import Correlation, Side, correlate
+from comgra_decl.rules.together import Correlation, Side, correlate, diagnose_and_correlate
 from comgra_decl.rules.window import Numbers, Window
 
 __all__ = [
@@ -37,6 +37,7 @@ __all__ = [
     "Window",
     "correlate",
     "diagnose",
+    "diagnose_and_correlate",
     "health",
     "stored",
 ]

@@ -54,10 +54,15 @@ def diagnose(run: Run, rules: Rules | None = None) -> Diagnosis:
     Raises:
         SpecError: `rules` names what does not exist.
     """
-    engine = examined(run, rules)
+    return concluded(examined(run, rules), run)
+
+
+def concluded(engine: Engine, run: Run) -> Diagnosis:
+    """Returns what an engine says that has seen all of a run."""
     unchecked = engine.unchecked()
     could_not = {entry.rule for entry in unchecked}
-    checked = [name for name in engine.names if name not in could_not]
+    names = [name for name in engine.names if not name.startswith("_")]  # those are no rules
+    checked = [name for name in names if name not in could_not]
     records, experiments = engine.scene.records, tuple(run.experiments())
     return Diagnosis(engine.findings(), unchecked, checked, records, experiments)
 

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from comgra_decl.launch.printing import AsJson, RunPath, print_json
+
+if TYPE_CHECKING:
+    from comgra_decl.rules import Correlation
 
 PANEL = "Look"
 
@@ -19,18 +22,33 @@ _All = Annotated[
 ]
 
 
+_Together = Annotated[
+    bool,
+    typer.Option(
+        "--together/--no-together", help="Look for what goes together, which takes longer."
+    ),
+]
+
+
 def command(
-    run: RunPath, rules: _Spec = None, everything: _All = False, as_json: AsJson = False
+    run: RunPath,
+    rules: _Spec = None,
+    everything: _All = False,
+    correlations: _Together = True,
+    as_json: AsJson = False,
 ) -> None:
     """Say what is wrong in a run, where it began, and what to do about it."""
     from comgra_decl.launch.diagnosing import described, rules_of
     from comgra_decl.query import open_run
-    from comgra_decl.rules import correlate, diagnose
+    from comgra_decl.rules import diagnose, diagnose_and_correlate
 
     opened = open_run(run)
     declared = rules_of(rules)
-    diagnosis = diagnose(opened, declared)
-    together = correlate(opened, declared)
+    together: list[Correlation] = []
+    if correlations:
+        diagnosis, together = diagnose_and_correlate(opened, declared)
+    else:
+        diagnosis = diagnose(opened, declared)
     if as_json:
         print_json(described(opened, diagnosis, together))
     else:

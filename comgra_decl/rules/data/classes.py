@@ -51,11 +51,15 @@ def _classes(table: SlotTable) -> Slots:
 
 
 def _count(known: dict[int, int], counts: NDArray[np.int_], ranges: NDArray[np.float64]) -> None:
-    for row, (low, high) in zip(counts, ranges, strict=True):
-        if not np.isfinite(low) or not row.any() or high - low > len(row):
-            continue
-        width = (high - low) / len(row)
-        bins = np.flatnonzero(row)
-        classes = np.rint(low + (bins + 0.5) * width).astype(int)
-        for number, count in zip(classes.tolist(), row[bins].tolist(), strict=True):
-            known[number] = known.get(number, 0) + int(count)
+    if not (ranges == ranges[:1]).all():  # nearly always all batches have the same classes
+        for row, ends in zip(counts, ranges, strict=True):
+            _count(known, row[None], ends[None])
+        return
+    (low, high), total = ranges[0].tolist(), counts.sum(0)
+    if not np.isfinite(low) or not total.any() or high - low > len(total):
+        return
+    width = (high - low) / len(total)
+    bins = np.flatnonzero(total)
+    classes = np.rint(low + (bins + 0.5) * width).astype(int)
+    for number, count in zip(classes.tolist(), total[bins].tolist(), strict=True):
+        known[number] = known.get(number, 0) + count

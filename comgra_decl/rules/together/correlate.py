@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from comgra_decl.rules.diagnosis import Diagnosis, concluded
 from comgra_decl.rules.together.correlation import Correlation
 from comgra_decl.rules.together.grouping import grouped
 from comgra_decl.rules.together.happening import happening
@@ -32,8 +33,15 @@ def correlate(run: Run, rules: Rules | None = None, *, most: int = MOST) -> list
         rules: whose events are looked at; None for those of the run's spec, or the default.
         most: how many to return at most.
     """
-    series = series_of(run, rules)
-    return among(series, most=most, run=run)
+    return among(series_of(run, rules)[0], most=most, run=run)
+
+
+def diagnose_and_correlate(
+    run: Run, rules: Rules | None = None, *, most: int = MOST
+) -> tuple[Diagnosis, list[Correlation]]:
+    """Returns what `diagnose` and `correlate` do, in one look at all records."""
+    series, engine = series_of(run, rules)
+    return concluded(engine, run), among(series, most=most, run=run)
 
 
 def among(series: Series, *, most: int = MOST, run: Run | None = None) -> list[Correlation]:

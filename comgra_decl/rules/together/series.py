@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 from comgra_decl.records import SlotInfo
 from comgra_decl.rules.base import Rule, SlotRule
 from comgra_decl.rules.diagnosis import examined
+from comgra_decl.rules.engine import Engine
 from comgra_decl.rules.table import SlotTable
 from comgra_decl.rules.together.correlation import Side
 from comgra_decl.rules.together.numbers import Floats
@@ -21,6 +22,9 @@ from comgra_decl.rules.window import Window
 if TYPE_CHECKING:
     from comgra_decl.query import Run
     from comgra_decl.spec.rules import Rules
+
+MOST_VALUES = 30_000_000
+"""Numbers held at once."""
 
 LEAST = 0.8
 """A series is looked at if so large a share of the records has it."""
@@ -45,40 +49,54 @@ class Series:
     marks: dict[Side, NDArray[np.bool_]] = field(default_factory=dict)
 
 
-def series_of(run: Run, rules: Rules | None = None) -> Series:
-    """Returns all series of a run; runs its rules once, to see at which records each fires."""
+def series_of(run: Run, rules: Rules | None = None) -> tuple[Series, Engine]:
+    """Returns all series of a run, and its rules, which have looked at all of it.
+
+    Of a run that holds more than `MOST_VALUES` numbers, evenly spaced records are in the series.
+    """
     hits: dict[str, list[NDArray[np.bool_]]] = {}
-    windows: list[Floats] = []
-    steps: list[NDArray[np.int64]] = []
+    size = len(run.slots) * len(run.statistics) * len(run.steps)
+    reader = _Reader(max(1, -(-size // MOST_VALUES)))
 
     def prepare(watched: list[Rule]) -> None:
-        watched.insert(0, _Reader(windows, steps))
+        watched.insert(0, reader)
         for rule in watched:
             if isinstance(rule, SlotRule):
                 _watch(rule, hits.setdefault(rule.name, []))
 
     engine = examined(run, rules, prepare=prepare)
-    found = Series(np.concatenate(steps) if steps else np.zeros(0, np.int64))
+    found = Series(np.concatenate(reader.steps) if reader.steps else np.zeros(0, np.int64))
     if len(found.steps):
         table, names = engine.scene.table, engine.scene.statistics
-        found.sides, found.values = _columns(table, names, _joined(windows, len(table)))
+        found.sides, found.values = _columns(table, names, _joined(reader.windows, len(table)))
         found.numbers = _numbers(run.kpis(), found.steps)
-        found.marks = _fired(hits, len(found.steps)) | _labels(run, found.steps)
-    return found
+        fired = {name: _every(parts, reader) for name, parts in hits.items() if parts}
+        found.marks = _fired(fired, len(found.steps)) | _labels(run, found.steps)
+    return found, engine
+
+
+def _every(parts: list[NDArray[np.bool_]], reader: _Reader) -> NDArray[np.bool_]:
+    """Returns what a rule says of the records that were kept; nothing if it did not see all."""
+    column = np.concatenate(parts)
+    return column[:: reader.every] if len(column) == reader.seen else column[:0]
 
 
 class _Reader(Rule):
-    """Keeps what windows of the training hold; finds nothing."""
+    """Keeps what each `every`-th record of the training holds; finds nothing."""
 
     name = "_together"
 
-    def __init__(self, windows: list[Floats], steps: list[NDArray[np.int64]]) -> None:
+    def __init__(self, every: int) -> None:
         super().__init__()
-        self._windows, self._steps = windows, steps
+        self.every, self.seen = every, 0
+        self.windows: list[Floats] = []
+        self.steps: list[NDArray[np.int64]] = []
 
     def look(self, window: Window) -> None:
-        self._windows.append(np.array(window.aggregates[..., 0]))
-        self._steps.append(window.steps)
+        rows = slice(-self.seen % self.every, None, self.every)
+        self.seen += len(window)
+        self.windows.append(np.array(window.aggregates[rows, ..., 0]))
+        self.steps.append(window.steps[rows])
 
     def findings(self, scene: Any) -> list[Any]:
         return []
@@ -144,9 +162,8 @@ def _numbers(table: pd.DataFrame, steps: NDArray[np.int64]) -> dict[str, Floats]
     return found
 
 
-def _fired(hits: dict[str, list[NDArray[np.bool_]]], records: int) -> dict[Side, NDArray[np.bool_]]:
+def _fired(columns: dict[str, NDArray[np.bool_]], records: int) -> dict[Side, NDArray[np.bool_]]:
     """Returns when each rule fired; of rules that did not look at every record nothing."""
-    columns = {name: np.concatenate(parts) for name, parts in hits.items() if parts}
     return {
         Side(f"rule {name}"): column
         for name, column in columns.items()
@@ -157,7 +174,7 @@ def _fired(hits: dict[str, list[NDArray[np.bool_]]], records: int) -> dict[Side,
 def _labels(run: Run, steps: NDArray[np.int64]) -> dict[Side, NDArray[np.bool_]]:
     """Returns which records are of each type and tag, where there are several."""
     records = run.records
-    records = records[records["mode"] == "train"]
+    records = records[(records["mode"] == "train") & records["step"].isin(steps)]
     if len(records) != len(steps):
         return {}
     found = {Side(f"type {t}"): (records["type"] == t).to_numpy() for t in run.types}
