@@ -7,10 +7,12 @@ half of the time that it takes to come up.
 from __future__ import annotations
 
 from collections.abc import Mapping
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
 import panel as pn
+from bokeh.document import Document
 from panel.theme.base import Design
 
 _FOLDER = Path(__file__).parent
@@ -36,13 +38,24 @@ class Plain(Design):
     """Components without styles of Panel's own, which each of them would load by itself."""
 
 
+class _Shell(pn.template.Template):
+    def server_doc(self, doc: Document | None = None, *args: Any, **options: Any) -> Document:
+        """Adds the page to a document; what refers to what is looked up once and not after each."""
+        doc = doc or pn.state.curdoc
+        with ExitStack() as frozen:
+            if doc is not None:
+                frozen.enter_context(doc.models.freeze())
+            made: Document = super().server_doc(doc, *args, **options)
+        return made
+
+
 def shell(*, head: Any, side: Any, main: Any, title: str) -> pn.template.Template:
     """Returns a page that holds three objects of Panel's."""
-    page = pn.template.Template(  # type: ignore[no-untyped-call]
-        (_FOLDER / "shell.html").read_text(encoding="utf-8"), design=Plain
-    )
+    page = _Shell(_text("shell.html"), design=Plain)  # type: ignore[no-untyped-call]
     for name, shown in (("head", head), ("side", side), ("main", main)):
         page.add_panel(name, shown)
+    for icon in ("app_favicon", "apple_icon"):  # Panel's own are not found behind a proxy
+        page.add_variable(icon, "data:,")
     page.add_variable("shell_title", title)
     page.add_variable("shell_css", _variables() + _text("shell.css"))
     page.add_variable("shell_js", _text("shell.js"))

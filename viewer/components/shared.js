@@ -60,13 +60,14 @@ class Outbox {
   // Whether everything said has been answered.
   get idle() { return this.timer === null && !this.waiting.length; }
 
-  // Paint first: an answer that arrives before the highlight is painted delays it.
-  post(message) {
+  // With `first`, what the browser shows by itself is painted first: the answer would delay it.
+  post(message, { first = false } = {}) {
     const kind = Object.keys(message)[0];
     const last = this.waiting.at(-1);
     if (last && kind in last) this.waiting.pop();
     this.waiting.push(message);
-    requestAnimationFrame(() => setTimeout(() => this.flush(), 0));
+    if (first) requestAnimationFrame(() => setTimeout(() => this.flush(), 0));
+    else this.flush();
   }
 
   flush() {

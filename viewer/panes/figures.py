@@ -10,10 +10,12 @@ from bokeh.events import DoubleTap, Tap
 from bokeh.models import (
     BoxZoomTool,
     ColumnDataSource,
+    Glyph,
     HoverTool,
+    Image,
     LinearColorMapper,
     Range1d,
-    SaveTool,
+    Text,
 )
 from bokeh.models.annotations import Span, Title
 from bokeh.models.formatters import BasicTickFormatter, CustomJSTickFormatter
@@ -21,7 +23,7 @@ from bokeh.models.renderers import GlyphRenderer
 from bokeh.models.tickers import BasicTicker
 from bokeh.plotting import figure
 
-from comgra_decl.viewer.palette import RED
+from comgra_decl.viewer.palette import GREY, RED
 
 MIN_HEIGHT = 170
 IMAGE = ("image", "x", "y", "dw", "dh")
@@ -60,7 +62,7 @@ class Frame:
             x_range=self._x,
             y_range=self._y,
             tools=[],
-            toolbar_location="above",
+            toolbar_location=None,  # files are offered by a button of our own
             min_border_left=46,
             min_border_right=12,
             min_border_top=4,
@@ -69,21 +71,20 @@ class Frame:
         self._title = Title(text="", text_font_size="12.5px", text_font_style="bold")
         self.figure.title = self._title
         zoomer = BoxZoomTool(dimensions="both" if both else "width")
-        self.figure.add_tools(zoomer, SaveTool())
+        self.figure.add_tools(zoomer)
         if tooltips is not None:
             self.figure.add_tools(HoverTool(tooltips=tooltips, mode="mouse"))
         self.figure.toolbar.active_drag = zoomer
-        self.figure.toolbar.autohide = True
-        self.figure.toolbar.logo = None
         self._ticker = BasicTicker(desired_num_ticks=5)
         self.figure.yaxis.ticker = self._ticker
         _style(self.figure, self._formatter)
         self.figure.on_event(DoubleTap, lambda _: self._show_all())
         self._message = ColumnDataSource({"x": [], "y": [], "text": []})
-        self.figure.text(
-            "x", "y", "text", source=self._message, text_align="center", text_baseline="middle",
-            text_font_size="12px", text_color="#8a93a6",
+        message = Text(
+            x="x", y="y", text="text", text_align="center", text_baseline="middle",
+            text_font_size="12px", text_color=GREY,
         )  # fmt: skip
+        plainly(self.figure, message, self._message)
         self._span: Span | None = None
 
     def pane(self) -> pn.pane.Bokeh:
@@ -177,7 +178,19 @@ def wrapped(text: str, width: int = 34) -> str:
 
 def image(fig: Any, source: ColumnDataSource, mapper: LinearColorMapper) -> GlyphRenderer[Any]:
     """Draws the pictures in `source` (columns `IMAGE`) into a figure."""
-    drawn: GlyphRenderer[Any] = fig.image(*IMAGE, source=source, color_mapper=mapper)
+    return plainly(fig, Image(**{name: name for name in IMAGE}, color_mapper=mapper), source)
+
+
+def plainly(fig: Any, glyph: Glyph, source: ColumnDataSource) -> GlyphRenderer[Any]:
+    """Draws a glyph into a figure.
+
+    The figure's own methods add four copies of it, for what is selected or under the pointer: most
+    of the objects on the page, and nothing is ever selected there.
+    """
+    drawn: GlyphRenderer[Any] = fig.add_glyph(
+        source, glyph, selection_glyph=None, nonselection_glyph=None, hover_glyph=None,
+        muted_glyph=None,
+    )  # fmt: skip
     return drawn
 
 
@@ -204,4 +217,5 @@ def _style(fig: Any, formatter: CustomJSTickFormatter) -> None:
     fig.xaxis.formatter = BasicTickFormatter(use_scientific=False)
     fig.xaxis.ticker.desired_num_ticks = 5
     fig.xgrid.grid_line_color = None
-    fig.ygrid.grid_line_alpha = 0.35
+    fig.ygrid.grid_line_color = GREY
+    fig.ygrid.grid_line_alpha = 0.3
