@@ -18,7 +18,7 @@ from benchmarks.viewer.screen import browser
 from benchmarks.viewer.served import served
 
 RESULTS = Path(__file__).parents[1] / "results"
-_PACKAGES = ("panel", "bokeh", "panel-material-ui", "numpy", "tensorstore")
+_PACKAGES = ("panel", "bokeh", "numpy", "tensorstore")
 MEASURES = {
     "everyday": ("nodes-300", measures.everyday),
     "large": ("nodes-1000", measures.large),
