@@ -16,9 +16,11 @@ from comgra_decl.viewer import url
 from comgra_decl.viewer.components.base import Message
 from comgra_decl.viewer.components.urlsync import UrlSync
 from comgra_decl.viewer.custom import ViewsFile
+from comgra_decl.viewer.files import Files
 from comgra_decl.viewer.model.catalogue import Catalogue, RunEntry
 from comgra_decl.viewer.model.choices import run_choice
 from comgra_decl.viewer.model.compare import DIFFERENCE
+from comgra_decl.viewer.model.found import looks
 from comgra_decl.viewer.model.other import Other, other_of
 from comgra_decl.viewer.model.runview import RunView
 from comgra_decl.viewer.model.selection import Selection, resolve
@@ -32,9 +34,9 @@ from comgra_decl.viewer.state import SECTIONS, SELECTION, ViewState
 
 _LOG = logging.getLogger(__name__)
 _FILL = {"flex": "1 1 0", "min-height": "0", "overflow": "hidden"}
-_KEPT = ("section", "scale", "expanded", "looked", "pass_", "slicing", "order", "window",
+_KEPT = ("section", "scale", "expanded", "pass_", "slicing", "order", "window",
          "other", "other_step", "axis")  # fmt: skip
-_OTHERS = ("run", "colour", "follow", "revision", "other_revision", "views", *_KEPT)
+_OTHERS = ("run", "colour", "follow", "revision", "looked", "other_revision", "views", *_KEPT)
 _KEYS = """
 <div class="keys"><kbd>,</kbd> <kbd>.</kbd> previous, next step &middot; <kbd>Shift</kbd> ten<br>
 <kbd>/</kbd> find a node &middot; arrows walk the graph<br>
@@ -83,6 +85,10 @@ class Dashboard:
             self.change, lambda: run_choice(self._runs(), self.state.run)
         )
         self.sections = sections(self.change, runs=self._runs, views=self._views)
+        self.files = Files(
+            lambda: (pane for section in self.sections.values() for pane in section.panes),
+            lambda: self.state.selection,
+        )
         self.url = UrlSync(width=0, height=0, margin=0)
         self.url.on_message(self._on_url)
         self.head = html_view(sizing_mode=None)
@@ -100,7 +106,7 @@ class Dashboard:
             sizing_mode="stretch_both", margin=0, visible=False, styles=_FILL,
         )  # fmt: skip
         self.main = pn.Column(
-            self._banner, self._notice, self._workspace, self.url,
+            self._banner, self._notice, self._workspace, self.url, self.files.view,
             sizing_mode="stretch_both", margin=0, styles=_FILL,
         )  # fmt: skip
         keys = html_view()
@@ -113,7 +119,7 @@ class Dashboard:
     def start(self) -> None:
         """Lets the browser send: to be called when the page has loaded."""
         self._ready = True
-        own = [self.url, self.head, self._tabs]
+        own = [self.url, self.head, self._tabs, self.files.view]
         shown = [pane for section in self.sections.values() for pane in section.panes]
         _make_ready([*self._frame, self.selectors, *shown], own)
 
@@ -167,7 +173,7 @@ class Dashboard:
             point["step"] = None
         if "node" in point and point["node"] != state.node and "role" not in point:
             point["role"] = ""
-        self._view = view
+        before, self._view = self._view, view
         at = resolve(view, replace(state.selection, **point), self._roles)
         self._roles[at.node] = at.role
         colour = wanted.get("colour", state.colour)
@@ -175,6 +181,7 @@ class Dashboard:
         others = {
             "run": run,
             "revision": view.revision,
+            "looked": looks(view),
             "follow": follow,
             "colour": colour if colour in painted else "kind",
             **{name: wanted.get(name, getattr(state, name)) for name in _KEPT},
@@ -182,6 +189,8 @@ class Dashboard:
         if others["section"] not in self._tabs.tokens:
             others["section"] = state.param.section.default
         others["views"] = -1 if self._views is None else self._views.version
+        if view is before and at.node != state.node and "expanded" not in wanted:
+            others["expanded"] = self.graph.revealed(at.node)
         self._compare(view, at, others)
         state.put(at, **others)
         if not self._workspace.visible:  # nothing changed since a notice took its place
@@ -221,6 +230,8 @@ class Dashboard:
                     pane.refresh(shown)
             for section in self.sections.values():
                 section.refresh(names, shown)
+            if names & {"run", "revision", "section"}:
+                self.files.refresh()
             self._write_url(names)
 
     def _shown(self, view: RunView) -> Shown:
@@ -228,7 +239,7 @@ class Dashboard:
         return Shown(
             view, state.selection, state.colour, state.scale, state.expanded, state.follow,
             pass_=state.pass_, slicing=state.slicing, order=state.order, window=state.window,
-            axis=state.axis, other=self._other,
+            axis=state.axis, other=self._other, run=state.run,
         )  # fmt: skip
 
     def _show_section(self) -> None:
@@ -291,13 +302,15 @@ class Dashboard:
         except ComgraError as error:
             self._show_notice(notice_for(self.catalogue, self.state.run, error))
             return
-        if view is not self._view or view.revision != self.state.revision or self._moved():
+        if view is not self._view or view.revision != self.state.revision or self._moved(view):
             self._point(self.state.run, view, {})
         elif self.state.run:
             self._show_head(head_of(view, self.state.run))
 
-    def _moved(self) -> bool:
-        """Whether the other run or the file of custom views is newer than what is on screen."""
+    def _moved(self, view: RunView) -> bool:
+        """Whether findings, the other run or custom views are newer than what is on screen."""
+        if looks(view) != self.state.looked:
+            return True
         if self._views is not None and self._views.look() != self.state.views:
             return True
         other = self._other

@@ -126,6 +126,7 @@ def look(
     what = dashboard.whole() if pane is None else _part(dashboard, pane, pass_)
     page = Look(
         *dashboard.alone(what),
+        dashboard.files.view,
         height=height or _height(pane, dashboard),
         sizing_mode="stretch_width",
         margin=0,

@@ -67,6 +67,10 @@ def _page(catalogue: Catalogue, views: ViewsFile | None) -> Any:
     query = (location.search or "") if location else ""
     pn.config.design = Plain  # of this session, for all that it will make
     dashboard = Dashboard(catalogue, query=query, views=views)
-    pn.state.onload(dashboard.start)
-    pn.state.add_periodic_callback(dashboard.poll, period=POLL)
+
+    def begin() -> None:  # what changes while a page is being loaded may never be seen there
+        dashboard.start()
+        pn.state.add_periodic_callback(dashboard.poll, period=POLL)
+
+    pn.state.onload(begin)
     return shell(head=dashboard.head, side=dashboard.side, main=dashboard.main, title=TITLE)

@@ -3,10 +3,12 @@
 Fixtures:
     chromium: The browser, one per test session (headless, from `CHROMIUM`, `/usr/bin/chromium`
         or the PATH; tests that need it are skipped where there is none).
-    page: A page in a fresh context. When the test is over it fails if the page wrote an error or
-        a warning to the console, raised an exception, or asked anything off the machine for
-        anything. `page.goto(url)`, then wait with `playwright.sync_api.expect`, never with sleep.
-    open_page: Opens further pages with the same checks; `open_page(viewport=..., **context)`.
+    page: A fresh page. When the test is over it fails if the page wrote an error or a warning to
+        the console, raised an exception, or asked anything off the machine for anything.
+        `page.goto(url)`, then wait with `playwright.sync_api.expect`, never with sleep.
+    open_page: Opens further pages with the same checks, `open_page(viewport=...)`. They share a
+        browser context, so that scripts are fetched and compiled once; options of a context
+        (`open_page(color_scheme="dark")`) make one of their own.
     serve: Serves Panel objects from this process: `url = serve(factory)`, where `factory()` is
         called for each browser session and returns a viewable. A test may keep what the factory
         made, read its parameters, and set them (Panel carries that over to the browser). Fails
@@ -21,7 +23,7 @@ import os
 import re
 import shutil
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -36,6 +38,8 @@ FLAGS = [
     "--disable-component-update",
     "--disable-sync",
 ]
+PATIENCE = 30_000  # milliseconds for anything to happen, on a busy machine
+VIEWPORT = {"width": 1400, "height": 840}
 LOCAL = re.compile(r"^(https?|wss?)://(127\.0\.0\.1|localhost)(:\d+)?(/|$)|^(data|blob|about):")
 
 #: What a software renderer says about itself, and what a page closed in mid-push leaves behind.
@@ -62,22 +66,32 @@ def chromium() -> Iterator[Any]:
         browser.close()
 
 
+@pytest.fixture(scope="session")
+def common_context(chromium: Any) -> Iterator[Any]:
+    """The context of all pages that need none of their own."""
+    context = chromium.new_context()
+    yield context
+    context.close()
+
+
 @pytest.fixture
-def open_page(chromium: Any, serve: object) -> Iterator[Callable[..., Any]]:
+def open_page(chromium: Any, common_context: Any, serve: object) -> Iterator[Callable[..., Any]]:
     """Opens pages that must stay clean."""
     assert serve, "pages close before the servers that they show, so `serve` comes first"
-    contexts: list[Any] = []
+    opened: list[Any] = []
     dirt: list[str] = []
 
-    def open_(**options: Any) -> Any:
-        options.setdefault("viewport", {"width": 1400, "height": 840})
-        context = chromium.new_context(**options)
-        contexts.append(context)
-        return watched(context.new_page(), dirt)
+    def open_(*, viewport: Mapping[str, int] = VIEWPORT, **options: Any) -> Any:
+        context = chromium.new_context(**options) if options else common_context
+        page = context.new_page()
+        page.set_viewport_size(dict(viewport))
+        opened.append(context if options else page)
+        return watched(page, dirt)
 
     yield open_
-    for context in contexts:
-        context.close()
+    for page_or_context in opened:
+        page_or_context.close()
+    common_context.clear_cookies()
     assert not dirt, "the page was not clean:\n" + "\n".join(dirt)
 
 
@@ -106,7 +120,7 @@ def watched(page: Any, dirt: list[str]) -> Any:
     page.on("pageerror", lambda error: note(f"uncaught: {error}"))
     page.on("request", on_request)
     page.on("websocket", on_request)
-    page.set_default_timeout(10_000)
+    page.set_default_timeout(PATIENCE)
     return page
 
 

@@ -10,11 +10,13 @@ of `ack` before the next; of several clicks made meanwhile only the newest is se
 
 from __future__ import annotations
 
+import base64
 import logging
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import panel as pn
 import param
 from panel.custom import JSComponent
 
@@ -68,13 +70,30 @@ class Component(JSComponent):
     def accept(self, message: Message) -> None:
         """Takes a checked message over into the own parameters, before any callback."""
 
+    def hand_over(self, name: str, content: bytes, *, kind: str) -> None:
+        """Gives the user a file; nothing of it stays, neither here nor in the page.
+
+        For components whose source has `handover.js`.
+
+        Args:
+            name: What the file is called; "" puts the content, a text, on the clipboard.
+            content: What is in it.
+            kind: Its media type.
+        """
+        encoded = base64.b64encode(content).decode()
+        self._send_msg({"name": name, "kind": kind, "content": encoded})
+
     def _handle_msg(self, data: Any) -> None:
-        try:
-            if not (isinstance(data, dict) and len(data) == 1 and self.check(data)):
-                _LOG.debug("%s ignored the message %.200r", type(self).__name__, data)
-                return
-            self.accept(data)
-            for callback in list(self._callbacks):
-                callback(data)
-        finally:
-            self.ack += 1
+        with pn.io.hold():  # all that follows from it, and the answer, in one message
+            try:
+                self._act_on(data)
+            finally:
+                self.ack += 1
+
+    def _act_on(self, data: Any) -> None:
+        if not (isinstance(data, dict) and len(data) == 1 and self.check(data)):
+            _LOG.debug("%s ignored the message %.200r", type(self).__name__, data)
+            return
+        self.accept(data)
+        for callback in list(self._callbacks):
+            callback(data)

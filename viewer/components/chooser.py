@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import base64
 from typing import ClassVar
 
 import param
@@ -36,17 +35,6 @@ class Chooser(Component):
                 if field["name"] == name:
                     return any(option["value"] == value for option in field["options"])
         return False
-
-    def hand_over(self, name: str, content: bytes, *, kind: str) -> None:
-        """Gives the user a file; nothing of it stays, neither here nor in the page.
-
-        Args:
-            name: What the file is called; "" puts the content, a text, on the clipboard.
-            content: What is in it.
-            kind: Its media type.
-        """
-        encoded = base64.b64encode(content).decode()
-        self._send_msg({"name": name, "kind": kind, "content": encoded})
 
 
 def _whole(value: object) -> bool:

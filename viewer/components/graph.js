@@ -40,7 +40,11 @@ class Graph {
     this.#button(buttons, "Fit", "Show the whole graph (f)", () => this.camera.fit(true));
     this.#button(buttons, "Centre", "Go to the selected node (c)", () => this.#centre());
     this.edgesButton = this.#button(buttons, "Edges", "", () => this.#toggleEdges());
-    this.#button(buttons, "SVG", "Download the graph as SVG", () => this.#save());
+    tools.append(saveMenu("the graph", [
+      ["PNG picture", () => this.#save(".png")],
+      ["SVG drawing", () => this.#save(".svg")],
+      ["CSV nodes and numbers", () => this.outbox.post({ save: "csv" })],
+    ]));
     this.legend = htmlElement(tools, "div", "legend");
     this.stage = htmlElement(this.root, "div", "stage");
     this.svg = svgElement(this.stage, "svg", { class: "canvas", role: "group",
@@ -280,12 +284,16 @@ class Graph {
     this.#drawAllEdges();
   }
 
-  #save() {
-    download(svgFile(this.world, this.camera.scene), "graph.svg", "image/svg+xml");
+  async #save(ending) {
+    const svg = svgFile(this.world, this.camera.scene);
+    const blob = ending === ".svg" ? new Blob([svg], { type: "image/svg+xml" })
+      : await picture(svg, this.camera.scene);
+    offer(blob, fileName("graph", ending));
   }
 
   #listen() {
     const { model, svg } = this;
+    model.on("msg:custom", handOver);
     model.on("scene", () => this.#setScene());
     model.on("selected", () => this.#adopt());
     model.on("ack", () => this.#adopt());

@@ -14,9 +14,9 @@ _SEARCH_LENGTH = 300
 class GraphView(Component):
     """Draws a `Scene` and says what the user clicked.
 
-    Messages: `{"select": box id}`, `{"expand": box id}`, `{"collapse": scope or box id}` and
-    `{"search": text}`, where the text is what the user typed or the full name of a node that is
-    inside a fold.
+    Messages: `{"select": box id}`, `{"expand": box id}`, `{"collapse": scope or box id}`,
+    `{"save": "csv"}` and `{"search": text}`, where the text is what the user typed or the full name
+    of a node that is inside a fold.
 
     Attributes:
         scene: `Scene.as_json()`.
@@ -37,6 +37,8 @@ class GraphView(Component):
 
     _esm = source(
         "shared.js",
+        "handover.js",
+        "save_menu.js",
         "graph_camera.js",
         "graph_scene.js",
         "graph_boxes.js",
@@ -55,6 +57,8 @@ class GraphView(Component):
             return False
         if action == "search":
             return 0 < len(value) <= _SEARCH_LENGTH
+        if action == "save":
+            return value == "csv"
         return value in self._known(action)
 
     def accept(self, message: Message) -> None:

@@ -46,10 +46,17 @@ function plainColour(value) {
   return mixed[4] === undefined ? `rgb(${r}, ${g}, ${b})` : `rgba(${r}, ${g}, ${b}, ${mixed[4]})`;
 }
 
-function download(text, name, type) {
-  const link = document.createElement("a");
-  link.href = URL.createObjectURL(new Blob([text], { type }));
-  link.download = name;
-  link.click();
-  setTimeout(() => URL.revokeObjectURL(link.href), 1000);
+const LARGEST = 8192; // pixels on a side; browsers refuse much larger pictures
+
+// The same as a picture, twice as fine as on screen where that is not too large.
+async function picture(svg, { width, height }) {
+  const scale = Math.min(2, LARGEST / Math.max(width, height));
+  const sheet = document.createElement("canvas");
+  Object.assign(sheet, { width: Math.ceil(width * scale), height: Math.ceil(height * scale) });
+  const drawn = new Image();
+  drawn.src = URL.createObjectURL(new Blob([svg], { type: "image/svg+xml" }));
+  await drawn.decode();
+  sheet.getContext("2d").drawImage(drawn, 0, 0, sheet.width, sheet.height);
+  URL.revokeObjectURL(drawn.src);
+  return new Promise((resolve) => sheet.toBlob(resolve, "image/png"));
 }

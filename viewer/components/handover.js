@@ -7,9 +7,13 @@ function handOver(message) {
     toClipboard(new TextDecoder().decode(bytes));
     return;
   }
+  offer(new Blob([bytes], { type: file.kind }), file.name);
+}
+
+function offer(blob, name) {
   const link = document.createElement("a");
-  link.href = URL.createObjectURL(new Blob([bytes], { type: file.kind }));
-  link.download = file.name;
+  link.href = URL.createObjectURL(blob);
+  link.download = name;
   link.click();
   setTimeout(() => URL.revokeObjectURL(link.href), 10_000);
 }

@@ -31,6 +31,7 @@ export function render({ model }) {
       outbox.post({ send: target.dataset.send });
     }
   });
+  model.on("msg:custom", handOver);
   model.on("html", draw);
   draw();
   return root;

@@ -24,7 +24,7 @@ class HtmlView(Component):
     tokens = param.List(default=[], item_type=str)
     css = param.String(default="")
 
-    _esm = source("shared.js", "htmlview.js")
+    _esm = source("shared.js", "handover.js", "htmlview.js")
 
     def check(self, message: Message) -> bool:
         """Whether the message is one of the tokens on screen."""

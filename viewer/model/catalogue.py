@@ -10,6 +10,7 @@ from pathlib import Path
 
 from comgra_decl.errors import ComgraError, RunNotFoundError
 from comgra_decl.query import RunSummary, list_runs, open_run
+from comgra_decl.viewer.model.ranks import rank_in, without_rank
 from comgra_decl.viewer.model.runview import RunView
 
 OPEN_RUNS = 8
@@ -74,8 +75,8 @@ class Catalogue:
         self._take(self._begin())
 
     def entry(self, name: str) -> RunEntry | None:
-        """Returns the listed run of that name, or None."""
-        return next((entry for entry in self.entries if entry.name == name), None)
+        """Returns the listed run of that name, or the one whose rank it names, or None."""
+        return next((e for e in self.entries if e.name == without_rank(name)), None)
 
     def default(self) -> str:
         """Returns the name of the newest run that can be read and has records, or else the first.
@@ -88,7 +89,14 @@ class Catalogue:
         return ranked[0].name if ranked else ""
 
     def open(self, name: str) -> RunView:
-        """Returns the run of a listed name; raises ComgraError if it cannot be read (any more)."""
+        """Returns the run of a listed name, or one rank of it.
+
+        Raises:
+            ComgraError: it cannot be read (any more).
+        """
+        return self._open(without_rank(name)).rank(rank_in(name))
+
+    def _open(self, name: str) -> RunView:
         if name not in self._paths:
             self._views.pop(name, None)
             raise RunNotFoundError(f"There is no run {name!r} below {self.root}.")
@@ -107,7 +115,8 @@ class Catalogue:
             RunNotFoundError: its folder is gone.
             ComgraError: it cannot be read any more.
         """
-        view = self.open(name)
+        name, rank = without_rank(name), rank_in(name)
+        view = self._open(name)
         now = time.monotonic()
         if now - self._looked.get(name, -1e9) >= _BETWEEN_LOOKS:
             self._looked[name] = now
@@ -115,7 +124,7 @@ class Catalogue:
                 self._views.pop(name, None)
                 raise RunNotFoundError(f"The folder of this run is gone: {self._paths[name]}")
             view.refresh()
-        return view
+        return view.rank(rank)
 
     def _begin(self) -> Future[list[RunSummary]]:
         self._began = time.monotonic()

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 
 from comgra_decl.records import AGGREGATES
 from comgra_decl.viewer.model.catalogue import RunEntry
+from comgra_decl.viewer.model.ranks import without_rank
 from comgra_decl.viewer.model.runview import RunView
 from comgra_decl.viewer.model.selection import Selection
 from comgra_decl.viewer.model.words import BATCH_HELP, BATCH_LABELS, STATISTIC_HELP, pass_label
@@ -39,6 +40,7 @@ Groups = tuple[tuple[str, tuple[Field, ...]], ...]
 
 def run_choice(entries: tuple[RunEntry, ...], chosen: str) -> Field:
     """Returns the choice among all runs, newest first within their groups."""
+    chosen = without_rank(chosen)
     options = [Option(entry.name, _run_label(entry), entry.group) for entry in entries]
     if all(option.value != chosen for option in options):
         options.insert(0, Option(chosen, chosen or "none yet"))
@@ -48,7 +50,7 @@ def run_choice(entries: tuple[RunEntry, ...], chosen: str) -> Field:
 def choices(view: RunView, at: Selection, colour: str, scale: str, runs: Field) -> Groups:
     """Returns every choice there is for the current selection, in three groups."""
     return (
-        ("Run", (runs, _types(view, at))),
+        ("Run", (runs, *_ranks(view), _types(view, at))),
         ("Tensor", _tensor(view, at)),
         ("Shown", (_statistics(view, at), _batch(view, at), _scale(scale), _colours(view, colour))),
     )
@@ -60,6 +62,19 @@ def _run_label(entry: RunEntry) -> str:
     notes = [entry.state] if entry.state in ("live", "stopped") else []
     notes += ["no record yet"] if entry.empty else []
     return " \u00b7 ".join([entry.label, *notes])
+
+
+def _ranks(view: RunView) -> tuple[Field, ...]:
+    """Returns the choice among ranks, where there are several."""
+    if len(view.ranks) < 2:
+        return ()
+    options = [Option("", f"all {len(view.ranks)} together")]
+    options += [Option(str(rank), f"rank {rank} alone") for rank in view.ranks]
+    missing = view.whole.run.missing_ranks
+    help_ = "Processes of a distributed training; together, their batches are one"
+    help_ += f". Nothing was recorded of {', '.join(map(str, missing))}" if missing else ""
+    chosen = "" if view.number is None else str(view.number)
+    return (Field("rank", "Ranks", chosen, tuple(options), help_),)
 
 
 def _types(view: RunView, at: Selection) -> Field:

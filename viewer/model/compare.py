@@ -104,7 +104,9 @@ def statistics_of(
     if other.view is None or slot is None:
         return []
     here = _numbers(view, slot, at.step, at)
-    there = _numbers(other.view, counterpart(other.view, slot), other.step, _there(other.view, at))
+    there = _numbers(
+        other.view, counterpart(other.view, slot), other.step, there_of(other.view, at)
+    )
     return [(name, _pair(name, here, there)) for name in view.run.statistics]
 
 
@@ -113,8 +115,10 @@ def _pair(name: str, here: dict[str, float], there: dict[str, float]) -> Pair:
     return Pair(here.get(name, _NAN), there.get(name, _NAN), known)
 
 
-def ranking_of(view: RunView, other: Other, at: Selection, pass_: str) -> Ranking:
-    """Returns which tensors of a pass differ most in the selected statistic."""
+def ranking_of(
+    view: RunView, other: Other, at: Selection, pass_: str, *, most: int = _SHOWN
+) -> Ranking:
+    """Returns which tensors of a pass differ most in the selected statistic, `most` of them."""
     if other.view is None:
         return Ranking()
     pairs = _pairs(view, other, at, pass_)
@@ -122,7 +126,7 @@ def ranking_of(view: RunView, other: Other, at: Selection, pass_: str) -> Rankin
     ranked = sorted(known, key=lambda row: (not row.broken, -abs(row.pair.relative)))
     here, there = view.nodes, other.view.nodes
     return Ranking(
-        tuple(ranked[:_SHOWN]),
+        tuple(ranked[:most]),
         compared=len(known),
         absent=len(pairs) - len(known),
         only_here=tuple(sorted(set(here) - set(there), key=here.index)),
@@ -146,7 +150,7 @@ def overlay_of(
     there = None
     if other.view is not None and other.view is not view:
         match = counterpart(other.view, slot)
-        there = curve(other.view, match, _there(other.view, at))
+        there = curve(other.view, match, there_of(other.view, at))
         if there.missing and match is not None:
             there = replace(there, missing=f"{other.run}: {there.missing}")
         elif there.missing:
@@ -226,7 +230,7 @@ def _find_pairs(view: RunView, other: Other, at: Selection, pass_: str) -> list[
     if at.statistic not in other.view.run.statistics:
         return []
     row = view.row(at.step, at.type, at.over)
-    else_row = other.view.row(other.step, _there(other.view, at).type, at.over)
+    else_row = other.view.row(other.step, there_of(other.view, at).type, at.over)
     here, there = row.column(at.statistic), else_row.column(at.statistic)
     bad_here, bad_there = row.column("nonfinite"), else_row.column("nonfinite")
     found: list[Ranked | None] = []
@@ -304,7 +308,7 @@ def _numbers(view: RunView, slot: Slot | None, step: int | None, at: Selection) 
     return view.row(step, at.type, at.over).line(slot.id)
 
 
-def _there(view: RunView, at: Selection) -> Selection:
+def there_of(view: RunView, at: Selection) -> Selection:
     """Returns the selection as the other run can show it: not every run has every type."""
     type_ = at.type if at.type in view.types() else ""
     sample = at.sample

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Literal
 from weakref import WeakKeyDictionary
 
@@ -36,10 +35,11 @@ class Found:
 
 @dataclass
 class _Look:
-    """One attempt to look at a whole run; of `revision` of its view."""
+    """The `number`-th attempt to look at a whole run; of `revision` of its view."""
 
     revision: int
-    running: bool = True
+    number: int = 1
+    over: threading.Event = field(default_factory=threading.Event)
     diagnosis: Diagnosis | None = None
     correlations: tuple[Correlation, ...] | None = None
     problem: str = ""
@@ -60,28 +60,34 @@ def found(view: RunView) -> Found:
         look.diagnosis if current else kept,
         look.correlations,
         "looked" if current else "recorded",
-        look.running,
+        not look.over.is_set(),
         look.problem,
     )
 
 
-def look(view: RunView, done: Callable[[], None]) -> None:
-    """Begins to look at all of a run; nothing happens if somebody else has begun.
+def look(view: RunView) -> threading.Event:
+    """Begins to look at all of a run, unless somebody has begun; returns what tells the end.
 
-    Args:
-        view: of the run; read through another object, so that the page goes on.
-        done: called when it is over, on a thread of its own.
+    It is read through another object, on a thread of its own, so that the page goes on. Sessions
+    learn from `looks` that it is over, whoever began.
     """
     known = _looks.get(view)
-    if known is not None and known.running:
-        return
+    if known is not None and not known.over.is_set():
+        return known.over
     attempt = _Look(view.revision)
     if known is not None:  # stays on screen meanwhile
         attempt.diagnosis, attempt.correlations = known.diagnosis, known.correlations
+        attempt.number = known.number + 1
     _looks[view] = attempt
-    path = view.run.path
-    arguments = (attempt, path, done)
+    arguments = (attempt, view.run.path, view.number)
     threading.Thread(target=_work, args=arguments, name="comgra-look", daemon=True).start()
+    return attempt.over
+
+
+def looks(view: RunView) -> int:
+    """Returns how often somebody has looked at a run by now, to the end."""
+    look = _looks.get(view)
+    return 0 if look is None else look.number - (not look.over.is_set())
 
 
 def looked_at(view: RunView) -> bool:
@@ -89,14 +95,14 @@ def looked_at(view: RunView) -> bool:
     return view in _looks
 
 
-def _work(attempt: _Look, path: object, done: Callable[[], None]) -> None:
+def _work(attempt: _Look, path: object, rank: int | None) -> None:
     try:
         with _turn:
             run = open_run(str(path))
+            run = run if rank is None else run.rank(rank)
             attempt.diagnosis = diagnose(run)
             attempt.correlations = tuple(correlate(run))
     except Exception as error:  # noqa: BLE001  (it is shown where it was asked for)
         attempt.problem = f"{type(error).__name__}: {error}"
     finally:
-        attempt.running = False
-        done()
+        attempt.over.set()

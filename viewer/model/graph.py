@@ -146,7 +146,7 @@ def heat_of(
     soon as anything inside is NaN or infinite.
     """
     scale = _scale(view, at, pass_)
-    values = _node_values(view, at, graph, pass_)
+    values = node_values(view, at, graph, pass_)
     paint = {box.id: _paint(box.members, values, scale) for box in scene.boxes}
     return {box: p for box, p in paint.items() if p is not None}, _legend(at, pass_, scale)
 
@@ -157,7 +157,7 @@ def _title(view: RunView, name: str) -> str:
     return " \u00b7 ".join(part for part in parts if part)
 
 
-def _node_values(
+def node_values(
     view: RunView, at: Selection, graph: Graph, pass_: str
 ) -> dict[str, tuple[float, bool]]:
     """Returns for each recorded node its value and whether it holds NaN or infinities."""

@@ -34,12 +34,17 @@ class Chart:
         return _chart(self.title, lines)
 
 
-def charts(view: RunView) -> tuple[Chart, ...]:
-    """Returns one chart per loss and per KPI, each with a line per type of execution."""
-    return view.now("charts", lambda: _charts(view))
+def charts(view: RunView, *, points: int = POINTS) -> tuple[Chart, ...]:
+    """Returns one chart per loss and per KPI, each with a line per type of execution.
+
+    Lines of more than `points` are thinned.
+    """
+    if points != POINTS:
+        return _charts(view, points)
+    return view.now("charts", lambda: _charts(view, points))
 
 
-def _charts(view: RunView) -> tuple[Chart, ...]:
+def _charts(view: RunView, points: int) -> tuple[Chart, ...]:
     losses: dict[str, list[Line]] = {}
     others: dict[str, list[Line]] = {}
     titles = {_title(slot) for slot in _losses(view)}
@@ -47,12 +52,12 @@ def _charts(view: RunView) -> tuple[Chart, ...]:
         name, label = map(str, cast("tuple[str, str]", key))
         steps, values = part["step"].to_numpy(), part["value"].to_numpy(float)
         is_loss = name in titles or name.partition("[")[0] == "loss"
-        _add(losses if is_loss else others, name, label, steps, values)
+        _add(losses if is_loss else others, name, Line(label, steps, values), points)
     for slot in _losses(view):  # what the curves of all steps do not tell, such as evaluations
         for type_ in view.run.types:
             series = view.series(slot, "mean", "mean", type_)
             steps, values = np.asarray(series.index), np.asarray(series, float)
-            _add(losses, _title(slot), type_, steps, values)
+            _add(losses, _title(slot), Line(type_, steps, values), points)
     return tuple(_chart(title, group) for title, group in {**losses, **others}.items())
 
 
@@ -66,15 +71,13 @@ def _title(slot: Slot) -> str:
     return f"{title}[{slot.iteration}]" if slot.iteration else title
 
 
-def _add(
-    lines: dict[str, list[Line]], title: str, label: str, steps: Steps, values: Floats
-) -> None:
-    known = ~np.isnan(values)
-    told = any(line.label == label for line in lines.get(title, ()))  # a loss that is a KPI too
+def _add(lines: dict[str, list[Line]], title: str, new: Line, points: int) -> None:
+    known = ~np.isnan(new.values)
+    told = any(line.label == new.label for line in lines.get(title, ()))  # a loss that is a KPI too
     if known.any() and not told:
-        steps, values = steps[known].astype(np.int64), values[known]
-        keep = thin(values, POINTS)
-        lines.setdefault(title, []).append(Line(label, steps[keep], values[keep]))
+        steps, values = new.steps[known].astype(np.int64), new.values[known]
+        keep = thin(values, points)
+        lines.setdefault(title, []).append(Line(new.label, steps[keep], values[keep]))
 
 
 def _chart(title: str, lines: list[Line]) -> Chart:

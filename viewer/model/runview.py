@@ -68,24 +68,48 @@ class RunView:
     """A run as the viewer asks for it; one per run and process, shared by all sessions.
 
     `revision` grows whenever `refresh` found something new, so that a session can tell that it has
-    seen less. Nothing here alters the run.
+    seen less. `number` is the rank, where only one of several is shown, `whole` all of them.
+    Nothing here alters the run.
     """
 
     def __init__(self, run: Run) -> None:
         self.run = run
+        self.number: int | None = None
+        self.whole = self
         self.revision = 0
+        self._ranks: dict[int, RunView] = {}
         self._lasting: OrderedDict[Hashable, Any] = OrderedDict()  # written once, never changes
         self._passing: dict[Hashable, Any] = {}  # true for this revision only
         self._index()
 
     def refresh(self) -> bool:
         """Looks for new records; returns whether there were any."""
+        for view in self._ranks.values():
+            view.refresh()
         if not self.run.refresh():
             return False
         self.revision += 1
         self._passing.clear()
         self._index()
         return True
+
+    def rank(self, number: int | None) -> RunView:
+        """Returns one rank of a distributed run, or for None all of them together.
+
+        Raises:
+            UnknownNameError: that rank was not recorded.
+        """
+        if number is None:
+            return self
+        if number not in self._ranks:
+            self._ranks[number] = RunView(self.run.rank(number))
+            self._ranks[number].number, self._ranks[number].whole = number, self
+        return self._ranks[number]
+
+    @property
+    def ranks(self) -> list[int]:
+        """All ranks of the run, whichever of them this is."""
+        return self.whole.run.ranks
 
     # --- slots -------------------------------------------------------------------------------
 

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from comgra_decl.errors import DamagedRunError, FormatError, RunNotFoundError
 from comgra_decl.viewer.model.catalogue import Catalogue
 from comgra_decl.viewer.model.numbers import count
+from comgra_decl.viewer.model.ranks import spoken
 from comgra_decl.viewer.model.runview import RunView
 
 
@@ -65,7 +66,7 @@ def head_of(view: RunView, name: str) -> str:
     text = f"{state} \u00b7 {count(len(view.run.records))} records"
     return (
         f'{BRAND}<span class="name" title="{html.escape(str(view.run.path))}">'
-        f'{html.escape(name)}</span><span class="state {state}" '
+        f'{html.escape(spoken(name))}</span><span class="state {state}" '
         f'title="{STATE_HELP.get(state, "")}">{text}</span>'
     )
 

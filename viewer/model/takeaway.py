@@ -1,4 +1,4 @@
-"""Raw values as files and as text for a spreadsheet."""
+"""Numbers as files and as text for a spreadsheet."""
 
 from __future__ import annotations
 
@@ -26,11 +26,11 @@ def csv_of(tensor: Tensor, slicing: Slicing, order: str) -> bytes:
             [*map(str, index), text]
             for index, text in zip(listing.indices.tolist(), _texts(listing.values), strict=True)
         )
-        return _written([*(dim.name for dim in tensor.dims), "value"], lines)
+        return written([*(dim.name for dim in tensor.dims), "value"], lines)
     cells = taken(tensor.values, slicing)
     flat = cells.reshape(len(cells), -1)  # three colours side by side
     lines = ([str(row), *_texts(part)] for row, part in enumerate(flat))
-    return _written(["", *map(str, range(flat.shape[1]))], lines)
+    return written(["", *map(str, range(flat.shape[1]))], lines)
 
 
 def npy_of(tensor: Tensor) -> bytes:
@@ -50,19 +50,29 @@ def tabbed(window: Window) -> bytes:
     return "\n".join("\t".join(_texts(row)) for row in window.cells).encode()
 
 
+CSV = "text/csv"
+"""The media type."""
+
+
+def clean_name(*parts: str, ending: str) -> str:
+    """Returns the name of a file, in letters that every system takes."""
+    return re.sub(r"[^A-Za-z0-9._-]+", "_", "-".join(filter(None, parts)))[:150] + ending
+
+
 def file_name(at: Selection, tensor: Tensor, ending: str) -> str:
-    """Returns a name that tells tensor, step and sample, in letters that every system takes."""
+    """Returns a name that tells tensor, step and sample."""
     pass_ = "forward" if tensor.slot is None else tensor.slot.pass_
     parts = [at.node, at.role, pass_, f"step{at.step}"]
     parts += [] if tensor.fixed is None else [f"sample{tensor.fixed}"]
-    return re.sub(r"[^A-Za-z0-9._-]+", "_", "-".join(parts))[:150] + ending
+    return clean_name(*parts, ending=ending)
 
 
 def _texts(values: NDArray[np.generic]) -> list[str]:
     return [str(value) for value in values]
 
 
-def _written(head: list[str], lines: Iterable[list[str]]) -> bytes:
+def written(head: list[str], lines: Iterable[list[str]]) -> bytes:
+    """Returns a table as CSV."""
     out = io.StringIO()
     writer = csv.writer(out, lineterminator="\n")
     writer.writerow(head)

@@ -17,12 +17,16 @@ from comgra_decl.viewer.components.htmlview import HtmlView
 from comgra_decl.viewer.model.other import Other
 from comgra_decl.viewer.model.runview import RunView
 from comgra_decl.viewer.model.selection import Selection
+from comgra_decl.viewer.model.takeaway import CSV, clean_name
 from comgra_decl.viewer.style import CSS
 
 Act = Callable[..., None]
 """Changes what is shown: `act(step=10, node="encoder")`; see `Dashboard.change`."""
 
 _LOG = logging.getLogger(__name__)
+
+PASSES = ("forward", "gradient")
+"""What the first and the second of two panes beside each other show."""
 
 TENSOR = frozenset({"run", "revision", "type", "node", "role", "iteration"})
 """What chooses a tensor."""
@@ -44,6 +48,16 @@ class Shown:
     window: str = ""
     axis: str = "recorded"
     other: Other | None = None
+    run: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Exhibit:
+    """A Bokeh figure of a pane, what a screen reader calls it, and what gives its numbers."""
+
+    figure: Any
+    label: str
+    csv: Callable[[], bytes]
 
 
 class Pane(ABC):
@@ -58,9 +72,7 @@ class Pane(ABC):
 
     def __init__(self, act: Act) -> None:
         self.act = act
-        self._problem = pn.pane.HTML(  # type: ignore[no-untyped-call]
-            "", visible=False, stylesheets=[CSS], margin=0
-        )
+        self._problem = pn.pane.HTML("", visible=False, margin=0)  # type: ignore[no-untyped-call]
         self._body = self.build()
         self.panel = pn.Column(
             self._problem, self._body, sizing_mode=self.sizing, margin=0, css_classes=["pane"]
@@ -78,6 +90,10 @@ class Pane(ABC):
         """Browser components that must hear when the page is ready."""
         return []
 
+    def exhibits(self) -> list[Exhibit]:
+        """Figures that can be taken away as files."""
+        return []
+
     def refresh(self, shown: Shown) -> None:
         """Updates; what goes wrong is shown in place of this pane alone."""
         try:
@@ -85,6 +101,7 @@ class Pane(ABC):
         except Exception as error:  # noqa: BLE001 - whatever it is, it must be seen
             if not isinstance(error, ComgraError):
                 _LOG.exception("%s could not be drawn", type(self).__name__)
+            self._problem.stylesheets = [CSS]  # so late because hardly any pane ever needs it
             self._problem.object = problem_card(f"{type(self).__name__} cannot be shown", error)
             self._problem.visible, self._body.visible = True, False
         else:
@@ -100,6 +117,24 @@ def problem_card(title: str, error: BaseException) -> str:
         where = f"<details><summary>Details</summary><pre>{_e(''.join(lines))}</pre></details>"
     text = str(error) or type(error).__name__
     return f'<div class="notice bad"><h2>{_e(title)}</h2><p>{_e(text)}</p>{where}</div>'
+
+
+SAVE = "save:csv"
+"""What the button of `save_button` sends."""
+
+
+def save_button(what: str) -> str:
+    """Returns a button for an `HtmlView`, which gives the numbers of its table as a file."""
+    return (
+        f'<button type="button" class="take" data-send="{SAVE}" '
+        f'aria-label="Save {_e(what)} as CSV" title="Save {_e(what)} as CSV">CSV</button>'
+    )
+
+
+def hand_table(view: HtmlView, at: Selection, what: str, content: bytes) -> None:
+    """Gives the user a table as a file."""
+    name = clean_name(at.node, f"step{at.step}", what, ending=".csv")
+    view.hand_over(name, content, kind=CSV)
 
 
 def html_view(css: str = "", **params: Any) -> HtmlView:

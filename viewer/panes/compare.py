@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from typing import Any, ClassVar
 
 import panel as pn
@@ -20,11 +21,22 @@ from comgra_decl.viewer.model.compare import (
     statistics_of,
 )
 from comgra_decl.viewer.model.other import Other
+from comgra_decl.viewer.model.ranks import with_rank
 from comgra_decl.viewer.model.runview import Slot
 from comgra_decl.viewer.model.selection import nearest
 from comgra_decl.viewer.model.sheet import slot_of
 from comgra_decl.viewer.model.sheet_choices import pass_field
-from comgra_decl.viewer.panes.base import TENSOR, Act, Pane, Shown, html_view
+from comgra_decl.viewer.model.tables import overlay_csv, pairs_csv, ranking_csv
+from comgra_decl.viewer.panes.base import (
+    SAVE,
+    TENSOR,
+    Act,
+    Exhibit,
+    Pane,
+    Shown,
+    hand_table,
+    html_view,
+)
 from comgra_decl.viewer.panes.compare_figure import OverlayFigure
 from comgra_decl.viewer.panes.compare_html import ranking_html, settings_html, statistics_html
 from comgra_decl.viewer.panes.selectors import plain_field
@@ -47,6 +59,7 @@ _GRID = """
 .choices, .table { contain: size; min-height: 0; min-width: 0; overflow: auto; }
 .scroll-button { display: none !important; }
 """
+_RANKS = "ranks of this run"
 _AXES = (Option("recorded", "recorded"), Option("relative", "\u00f7 start"))
 
 
@@ -70,9 +83,9 @@ class ComparePane(Pane):
         self.choices.on_message(self._choose)
         self.figure = OverlayFigure(self._jump)
         self.table = html_view(sizing_mode="stretch_both", css_classes=["table"])
-        self.table.on_message(lambda message: self._select(message))
+        self.table.on_message(self._select)
         self.nodes = html_view(sizing_mode="stretch_both", css_classes=["table", "nodes"])
-        self.nodes.on_message(lambda message: self._select(message))
+        self.nodes.on_message(self._on_ranking)
         return pn.Column(
             self.choices, self.figure.panel, self.table, self.nodes, sizing_mode="stretch_both",
             margin=0, stylesheets=[_GRID],
@@ -81,6 +94,17 @@ class ComparePane(Pane):
     def components(self) -> list[Any]:
         """Choices and lines answer to clicks."""
         return [self.choices, self.table, self.nodes]
+
+    def exhibits(self) -> list[Exhibit]:
+        """The figure; its file holds every record of both sides."""
+        return [Exhibit(self.figure.frame.figure, "comparison", self._csv)]
+
+    def _csv(self) -> bytes:
+        shown = self._shown
+        assert shown is not None
+        assert shown.other is not None
+        slot = slot_of(shown.view, shown.at, shown.pass_)
+        return overlay_csv(shown.view, slot, shown.other, shown.at)
 
     def update(self, shown: Shown) -> None:
         """Compares anew; what is the same on screen is not sent again."""
@@ -139,9 +163,28 @@ class ComparePane(Pane):
             steps = self._shown.view.steps(self._shown.at.type)
             self.act(step=nearest(steps, round(x)), follow=False)
 
+    def _save_statistics(self) -> None:
+        shown = self._shown
+        if shown is not None and shown.other is not None:
+            slot = slot_of(shown.view, shown.at, shown.pass_)
+            rows = statistics_of(shown.view, slot, shown.other, shown.at)
+            hand_table(self.table, shown.at, "compared", pairs_csv(rows))
+
+    def _on_ranking(self, message: Message) -> None:
+        shown = self._shown
+        if message["send"] != SAVE:
+            self._select(message)
+        elif shown is not None and shown.other is not None:
+            slot = slot_of(shown.view, shown.at, shown.pass_)
+            pass_ = shown.pass_ if slot is None else slot.pass_
+            ranking = ranking_of(shown.view, shown.other, shown.at, pass_, most=sys.maxsize)
+            hand_table(self.nodes, shown.at, "differences", ranking_csv(ranking))
+
     def _select(self, message: Message) -> None:
         kind, _, rest = message["send"].partition(":")
-        if kind == "statistic":
+        if message["send"] == SAVE:
+            self._save_statistics()
+        elif kind == "statistic":
             self.act(statistic=rest)
         elif self._shown is not None:
             slot = self._shown.view.slots[int(rest)]
@@ -154,6 +197,11 @@ def _choices(shown: Shown, other: Other, runs: tuple[RunEntry, ...]) -> Groups:
         Option(run.name, run.label, run.group)
         for run in runs
         if run.readable or run.name == other.run
+    ]
+    others[:0] = [
+        Option(with_rank(shown.run, rank), "all ranks" if rank is None else f"rank {rank}", _RANKS)
+        for rank in (None, *shown.view.ranks)
+        if len(shown.view.ranks) > 1 and rank != shown.view.number
     ]
     with_ = Field("other", "Compare with", other.run, (own, *others), "Another run, or this one")
     fields = [with_]

@@ -11,6 +11,7 @@ from comgra_decl.viewer.model.other import Other
 from comgra_decl.viewer.model.runview import Slot
 from comgra_decl.viewer.model.selection import Selection
 from comgra_decl.viewer.model.words import pass_label
+from comgra_decl.viewer.panes.base import SAVE, save_button
 
 _NAMED = 12  # nodes that are listed by name
 _LONG = 120  # letters of a setting
@@ -27,7 +28,7 @@ def statistics_html(
     lines = "".join(_statistic_line(name, pair, at) for name, pair in rows)
     body = (
         f'<div class="node-title" data-step="{at.step}" data-other="{other.step}">'
-        f"<h2>{_e(at.node)}</h2>{parts}</div>"
+        f"<h2>{_e(at.node)}</h2>{parts}{save_button('these statistics')}</div>"
         f'<p class="note">here: step {at.step} \u00b7 there: {_e(where)}</p>'
         + (f'<p class="note warn">{_e(note)}</p>' if note else "")
     )
@@ -38,7 +39,7 @@ def statistics_html(
             '<th>difference</th><th title="here over there">ratio</th></tr></thead>'
             f"<tbody>{lines}</tbody></table>"
         )
-    return body, [f"statistic:{name}" for name, _ in rows]
+    return body, [SAVE, *(f"statistic:{name}" for name, _ in rows)]
 
 
 def ranking_html(ranking: Ranking, at: Selection) -> tuple[str, list[str]]:
@@ -49,7 +50,7 @@ def ranking_html(ranking: Ranking, at: Selection) -> tuple[str, list[str]]:
     if ranking.absent:
         note += f", {count(ranking.absent)} not recorded at both steps"
     content = (
-        f"<h2>Largest difference of {_e(at.statistic)}</h2>"
+        f"<h2>Largest difference of {_e(at.statistic)} {save_button('all differences')}</h2>"
         '<p class="note" title="difference over the mean of both magnitudes; at most 200 %">'
         f"{note}</p>"
     )
@@ -60,7 +61,7 @@ def ranking_html(ranking: Ranking, at: Selection) -> tuple[str, list[str]]:
             f"<tbody>{lines}</tbody></table>"
         )
     content += _alone("Only here", ranking.only_here) + _alone("Only there", ranking.only_there)
-    return content, [f"slot:{row.slot.id}" for row in ranking.rows]
+    return content, [SAVE, *(f"slot:{row.slot.id}" for row in ranking.rows)]
 
 
 def settings_html(settings: list[tuple[str, str, str]], *, same: bool) -> str:

@@ -8,9 +8,10 @@ from bokeh.models import ColumnDataSource, LinearColorMapper, Range1d
 
 from comgra_decl.viewer.model.distribution import Distribution, distribution
 from comgra_decl.viewer.model.selection import nearest, slots_of
+from comgra_decl.viewer.model.tables import distribution_csv
 from comgra_decl.viewer.model.words import pass_label
 from comgra_decl.viewer.palette import BLUE, ORANGE, faded
-from comgra_decl.viewer.panes.base import TENSOR, Act, Pane, Shown
+from comgra_decl.viewer.panes.base import PASSES, TENSOR, Act, Exhibit, Pane, Shown
 from comgra_decl.viewer.panes.figures import IMAGE, Frame, image
 
 
@@ -37,6 +38,15 @@ class DistributionPane(Pane):
         image(self.frame.figure, self._image, mapper)
         self.frame.on_tap(self._jump)
         return self.frame.pane()
+
+    def exhibits(self) -> list[Exhibit]:
+        """The figure; its file holds the histograms as they were recorded."""
+        return [Exhibit(self.frame.figure, f"{PASSES[self._place]} distribution", self._csv)]
+
+    def _csv(self) -> bytes:
+        assert self._shown is not None
+        view, at = self._shown.view, self._shown.at
+        return distribution_csv(view, slots_of(view, at)[self._place], at)
 
     def update(self, shown: Shown) -> None:
         """Redraws the picture if the tensor changed; always moves the step marker."""

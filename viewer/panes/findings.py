@@ -13,7 +13,8 @@ from comgra_decl.viewer.components.base import Message
 from comgra_decl.viewer.model.findings import jump, link
 from comgra_decl.viewer.model.found import Found, found, look, looked_at
 from comgra_decl.viewer.model.numbers import count, number
-from comgra_decl.viewer.panes.base import Pane, Shown, html_view
+from comgra_decl.viewer.model.tables import findings_csv
+from comgra_decl.viewer.panes.base import SAVE, Pane, Shown, hand_table, html_view, save_button
 
 _LOOK, _PAINT = "look", "paint"
 _MOST_OTHERS = 6
@@ -28,7 +29,6 @@ class FindingsPane(Pane):
     def build(self) -> Any:
         """Makes the piece of HTML."""
         self._shown: Shown | None = None
-        self._looks = 0
         self.view = html_view()
         self.view.on_message(self._on_message)
         return self.view
@@ -47,23 +47,19 @@ class FindingsPane(Pane):
             self.view.param.update(html=content, tokens=_tokens(content))
 
     def _look(self, shown: Shown) -> None:
-        document = pn.state.curdoc
-
-        def done() -> None:
-            if document is not None:
-                document.add_next_tick_callback(self._finished)
-
-        look(shown.view, done)
-
-    def _finished(self) -> None:
-        self._looks += 1
-        self.act(looked=self._looks)
+        """Begins to look; the session sees by itself that it is over."""
+        over = look(shown.view)
+        if pn.state.curdoc is None:  # a notebook, where nothing comes by itself
+            over.wait()
 
     def _on_message(self, message: Message) -> None:
         sent = message["send"]
         if self._shown is None:
             return
-        if sent == _LOOK:
+        if sent == SAVE:
+            table = findings_csv(self._shown.view)
+            hand_table(self.view, self._shown.at, "findings", table)
+        elif sent == _LOOK:
             self._look(self._shown)
             self.update(self._shown)
         elif sent == _PAINT:
@@ -108,7 +104,9 @@ def _bar(known: Found) -> str:
     return (
         f'<p class="bar"><span role="status">{text}</span>'
         f'<button type="button"{disabled}>Look again</button>'
-        f'<button type="button" data-send="{_PAINT}">Paint the graph</button></p>'
+        f'<button type="button" data-send="{_PAINT}">Paint the graph</button>'
+        + ("" if diagnosis is None else save_button("the findings"))
+        + "</p>"
     )
 
 

@@ -18,6 +18,8 @@ from comgra_decl.viewer.graph.layout import (
 from comgra_decl.viewer.model import compare
 from comgra_decl.viewer.model.findings import paint_of
 from comgra_decl.viewer.model.graph import Graph, graph_of, heat_of, info_of
+from comgra_decl.viewer.model.tables import graph_csv
+from comgra_decl.viewer.model.takeaway import CSV, clean_name
 from comgra_decl.viewer.panes.base import Pane, Shown
 
 
@@ -75,6 +77,13 @@ class GraphPane(Pane):
         now = {name: value for name, value in changes.items() if getattr(self.view, name) != value}
         self.view.param.update(**now)
 
+    def revealed(self, node: str) -> frozenset[str] | None:
+        """Returns the scopes to open so that a node has a box of its own."""
+        box = None if self._scene is None else box_of(self._scene, node)
+        if box is None or box == node:
+            return self._expanded
+        return expansion_for(node, self._opened)
+
     def _lay_out(self, graph: Graph, expanded: frozenset[str] | None) -> None:
         self._opened = default_expansion(graph.nodes) if expanded is None else expanded
         self._scene = build_scene(graph.nodes, graph.edges, expanded=self._opened)
@@ -92,8 +101,18 @@ class GraphPane(Pane):
             self.act(expanded=self._opened | {value})
         elif action == "collapse":
             self.act(expanded=closed(value, self._opened))
+        elif action == "save":
+            self._save()
         elif action == "search":
             self._search(value)
+
+    def _save(self) -> None:
+        assert self._graph is not None
+        if self._shown is not None:
+            table = graph_csv(self._shown.view, self._shown.at, self._graph, self._shown.colour)
+            at = self._shown.at
+            name = clean_name(f"step{at.step}", at.statistic, "graph", ending=".csv")
+            self.view.hand_over(name, table, kind=CSV)
 
     def _search(self, text: str) -> None:
         assert self._graph is not None
@@ -103,7 +122,10 @@ class GraphPane(Pane):
             self._select(found, expanded=expansion_for(found, self._opened))
 
     def _select(self, name: str, **changes: Any) -> None:
-        """Selects the tensor that a drawn node stands for: a parameter is a role of its module."""
+        """Selects the tensor that a drawn node stands for: a parameter is a role of its module.
+
+        What is folded stays so: the user has chosen the fold.
+        """
         assert self._graph is not None
         node, role = self._graph.parameters.get(name, (name, ""))
         if not role and self._shown is not None:
@@ -111,7 +133,7 @@ class GraphPane(Pane):
             computed = [r for r in self._shown.view.roles(node) if r not in owned]
             now = self._shown.at.role
             role = now if now in computed else next(iter(computed), "")
-        self.act(node=node, role=role, **changes)
+        self.act(**{"node": node, "role": role, "expanded": self._expanded, **changes})
 
 
 def best_match(names: list[str], text: str) -> str | None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Any, ClassVar
 
 import panel as pn
@@ -10,8 +11,9 @@ from bokeh.models.annotations import Legend, LegendItem
 
 from comgra_decl.viewer.model.kpis import Chart, charts
 from comgra_decl.viewer.model.selection import nearest
+from comgra_decl.viewer.model.tables import kpi_csv
 from comgra_decl.viewer.palette import LINES
-from comgra_decl.viewer.panes.base import Pane, Shown, html_view
+from comgra_decl.viewer.panes.base import Exhibit, Pane, Shown, html_view
 from comgra_decl.viewer.panes.figures import Frame, unit_range
 
 _EMPTY = (
@@ -44,6 +46,17 @@ class KpisPane(Pane):
         self._empty.html = _EMPTY
         self._grid = pn.Column(sizing_mode="stretch_both", margin=0, stylesheets=[_GRID])
         return pn.Column(self._empty, self._grid, sizing_mode="stretch_both", margin=0)
+
+    def exhibits(self) -> list[Exhibit]:
+        """The figures; their files hold every number."""
+        return [
+            Exhibit(drawn.frame.figure, name, partial(self._csv, name))
+            for name, drawn in self._figures.items()
+        ]
+
+    def _csv(self, name: str) -> bytes:
+        assert self._shown is not None
+        return kpi_csv(self._shown.view, name)
 
     def update(self, shown: Shown) -> None:
         """Redraws the lines when there are new records; always moves the step markers."""

@@ -9,8 +9,9 @@ from typing import Any, ClassVar
 from comgra_decl.viewer.components.base import Message
 from comgra_decl.viewer.model.modules import Key, Module, ModuleTree, Parameter, module_tree
 from comgra_decl.viewer.model.numbers import MISSING, count, number, shape
+from comgra_decl.viewer.model.tables import modules_csv
 from comgra_decl.viewer.model.words import pass_label
-from comgra_decl.viewer.panes.base import Pane, Shown, html_view
+from comgra_decl.viewer.panes.base import SAVE, Pane, Shown, hand_table, html_view, save_button
 
 _MOST_LINES = 60  # unfolded of a run that is shown for the first time
 _EMPTY = (
@@ -51,7 +52,7 @@ class ModulesPane(Pane):
             self._opened |= tree.above(shown.at.node)
         lines = tree.visible(self._opened)
         tokens = [f"node:{line.node}" for line in lines if line.node is not None]
-        tokens += [_fold(line) for line in lines if line.children]
+        tokens += [SAVE, *(_fold(line) for line in lines if line.children)]
         self.view.param.update(html=self._table(tree, lines), tokens=tokens)
 
     def _table(self, tree: ModuleTree, lines: list[Module]) -> str:
@@ -60,7 +61,8 @@ class ModulesPane(Pane):
         body = "".join(self._line(line) for line in lines)
         what = "change" if tree.measure is None else pass_label(tree.measure)
         heads = (
-            "<th>module</th><th>class</th><th>parameters</th><th></th><th>output</th>"
+            f"<th>module {save_button('the modules')}</th><th>class</th><th>parameters</th>"
+            "<th></th><th>output</th>"
             f'<th title="part of the squared length of {_e(what)}, of all parameters at this step">'
             f"share of {_e(what)}</th>"
             f'<th title="length of the {_e(what)} over the length of the weights, at this step">'
@@ -101,7 +103,11 @@ class ModulesPane(Pane):
 
     def _on_message(self, message: Message) -> None:
         kind, _, rest = message["send"].partition(":")
-        if kind == "node":
+        if message["send"] == SAVE:
+            assert self._shown is not None
+            table = modules_csv(self._shown.view, self._shown.at)
+            hand_table(self.view, self._shown.at, "modules", table)
+        elif kind == "node":
             self.act(node=rest)
         elif self._shown is not None:
             top, _, path = rest.partition(":")

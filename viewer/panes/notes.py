@@ -9,7 +9,8 @@ from comgra_decl.viewer.components.base import Message
 from comgra_decl.viewer.model.notes import Note, notes
 from comgra_decl.viewer.model.numbers import count
 from comgra_decl.viewer.model.selection import nearest
-from comgra_decl.viewer.panes.base import Pane, Shown, html_view
+from comgra_decl.viewer.model.tables import notes_csv
+from comgra_decl.viewer.panes.base import SAVE, Pane, Shown, hand_table, html_view, save_button
 
 _EMPTY = (
     '<div class="notice"><h2>No notes</h2><p>A program leaves one with</p>'
@@ -41,12 +42,16 @@ class NotesPane(Pane):
         known = notes(shown.view)
         key = (known, shown.at.step)
         if key != self._drawn:
-            tokens = [f"step:{step}" for step in {note.step for note in known}]
+            tokens = [SAVE, *(f"step:{step}" for step in {note.step for note in known})]
             self.view.param.update(html=_table(known, shown.at.step), tokens=tokens)
             self._drawn = key
 
     def _on_message(self, message: Message) -> None:
-        if self._shown is not None:
+        if self._shown is None:
+            return
+        if message["send"] == SAVE:
+            hand_table(self.view, self._shown.at, "notes", notes_csv(self._shown.view))
+        else:
             steps = self._shown.view.steps(self._shown.at.type)
             wanted = int(message["send"].removeprefix("step:"))
             self.act(step=nearest(steps, wanted), follow=False)
@@ -56,7 +61,7 @@ def _table(known: tuple[Note, ...], step: int | None) -> str:
     if not known:
         return _EMPTY
     lines = "".join(_line(note, note.step == step) for note in known)
-    heads = "<th>step</th><th>time</th><th>note</th>"
+    heads = f"<th>step</th><th>time</th><th>note {save_button('the notes')}</th>"
     return f'<table class="notes"><thead><tr>{heads}</tr></thead><tbody>{lines}</tbody></table>'
 
 

@@ -18,9 +18,10 @@ from comgra_decl.viewer.model.findings import COLOURS, placed
 from comgra_decl.viewer.model.numbers import number
 from comgra_decl.viewer.model.overview import Overview, overview
 from comgra_decl.viewer.model.selection import nearest
+from comgra_decl.viewer.model.tables import overview_csv
 from comgra_decl.viewer.model.words import BATCH_LABELS, pass_label
 from comgra_decl.viewer.palette import RED, colour_at, signed_colour
-from comgra_decl.viewer.panes.base import Act, Pane, Shown
+from comgra_decl.viewer.panes.base import PASSES, Act, Exhibit, Pane, Shown
 from comgra_decl.viewer.panes.figures import IMAGE, Frame, image
 
 _SHADES = 128
@@ -74,6 +75,15 @@ class OverviewPane(Pane):
         fig.add_tools(HoverTool(renderers=[flags], tooltips="@text"))
         self.frame.on_tap(self._select)
         return self.frame.pane()
+
+    def exhibits(self) -> list[Exhibit]:
+        """The figure; its file holds every record."""
+        return [Exhibit(self.frame.figure, f"{PASSES[self._place]} overview", self._csv)]
+
+    def _csv(self) -> bytes:
+        assert self._shown is not None
+        at = self._shown.at
+        return overview_csv(self._shown.view, at, at.gradient if self._place else "forward")
 
     def update(self, shown: Shown) -> None:
         """Paints anew if the statistic or the records changed; else moves the marks."""

@@ -9,6 +9,7 @@ from typing import Any, ClassVar
 from comgra_decl.viewer.components.base import Message
 from comgra_decl.viewer.components.chooser import Chooser
 from comgra_decl.viewer.model.choices import Field, Groups, choices
+from comgra_decl.viewer.model.ranks import with_rank
 from comgra_decl.viewer.panes.base import TENSOR, Act, Pane, Shown
 
 
@@ -50,6 +51,10 @@ class SelectorsPane(Pane):
 
     def _choose(self, message: Message) -> None:
         ((name, value),) = message.items()
+        if name == "rank":
+            run = with_rank(self._runs().value, int(value) if value else None)
+            self.act(run=run)
+            return
         self.act(**{name: int(value) if name == "iteration" else value})
 
 

@@ -5,14 +5,15 @@ from __future__ import annotations
 from typing import Any, ClassVar
 
 import numpy as np
-from bokeh.models import ColumnDataSource, Range1d
+from bokeh.models import ColumnDataSource, Line, Range1d, Scatter, VArea
 
 from comgra_decl.viewer.model.selection import nearest, slots_of
 from comgra_decl.viewer.model.series import Curve, curve
+from comgra_decl.viewer.model.tables import series_csv
 from comgra_decl.viewer.model.words import BATCH_LABELS, pass_label
 from comgra_decl.viewer.palette import BLUE, GREY, ORANGE, RED
-from comgra_decl.viewer.panes.base import TENSOR, Act, Pane, Shown
-from comgra_decl.viewer.panes.figures import Frame
+from comgra_decl.viewer.panes.base import PASSES, TENSOR, Act, Exhibit, Pane, Shown
+from comgra_decl.viewer.panes.figures import Frame, plainly
 
 
 class SeriesPane(Pane):
@@ -36,17 +37,27 @@ class SeriesPane(Pane):
         self._line = ColumnDataSource({name: [] for name in columns})
         self._broken = ColumnDataSource({"x": [], "y": [], "value": []})
         fig = self.frame.figure
-        fig.varea("x", "low", "high", source=self._line, fill_color=colour, fill_alpha=0.16)
-        fig.line("x", "context", source=self._line, line_color=GREY, line_alpha=0.7)
-        fig.line("x", "y", source=self._line, line_color=colour, line_width=1.6)
-        dots = fig.scatter("x", "y", source=self._line, size=4, color=colour)
-        broken = fig.scatter(
-            "x", "y", source=self._broken, marker="x", size=8, line_color=RED, line_width=2
-        )
+        band = VArea(x="x", y1="low", y2="high", fill_color=colour, fill_alpha=0.16)
+        plainly(fig, band, self._line)
+        plainly(fig, Line(x="x", y="context", line_color=GREY, line_alpha=0.7), self._line)
+        plainly(fig, Line(x="x", y="y", line_color=colour, line_width=1.6), self._line)
+        dot = Scatter(x="x", y="y", size=4, line_color=colour, fill_color=colour)
+        dots = plainly(fig, dot, self._line)
+        cross = Scatter(x="x", y="y", marker="x", size=8, line_color=RED, line_width=2)
+        broken = plainly(fig, cross, self._broken)
         fig.hover.renderers = [dots, broken]
         self._dots = dots
         self.frame.on_tap(self._jump)
         return self.frame.pane()
+
+    def exhibits(self) -> list[Exhibit]:
+        """The figure; its file holds every record."""
+        return [Exhibit(self.frame.figure, f"{PASSES[self._place]} series", self._csv)]
+
+    def _csv(self) -> bytes:
+        assert self._shown is not None
+        view, at = self._shown.view, self._shown.at
+        return series_csv(view, slots_of(view, at)[self._place], at)
 
     def update(self, shown: Shown) -> None:
         """Redraws the line if the tensor or statistic changed; always moves the step marker."""

@@ -21,9 +21,9 @@ from comgra_decl.viewer.model.sheet import (
 )
 from comgra_decl.viewer.model.sheet_choices import sample_of, sheet_choices
 from comgra_decl.viewer.model.slicing import COLUMNS, ROWS, Slicing
-from comgra_decl.viewer.model.takeaway import csv_of, file_name, npy_of, tabbed
+from comgra_decl.viewer.model.takeaway import csv_of, file_name, npy_of, tabbed, written
 from comgra_decl.viewer.model.words import pass_label
-from comgra_decl.viewer.panes.base import TENSOR, Pane, Shown, html_view
+from comgra_decl.viewer.panes.base import TENSOR, Exhibit, Pane, Shown, html_view
 from comgra_decl.viewer.panes.selectors import plain_field
 from comgra_decl.viewer.panes.sheet_html import listing_html, missing_html, text_html, window_html
 from comgra_decl.viewer.panes.sheet_picture import SheetPicture
@@ -69,6 +69,16 @@ class SheetPane(Pane):
     def components(self) -> list[Any]:
         """Choices and cells answer to clicks."""
         return [self.choices, self.view]
+
+    def exhibits(self) -> list[Exhibit]:
+        """The picture; its file holds the slice."""
+        return [Exhibit(self.picture.frame.figure, "raw values", self._csv)]
+
+    def _csv(self) -> bytes:
+        assert self._shown is not None
+        if self._tensor.missing is not None:
+            return written(["value"], [])
+        return csv_of(self._tensor, self._slicing, self._shown.order)
 
     def update(self, shown: Shown) -> None:
         """Reads the tensor if it is another one; draws the slice and the window."""

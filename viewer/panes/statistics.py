@@ -16,9 +16,18 @@ from comgra_decl.viewer.model.statistics import (
     sample_table,
     statistics_table,
 )
+from comgra_decl.viewer.model.tables import statistics_csv
 from comgra_decl.viewer.model.words import STATISTIC_HELP, order_of_operations
 from comgra_decl.viewer.palette import BLUE, ORANGE
-from comgra_decl.viewer.panes.base import TENSOR, Pane, Shown, html_view
+from comgra_decl.viewer.panes.base import (
+    SAVE,
+    TENSOR,
+    Pane,
+    Shown,
+    hand_table,
+    html_view,
+    save_button,
+)
 
 _CLASSES = ("forward", "gradient")
 
@@ -31,6 +40,7 @@ class StatisticsPane(Pane):
     def build(self) -> Any:
         """Makes the piece of HTML."""
         self.view = html_view(sizing_mode="stretch_both", css_classes=["statistics"])
+        self._shown: Shown | None = None
         self.view.on_message(self._choose)
         return self.view
 
@@ -40,10 +50,11 @@ class StatisticsPane(Pane):
 
     def update(self, shown: Shown) -> None:
         """Writes all of it anew; that is a few kilobytes."""
+        self._shown = shown
         table = statistics_table(shown.view, shown.at)
         samples = sample_table(shown.view, shown.at)
         tokens = [f"statistic:{name}" for name, _ in table.rows]
-        tokens += [f"batch:{sample}" for sample, _ in samples.rows] + ["batch:mean"]
+        tokens += [f"batch:{sample}" for sample, _ in samples.rows] + ["batch:mean", SAVE]
         content = _head(shown) + _statistics(table, shown) + _samples(samples, shown)
         step = "" if shown.at.step is None else str(shown.at.step)
         at = shown.at
@@ -53,7 +64,12 @@ class StatisticsPane(Pane):
 
     def _choose(self, message: Message) -> None:
         name, _, value = message["send"].partition(":")
-        self.act(**{name: value})
+        if message["send"] != SAVE:
+            self.act(**{name: value})
+        elif self._shown is not None:
+            shown = self._shown
+            table = statistics_csv(shown.view, shown.at)
+            hand_table(self.view, shown.at, "statistics", table)
 
 
 def _head(shown: Shown) -> str:
@@ -68,7 +84,8 @@ def _head(shown: Shown) -> str:
     chips = "".join(f'<span class="chip">{_e(fact)}</span>' for fact in facts if fact)
     shared = [name for name in slot.names if name != slot.node]
     note = f'<p class="note">Also called {_e(", ".join(shared))}.</p>' if shared else ""
-    return f'<div class="node-title"><h2>{_e(at.node)}</h2>{role}{chips}</div>{note}'
+    save = save_button("these statistics")
+    return f'<div class="node-title"><h2>{_e(at.node)}</h2>{role}{chips}{save}</div>{note}'
 
 
 def _statistics(table: StatisticsTable, shown: Shown) -> str:

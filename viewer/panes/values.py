@@ -10,10 +10,12 @@ from bokeh.models.formatters import BasicTickFormatter
 
 from comgra_decl.viewer.model.numbers import number
 from comgra_decl.viewer.model.selection import slots_of
+from comgra_decl.viewer.model.sheet import Tensor, tensor_of
+from comgra_decl.viewer.model.tables import values_csv
 from comgra_decl.viewer.model.values import ValuesPicture, values_picture
 from comgra_decl.viewer.model.words import pass_label
 from comgra_decl.viewer.palette import RED, signed_faded
-from comgra_decl.viewer.panes.base import TENSOR, Act, Pane, Shown
+from comgra_decl.viewer.panes.base import PASSES, TENSOR, Act, Exhibit, Pane, Shown
 from comgra_decl.viewer.panes.figures import IMAGE, Frame, image
 
 _EMPTY: dict[str, list[Any]] = {name: [] for name in IMAGE}
@@ -27,7 +29,7 @@ class ValuesPane(Pane):
     def __init__(self, act: Act, *, place: int) -> None:
         self._place = place
         self._drawn: object = None
-        self._at_sample: int | None = None
+        self._shown: Shown | None = None
         super().__init__(act)
 
     def build(self) -> Any:
@@ -49,8 +51,21 @@ class ValuesPane(Pane):
         fig.yaxis.formatter = BasicTickFormatter(use_scientific=False)
         return self.frame.pane()
 
+    def exhibits(self) -> list[Exhibit]:
+        """The figure; its file holds every recorded value."""
+        return [Exhibit(self.frame.figure, f"{PASSES[self._place]} values", self._csv)]
+
+    def _csv(self) -> bytes:
+        assert self._shown is not None
+        at = self._shown.at
+        pass_ = at.gradient if self._place else "forward"
+        tensor = tensor_of(self._shown.view, at, pass_)
+        other = tensor.slot is not None and tensor.slot.pass_ != pass_
+        return values_csv(Tensor() if other else tensor)
+
     def update(self, shown: Shown) -> None:
         """Redraws if the tensor, the step or the sample changed."""
+        self._shown = shown
         at = shown.at
         key = (shown.view, at.type, at.step, at.node, at.role, at.iteration, at.gradient, at.sample)
         if key != self._drawn:

@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
+import os
+import shutil
+from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from comgra_decl.query import open_run
 from comgra_decl.viewer.model.runview import RunView
 from tests.support.fake_run import FakeRun
+from tests.viewer.app.served import Gallery
 
 NODES = ("Transformer", "embed", "cell", "blocks.0.mlp.fc1", "blocks.0.mlp.fc2", "head", "aux")
 BROKEN_FROM = 9
@@ -34,3 +39,32 @@ def view(fake: FakeRun) -> RunView:
 def root(fake: FakeRun) -> Path:
     """The folder that holds the group that holds the run."""
     return fake.path.parents[1]
+
+
+@pytest.fixture(scope="session")
+def server(root: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Gallery]:
+    """One server for all tests that do not change what it serves; it starts in seconds."""
+    folder = tmp_path_factory.mktemp("served")
+    runs = folder / "runs" / "group"
+    shutil.copytree(root / "group" / "small", runs / "small")
+    shutil.copytree(root / "group" / "small", runs / "torn")
+    for file in (runs / "torn").rglob("*"):
+        if file.is_file():
+            os.truncate(file, 3)
+    server = Gallery(folder)
+    yield server
+    server.stop()
+
+
+@pytest.fixture
+def viewer(server: Gallery, open_page: Callable[..., Any]) -> Callable[..., Any]:
+    """Opens the viewer with a query and waits until it is usable; options as `open_page`'s."""
+
+    def open_(query: str = "", shown: str = "article[data-step]", **options: Any) -> Any:
+        page = open_page(**options)
+        page.goto(server.url + query)
+        page.locator(shown).first.wait_for()
+        page.wait_for_function("() => !!(window.Bokeh && Bokeh.documents[0].is_idle)")
+        return page
+
+    return open_

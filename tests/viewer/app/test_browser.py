@@ -2,111 +2,24 @@
 
 from __future__ import annotations
 
-import os
 import re
 import shutil
 import signal
 import subprocess
 import sys
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 from urllib.parse import parse_qs, urlsplit
 
 import pytest
 
-import comgra_decl
+from comgra_decl.viewer.page import create_page
+from tests.support.fake_run import FakeRun
 from tests.viewer.app.conftest import BROKEN_FROM
-from tests.viewer.conftest import HARMLESS
+from tests.viewer.app.served import PATIENCE, announced
 
 pytestmark = pytest.mark.browser
-
-VIEWER = Path(comgra_decl.__file__).parent / "viewer"
-REPOSITORY = Path(__file__).resolve().parents[3]
-PATIENCE = 60  # seconds for a server to start, on a busy machine
-
-WRITER = """
-import sys, time
-from tests.support.fake_run import FakeRun
-fake = FakeRun(sys.argv[1], nodes=["embed", "head"], layers=1)
-print("created", flush=True)
-for _ in range(int(sys.argv[2])):
-    sys.stdin.readline()
-    fake.write(1, evals=False)
-    print("written", flush=True)
-fake.close()
-"""
-
-
-class Server:
-    """A `panel serve viewer` of its own."""
-
-    def __init__(self, root: Path, log: Path, *more: str) -> None:
-        self.log = log
-        command = [sys.executable, "-m", "panel", "serve", str(VIEWER), "--port", "0"]
-        command += ["--address", "127.0.0.1", "--args", str(root), *more]
-        with log.open("w") as out:
-            self.process = subprocess.Popen(command, stdout=out, stderr=subprocess.STDOUT)
-        self.url = _announced(log, r"app running at: (http://127\.0\.0\.1:\d+/viewer)")
-
-    def stop(self) -> None:
-        """Ends the server; fails if it logged an error."""
-        self.process.send_signal(signal.SIGINT)
-        self.process.wait(PATIENCE)
-        blocks = self.log.read_text().split("Task exception was never retrieved")
-        errors = [b for b in blocks if "Traceback" in b and not HARMLESS.search(b)]
-        errors += [line for line in self.log.read_text().splitlines() if " ERROR" in line]
-        assert not errors, "the server logged errors:\n" + "\n".join(errors)
-
-
-def _announced(log: Path, pattern: str) -> str:
-    until = time.monotonic() + PATIENCE
-    while time.monotonic() < until:
-        found = re.search(pattern, log.read_text())
-        if found:
-            return found[1]
-        time.sleep(0.05)
-    raise AssertionError(f"the server did not start:\n{log.read_text()}")
-
-
-@pytest.fixture(scope="module")
-def server(root: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
-    """Serves one good run and one damaged one to all tests of this file."""
-    folder = tmp_path_factory.mktemp("served")
-    shutil.copytree(root, folder / "runs")
-    shutil.copytree(root / "group" / "small", folder / "runs" / "group" / "torn")
-    for file in (folder / "runs" / "group" / "torn").rglob("*"):
-        if file.is_file():
-            os.truncate(file, 3)
-    server = Server(folder / "runs", folder / "log")
-    yield server
-    server.stop()
-
-
-@pytest.fixture
-def open_page(open_page: Callable[..., Any]) -> Callable[..., Any]:
-    """Opens pages that are patient: a whole page takes its time on a busy machine."""
-
-    def patient(**options: Any) -> Any:
-        page = open_page(**options)
-        page.set_default_timeout(30_000)
-        return page
-
-    return patient
-
-
-@pytest.fixture
-def viewer(server: Server, page: Any) -> Callable[..., Any]:
-    """Opens the viewer with a query and waits until it is usable."""
-
-    def open_(query: str = "", shown: str = "article[data-step]") -> Any:
-        page.goto(server.url + query)
-        page.locator(shown).first.wait_for()
-        page.wait_for_function("() => !!(window.Bokeh && Bokeh.documents[0].is_idle)")
-        return page
-
-    return open_
 
 
 def shows(page: Any, *, node: str | None = None, step: int | None = None) -> None:
@@ -140,22 +53,21 @@ def test_the_page_opens_with_everything_in_view(viewer: Callable[..., Any]) -> N
     assert page.evaluate(overflow) == 0
 
 
-def test_a_click_on_a_node_shows_it(viewer: Callable[..., Any]) -> None:
+def test_a_node_is_chosen_by_a_click_or_by_its_name(viewer: Callable[..., Any]) -> None:
     page = viewer()
     page.locator('.node[data-id="head"]').click()
     shows(page, node="head", step=11)
     page.wait_for_url(re.compile("node=head"))
-
-
-def test_a_node_is_found_by_name(viewer: Callable[..., Any]) -> None:
-    page = viewer()
     find(page, "fc1")
     shows(page, node="blocks.0.mlp.fc1")
 
 
-def test_keys_walk_through_the_steps(viewer: Callable[..., Any]) -> None:
+def test_keys_walk_through_the_steps_and_choose_a_row(viewer: Callable[..., Any]) -> None:
     page = viewer("?step=5")
     shows(page, step=5)
+    page.locator('tr[data-send="statistic:min"]').focus()
+    page.keyboard.press("Enter")
+    page.locator('tr.chosen[data-send="statistic:min"]').wait_for()
     page.keyboard.press(".")
     shows(page, step=6)
     for _ in range(4):
@@ -198,13 +110,6 @@ def test_a_click_on_a_finding_jumps_to_its_node_and_step(viewer: Callable[..., A
     page.locator(".legend", has_text="findings").wait_for()
     finding.locator("button.inspect").click()
     shows(page, node=query(page, "node"), step=BROKEN_FROM)
-
-
-def test_a_row_of_the_table_chooses_by_keyboard(viewer: Callable[..., Any]) -> None:
-    page = viewer()
-    page.locator('tr[data-send="statistic:min"]').focus()
-    page.keyboard.press("Enter")
-    page.locator('tr.chosen[data-send="statistic:min"]').wait_for()
 
 
 def test_a_link_restores_the_view_and_back_goes_back(viewer: Callable[..., Any]) -> None:
@@ -258,7 +163,7 @@ def test_a_click_in_the_overview_selects_tensor_and_step(viewer: Callable[..., A
 
 
 def test_dark_and_light(viewer: Callable[..., Any]) -> None:
-    page = viewer()
+    page = viewer(color_scheme="light")  # its choice is remembered there
     colour = "() => getComputedStyle(document.querySelector('body')).backgroundColor"
     light = page.evaluate(colour)
     page.get_by_label("Toggle theme").click()
@@ -272,20 +177,16 @@ def test_a_damaged_run_says_why_and_others_stay_usable(viewer: Callable[..., Any
     shows(page, step=11)
 
 
-def test_it_fits_a_laptop(server: Server, open_page: Callable[..., Any]) -> None:
-    page = open_page(viewport={"width": 1280, "height": 720})
-    page.goto(server.url)
+def test_it_fits_a_laptop(viewer: Callable[..., Any]) -> None:
+    page = viewer(viewport={"width": 1280, "height": 720})
     shows(page, step=11)
     figure = page.locator(".bk-Figure").first.bounding_box()
     assert figure["y"] + figure["height"] <= 720
     assert page.evaluate("document.documentElement.scrollHeight") <= 720
 
 
-def test_two_tabs_are_independent(server: Server, open_page: Callable[..., Any]) -> None:
-    one, other = open_page(), open_page()
-    for page in (one, other):
-        page.goto(server.url)
-        shows(page, step=11)
+def test_two_tabs_are_independent(viewer: Callable[..., Any]) -> None:
+    one, other = viewer(), viewer()
     one.bring_to_front()
     one.keyboard.press(",")
     shows(one, step=10)
@@ -293,49 +194,21 @@ def test_two_tabs_are_independent(server: Server, open_page: Callable[..., Any])
     shows(other, step=11)
 
 
-@pytest.fixture
-def empty(tmp_path: Path) -> Iterator[Server]:
-    """Serves a folder that does not exist yet."""
-    server = Server(tmp_path / "runs", tmp_path / "log")
-    yield server
-    server.stop()
-
-
-@pytest.fixture
-def training(tmp_path: Path) -> Iterator[Callable[[int], None]]:
-    """Returns what makes a training in another process write a number of records."""
-    process = subprocess.Popen(
-        [sys.executable, "-c", WRITER, str(tmp_path / "runs" / "live"), "6"],
-        cwd=REPOSITORY, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True,
-    )  # fmt: skip
-    assert process.stdin is not None
-    assert process.stdout is not None
-    stdin, stdout = process.stdin, process.stdout
-
-    def write(records: int) -> None:
-        for _ in range(records):
-            stdin.write("\n")
-            stdin.flush()
-            stdout.readline()
-
-    with process:
-        yield write
-        process.kill()
-
-
 def test_a_page_fills_and_follows_while_training(
-    empty: Server, tmp_path: Path, page: Any, training: Callable[[int], None]
+    serve: Callable[..., str], tmp_path: Path, page: Any
 ) -> None:
-    page.goto(empty.url)
+    page.goto(serve(lambda: create_page([str(tmp_path / "runs")])))
     page.get_by_text("Waiting for the first record").wait_for()
+    training = FakeRun(tmp_path / "runs" / "live", nodes=["embed", "head"], layers=1)
     page.get_by_text("live has started").wait_for()
-    training(2)
+    training.write(2, evals=False)
     shows(page, step=1)  # by itself, and it follows
-    training(2)
+    training.write(2, evals=False)
     shows(page, step=3)
     page.keyboard.press(",")
     shows(page, step=2)  # now someone looks: nothing moves any more
-    training(2)
+    training.write(2, evals=False)
+    training.close()
     page.get_by_text("finished \u00b7 6 records").wait_for()
     shows(page, step=2)
     shutil.rmtree(tmp_path / "runs" / "live")
@@ -347,7 +220,7 @@ def test_serve_prints_its_address_and_ends_cleanly(root: Path, tmp_path: Path) -
     log = tmp_path / "log"
     with log.open("w") as out:
         process = subprocess.Popen([sys.executable, "-c", code], stdout=out, stderr=out)
-    address = _announced(log, r"viewer: (http://127\.0\.0\.1:\d+/viewer)\s")
+    address = announced(log, r"viewer: (http://127\.0\.0\.1:\d+/viewer)\s")
     assert urlsplit(address).port
     process.send_signal(signal.SIGINT)
     assert process.wait(PATIENCE) == 0

@@ -324,3 +324,24 @@ def test_two_sessions_are_independent(runs: Path) -> None:
 def test_search_finds_the_shortest_match(text: str, found: str | None) -> None:
     names = ["embed", "blocks.0.attn", "blocks.0.mlp.fc1", "blocks.0.mlp", "blocks.1.mlp.fc1"]
     assert best_match(names, text) == found
+
+
+def test_what_leads_to_a_node_opens_the_groups_around_it(tmp_path: Path) -> None:
+    fake = FakeRun(tmp_path / "deep", layers=12)
+    fake.write(2)
+    fake.close()
+    dashboard = Dashboard(Catalogue(tmp_path))
+    drawn = {box["id"] for box in dashboard.graph.view.scene["boxes"]}
+    hidden = "blocks.7.mlp.fc2"
+    assert hidden not in drawn
+    dashboard.change(node=hidden, section="findings")
+    assert dashboard.graph.view.selected == hidden
+    assert {"blocks", "blocks.7", "blocks.7.mlp"} <= (dashboard.state.expanded or set())
+    dashboard.graph._on_message({"collapse": "blocks.7"})
+    folded = dashboard.graph.view.selected
+    assert folded != hidden
+    dashboard.change(step=0)  # only another node opens anything
+    assert dashboard.graph.view.selected == folded
+    fold = next(b for b in dashboard.graph.view.scene["boxes"] if b["folded"])
+    dashboard.graph._on_message({"select": fold["id"]})  # who clicks on a fold wants the fold
+    assert dashboard.graph.view.selected == fold["id"]

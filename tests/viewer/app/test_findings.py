@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import threading
 from pathlib import Path
 from typing import Any
 
@@ -32,9 +31,7 @@ def shown(view: RunView, **fields: Any) -> Shown:
 
 def looked(view: RunView) -> RunView:
     """Looks at a run and waits until it is over."""
-    over = threading.Event()
-    look(view, over.set)
-    assert over.wait(60)
+    assert look(view).wait(60)
     return view
 
 

@@ -19,7 +19,7 @@ from comgra_decl.viewer.state import SECTIONS
 from tests.support.fake_run import FakeRun
 
 PANES = ("graph", "steps", "statistics", "series", "distribution")
-PATIENCE = 60_000  # milliseconds, on a busy machine
+PATIENCE = 30_000  # milliseconds, on a busy machine
 
 
 @pytest.fixture

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -11,15 +12,10 @@ import numpy as np
 import pytest
 
 from tests.support.fake_run import FakeRun
-from tests.viewer.app.test_browser import Server
+from tests.viewer.app.served import VIEWS, Gallery
 
 pytestmark = pytest.mark.browser
 
-VIEWS = """
-from comgra_decl.viewer.custom import View
-def views():
-    return [View("Where", lambda look: f"it is **{look.node}** at {look.step}"), View("Bad", len)]
-"""
 UNNAMED = """() => {
   const found = [];
   const walk = (root) => {
@@ -37,38 +33,9 @@ UNNAMED = """() => {
 """Finds what a screen reader would call nothing."""
 
 
-@pytest.fixture(scope="module")
-def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Server, FakeRun, Path]]:
-    """Two runs and a file of views."""
-    folder = tmp_path_factory.mktemp("sections")
-    other = FakeRun(folder / "runs" / "old", nodes=["embed"], layers=1, seed=3, start=1e9)
-    fake = FakeRun(folder / "runs" / "new", nodes=["embed", "head"], layers=1, nonfinite_from=5)
-    for run in (other, fake):
-        run.write(6)
-        run.close()
-    views = folder / "views.py"
-    views.write_text(VIEWS)
-    server = Server(folder / "runs", folder / "log", "--views", str(views))
-    yield server, fake, views
-    server.stop()
-
-
 @pytest.fixture
-def opened(
-    served: tuple[Server, FakeRun, Path], open_page: Callable[..., Any]
-) -> Callable[[str], Any]:
-    def open_(query: str) -> Any:
-        page = open_page(
-            viewport={"width": 1280, "height": 720}, accept_downloads=True,
-            permissions=["clipboard-read", "clipboard-write"],
-        )  # fmt: skip
-        page.set_default_timeout(30_000)
-        page.goto(served[0].url + query)
-        page.locator(".node").first.wait_for()
-        page.wait_for_function("() => !!(window.Bokeh && Bokeh.documents[0].is_idle)")
-        return page
-
-    return open_
+def opened(viewer: Callable[..., Any]) -> Callable[..., Any]:
+    return partial(viewer, shown=".node", viewport={"width": 1280, "height": 720})
 
 
 def drawn(fake: FakeRun, step: int) -> np.ndarray:
@@ -82,11 +49,12 @@ def saved(page: Any, what: str) -> Path:
     return Path(download.value.path())
 
 
-def test_raw_values(
-    served: tuple[Server, FakeRun, Path], opened: Callable[[str], Any], tmp_path: Path
-) -> None:
-    fake = served[1]
-    page = opened("?run=new&section=values&node=embed&step=4")
+def test_raw_values(server: Gallery, opened: Callable[..., Any], tmp_path: Path) -> None:
+    fake = server.fake
+    page = opened(
+        "?run=pair/new&section=values&node=embed&step=4",
+        permissions=["clipboard-read", "clipboard-write"],
+    )
     first = drawn(fake, 4)
     assert page.locator("table.cells td[title]").first.get_attribute("title") == str(first[0, 0, 0])
     assert page.evaluate(UNNAMED) == []
@@ -124,16 +92,16 @@ def test_raw_values(
     page.screenshot(path=str(tmp_path / "values.png"))
 
 
-def test_missing_values_say_why(opened: Callable[[str], Any]) -> None:
-    page = opened("?run=new&section=values&node=embed&step=4&pass=grad")
+def test_missing_values_say_why(opened: Callable[..., Any]) -> None:
+    page = opened("?run=pair/new&section=values&node=embed&step=4&pass=grad")
     page.get_by_text("The spec did not ask for the values").wait_for()
     page.get_by_text("values: true").wait_for()
 
 
-def test_two_runs_and_two_steps(opened: Callable[[str], Any], tmp_path: Path) -> None:
-    page = opened("?run=new&section=compare&node=embed&step=4")
+def test_two_runs_and_two_steps(opened: Callable[..., Any], tmp_path: Path) -> None:
+    page = opened("?run=pair/new&section=compare&node=embed&step=4")
     page.locator('[data-other="0"]').wait_for()  # the first step of the same run
-    page.locator('[data-field="other"] select').select_option("old")
+    page.locator('[data-field="other"] select').select_option("pair/old")
     page.locator('[data-other="4"]').wait_for()
     page.locator("h3", has_text="Only here").wait_for()
     assert page.evaluate(UNNAMED) == []
@@ -149,20 +117,19 @@ def test_two_runs_and_two_steps(opened: Callable[[str], Any], tmp_path: Path) ->
     page.locator("table.ranking tr.chosen").wait_for()
     page.keyboard.press(",")
     page.locator('[data-step="3"][data-other="4"]').wait_for()
+    page.wait_for_url(re.compile("step=3"))  # the address follows a moment later
     page.reload()
     page.locator('[data-step="3"][data-other="4"]').wait_for()
     page.screenshot(path=str(tmp_path / "compare.png"))
 
 
-def test_custom_views(
-    served: tuple[Server, FakeRun, Path], opened: Callable[[str], Any], tmp_path: Path
-) -> None:
-    page = opened("?run=new&section=views&node=embed&step=4")
+def test_custom_views(server: Gallery, opened: Callable[..., Any], tmp_path: Path) -> None:
+    page = opened("?run=pair/new&section=views&node=embed&step=4")
     page.get_by_text("it is embed at 4").wait_for()
     page.get_by_text("TypeError").wait_for()
     page.locator("body").press(",")
     page.get_by_text("it is embed at 3").wait_for()
-    served[2].write_text(VIEWS.replace("it is", "now it is").replace(', View("Bad", len)', ""))
+    server.views.write_text(VIEWS.replace("it is", "now it is").replace(', View("Bad", len)', ""))
     page.get_by_text("now it is embed at 3").wait_for()
     assert page.get_by_text("TypeError").count() == 0
     page.screenshot(path=str(tmp_path / "views.png"))

@@ -135,8 +135,9 @@ def test_a_failing_callback_still_answers_the_browser() -> None:
 def test_the_graph_downloads_as_a_file_that_stands_alone(show: Show, page: Any) -> None:
     show(lambda: graph(heat={"embed": {"fill": "#440154", "text": "0.25", "hatched": True}}))
     node(page, "blocks.1").click()
+    page.get_by_role("button", name="Save the graph").click()
     with page.expect_download() as event:
-        page.locator("button", has_text="SVG").click()
+        page.get_by_role("menuitem", name="SVG").click()
     text = event.value.path().read_text()
     root = ET.fromstring(text)
     tag = "{http://www.w3.org/2000/svg}"

@@ -1,0 +1,205 @@
+"""What the panes draw, as CSV: every record and every digit, nothing thinned and nothing scaled.
+
+An empty cell was not recorded; `nan` and `inf` were.
+"""
+
+from __future__ import annotations
+
+import math
+import sys
+from collections.abc import Iterable
+
+import numpy as np
+import pandas as pd
+
+from comgra_decl.viewer.model.compare import Pair, Ranking, counterpart, there_of
+from comgra_decl.viewer.model.found import found
+from comgra_decl.viewer.model.graph import Graph, node_values
+from comgra_decl.viewer.model.kpis import charts
+from comgra_decl.viewer.model.modules import module_tree
+from comgra_decl.viewer.model.notes import notes
+from comgra_decl.viewer.model.other import Other
+from comgra_decl.viewer.model.overview import overview
+from comgra_decl.viewer.model.runview import RunView, Slot
+from comgra_decl.viewer.model.selection import Selection
+from comgra_decl.viewer.model.series import Curve, curve
+from comgra_decl.viewer.model.sheet import Tensor
+from comgra_decl.viewer.model.statistics import Cell, sample_table, statistics_table
+from comgra_decl.viewer.model.takeaway import written
+
+_ALL = sys.maxsize
+Line = list[str]
+
+
+def series_csv(view: RunView, slot: Slot | None, at: Selection) -> bytes:
+    """Returns a line per record: the statistic, and its band or the batch's mean if drawn."""
+    line = curve(view, slot, at, points=_ALL)
+    columns = {at.statistic: line.values, "low": line.low, "high": line.high,
+               "batch mean": line.context}  # fmt: skip
+    drawn = {name: values for name, values in columns.items() if len(values)}
+    broken = set(line.broken.tolist())
+    lines = (
+        [str(step), *(_text(float(v[i]), recorded=step in broken) for v in drawn.values())]
+        for i, step in enumerate(line.steps.tolist())
+    )
+    return written(["step", *drawn], lines)
+
+
+def distribution_csv(view: RunView, slot: Slot | None, at: Selection) -> bytes:
+    """Returns a line per record: the range of its histogram, and how many values each bin holds."""
+    if slot is None:
+        return written(["step", "low", "high"], [])
+    steps, counts, ranges = view.histograms(slot, at.type)
+    lines = (
+        [str(step), *map(_text, span), *map(str, line)]
+        for step, span, line in zip(steps.tolist(), ranges.tolist(), counts.tolist(), strict=True)
+        if all(map(math.isfinite, span))
+    )
+    return written(["step", "low", "high", *(f"bin {i}" for i in range(counts.shape[1]))], lines)
+
+
+def values_csv(tensor: Tensor) -> bytes:
+    """Returns a line per recorded value: its place, and the number as it is told in its dtype."""
+    names = [dim.name for dim in tensor.dims]
+    if tensor.missing is not None:
+        return written([*names, "value"], [])
+    if tensor.fixed is not None:
+        names = names[1:]
+    lines = ([*map(str, place), str(value)] for place, value in np.ndenumerate(tensor.chosen))
+    return written([*names, "value"], lines)
+
+
+def overview_csv(view: RunView, at: Selection, pass_: str) -> bytes:
+    """Returns a line per tensor of a pass, a column per record, of the selected statistic."""
+    picture = overview(view, at, pass_)
+    heads = ["node", "role", "iteration"]
+    if picture is None:
+        return written(heads, [])
+    table = view.heat(at.statistic, pass_, at.over, at.type)
+    counts = view.heat("nonfinite", pass_, "abs_max", at.type)
+    lines = (
+        [slot.node, slot.role, str(slot.iteration), *_cells(table, counts, slot.id)]
+        for slot in picture.slots
+    )
+    return written([*heads, *map(str, table.columns)], lines)
+
+
+def kpi_csv(view: RunView, title: str) -> bytes:
+    """Returns a line per number that was said of a loss or KPI."""
+    lines = (
+        [line.label, str(step), _text(value, recorded=True)]
+        for chart in charts(view, points=_ALL)
+        if chart.title == title
+        for line in chart.lines
+        for step, value in zip(line.steps.tolist(), line.values.tolist(), strict=True)
+    )
+    return written(["type", "step", title], lines)
+
+
+def overlay_csv(view: RunView, slot: Slot | None, other: Other, at: Selection) -> bytes:
+    """Returns a line per record of both sides, as recorded."""
+    sides = [("here", curve(view, slot, at, points=_ALL))]
+    if other.view is not None and other.view is not view:
+        match, there = counterpart(other.view, slot), there_of(other.view, at)
+        sides.append(("there", curve(other.view, match, there, points=_ALL)))
+    lines = (line for side, drawn in sides for line in _curve_lines(side, drawn))
+    return written(["side", "step", at.statistic], lines)
+
+
+def graph_csv(view: RunView, at: Selection, graph: Graph, colour: str) -> bytes:
+    """Returns a line per node: what it is, and the selected statistic of the painted pass."""
+    pass_ = colour if colour in ("forward", *view.gradient_passes()) else "forward"
+    values = node_values(view, at, graph, pass_)
+    lines = (
+        [node.name, node.kind, node.title, str(values[node.name][0]) if node.name in values else ""]
+        for node in graph.nodes
+    )
+    return written(["node", "kind", "title", f"{pass_} {at.statistic}"], lines)
+
+
+def statistics_csv(view: RunView, at: Selection) -> bytes:
+    """Returns all statistics of the selected tensor at the step, then one of each sample."""
+    table, samples = statistics_table(view, at), sample_table(view, at)
+    lines = [["batch", name, *map(_cell, cells)] for name, cells in table.rows]
+    lines += [[f"sample {i}", at.statistic, *map(_cell, cells)] for i, cells in samples.rows]
+    return written(["of", "statistic", *table.columns], lines)
+
+
+def pairs_csv(rows: Iterable[tuple[str, Pair]]) -> bytes:
+    """Returns all statistics of a tensor on both sides."""
+    lines = (
+        [name, *map(_known, (pair.here, pair.there), pair.recorded), _text(pair.difference)]
+        for name, pair in rows
+    )
+    return written(["statistic", "here", "there", "difference"], lines)
+
+
+def ranking_csv(ranking: Ranking) -> bytes:
+    """Returns the tensors that differ most."""
+    lines = (
+        [row.slot.node, row.slot.role, str(row.slot.iteration), row.slot.pass_,
+         _known(row.pair.here), _known(row.pair.there), _text(row.pair.relative)]
+        for row in ranking.rows
+    )  # fmt: skip
+    return written(["node", "role", "iteration", "pass", "here", "there", "relative"], lines)
+
+
+def modules_csv(view: RunView, at: Selection) -> bytes:
+    """Returns a line per module: what it holds, and how much of all change is its own."""
+    lines = (
+        [module.key[1] or module.label, module.module_class, str(module.count),
+         str(module.trainable), _maybe(module.share), _maybe(module.ratio)]
+        for module in module_tree(view, at).modules.values()
+    )  # fmt: skip
+    heads = ["module", "class", "parameters", "trainable", "share of change", "change / weights"]
+    return written(heads, lines)
+
+
+def findings_csv(view: RunView) -> bytes:
+    """Returns a line per finding, best first."""
+    known = found(view).diagnosis
+    lines = (
+        [f.rule, f.severity, *_place(f.place), str(f.first_step), str(f.last_step), f.message,
+         f.advice]
+        for f in (() if known is None else known.findings)
+    )  # fmt: skip
+    heads = ["rule", "severity", "node", "role", "iteration", "pass", "first step", "last step"]
+    return written([*heads, "message", "advice"], lines)
+
+
+def notes_csv(view: RunView) -> bytes:
+    """Returns a line per note."""
+    return written(["step", "time", "note"], ([str(n.step), n.time, n.text] for n in notes(view)))
+
+
+def _place(place: object) -> Line:
+    return [str(getattr(place, name, "")) for name in ("node", "role", "iteration", "pass_")]
+
+
+def _curve_lines(side: str, drawn: Curve) -> Iterable[Line]:
+    broken = set(drawn.broken.tolist())
+    for step, value in zip(drawn.steps.tolist(), drawn.values.tolist(), strict=True):
+        yield [side, str(step), _text(value, recorded=step in broken)]
+
+
+def _cells(table: pd.DataFrame, counts: pd.DataFrame, slot: int) -> Line:
+    """Returns a line of a table of `RunView.heat`; `counts` is that of what is not finite."""
+    values, bad = (frame.loc[slot].to_numpy(float) for frame in (table, counts))
+    return [_text(float(v), recorded=b > 0) for v, b in zip(values, bad, strict=True)]
+
+
+def _cell(cell: Cell) -> str:
+    return _known(cell.value, cell.recorded)
+
+
+def _known(value: float, recorded: bool = True) -> str:
+    return str(value) if recorded else ""
+
+
+def _maybe(value: float | None) -> str:
+    return "" if value is None else str(value)
+
+
+def _text(value: float, *, recorded: bool = False) -> str:
+    """Returns a number in as few digits as tell it from its neighbours; "" for none."""
+    return "" if math.isnan(value) and not recorded else str(value)
