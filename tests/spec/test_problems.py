@@ -79,8 +79,10 @@ def test_the_key_path_is_the_one_that_was_written(written: Any, place: str) -> N
         ({"run": {"root": ""}}, "comgra.run.root: '' must not be empty"),
         (
             {"run": {"root": "ftp://host/runs"}},
-            "comgra.run.root: 'ftp://host/runs' is neither a folder nor s3://BUCKET/PREFIX or "
-            "gs://BUCKET/PREFIX",
+            (
+                "comgra.run.root: 'ftp://host/runs' is neither a folder nor s3://BUCKET/PREFIX or "
+                "gs://BUCKET/PREFIX"
+            ),
         ),
         (
             entry(batch_dim="first"),
