@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable
+from contextlib import ExitStack
 from threading import get_ident
 from typing import TYPE_CHECKING, Any
 
@@ -72,7 +73,7 @@ class Attachment(ABC):
         self._ending = False  # tracing ends as soon as that is possible
         self._error: BaseException | None = None  # why
         self._resting = 0  # id of the optimizer whose step is only counted at present
-        self._owners = Owners()
+        self._owners = Owners(on_fault=self._fault)
         self._table = SlotTable()
         self._stance = EagerStance()
         self._train = _new_capture(spec, followed=True)
@@ -129,8 +130,13 @@ class Attachment(ABC):
             self._end_tracing()
 
     def _end_tracing(self) -> None:
-        self._remove_everything()
-        modes.sweep()
+        for _ in range(2):  # once more, if there is a fault in taking things off
+            try:
+                self._remove_everything()
+                modes.sweep()
+                break
+            except Exception as error:
+                self._error = self._error or error
         if self._error is not None:
             self._on_fault(self._error)
 
@@ -193,13 +199,14 @@ class Attachment(ABC):
     def _disarm(self) -> None:
         self._armed = False
         self._train.open = False
-        self._stop_graph()
-        if not self._evaluation.open or self._stopped:
-            self._tracer.remove()
-            self._beside.remove()
-            self._losses.record(False)
-            self._stance.restore()
-            self._hearing.recording(False)
+        with ExitStack() as each:  # all of them, whatever one of them does; the last is first
+            if not self._evaluation.open or self._stopped:
+                each.callback(self._hearing.recording, False)
+                each.callback(self._stance.restore)
+                each.callback(self._losses.record, False)
+                each.callback(self._beside.remove)
+                each.callback(self._tracer.remove)
+            each.callback(self._stop_graph)
 
     def _stop_graph(self) -> None:
         self._structures.stop()

@@ -9,12 +9,13 @@ import torch
 
 from comgra_decl.hooks import modes
 from comgra_decl.hooks.closing import Closing
-from comgra_decl.hooks.limits import CUDA_GRAPH, is_capturing
+from comgra_decl.hooks.limits import CUDA_GRAPH
 from comgra_decl.hooks.tree import trains_beside
 
 if TYPE_CHECKING:
     from torch import nn
 
+    from comgra_decl.hooks.limits import Captures
     from comgra_decl.hooks.reading.capture import StepCapture
     from comgra_decl.hooks.tree import Top
 
@@ -25,6 +26,7 @@ _MAX_ROOT_CALLS = 2000
 class Choosing(Closing):
     """Tells training from evaluation, by the modes of modules and by the calls of models."""
 
+    _captures: Captures
     _evaluating: bool  # as far as the program has said so
 
     def _on_mode(self, module: nn.Module, training: bool) -> None:
@@ -34,13 +36,10 @@ class Choosing(Closing):
         if self._tracer.thread not in (0, get_ident()):  # another thread evaluates meanwhile
             return
         self._resting = 0
-        try:
-            modes.sweep()
-            self._evaluating = not training and not self._is_frozen(module)
-            if self._evaluating:
-                self._begin_evaluation()
-        except Exception as error:
-            self._fault(error)
+        modes.sweep()
+        self._evaluating = not training and not self._is_frozen(module)
+        if self._evaluating:
+            self._begin_evaluation()
 
     def _is_frozen(self, module: nn.Module) -> bool:
         """Whether a module is only a part, kept in evaluation mode, of one that is trained."""
@@ -58,7 +57,7 @@ class Choosing(Closing):
         if self._ending:
             self._stop_when_safe()
             return None
-        if is_capturing():
+        if self._captures.active:
             self._reporter.warn(CUDA_GRAPH)
             return None
         training = root.training
@@ -71,10 +70,19 @@ class Choosing(Closing):
         self._evaluating = False
         top.trained = top.trained or training
         capture = self._train
+        if self._is_endless(capture):
+            self._cut_step()
         if not capture.open or capture.root_calls >= _MAX_ROOT_CALLS:
             return None
         capture.root_calls += top.parametric
         return capture
+
+    def _is_endless(self, capture: StepCapture) -> bool:
+        """Whether a step has no end that we could see: it is trained in, and goes on."""
+        if not capture.open:
+            return False
+        trained = capture.root_calls >= _MAX_ROOT_CALLS and "loss" in capture.calls
+        return self._unended.found == self._step or (trained and not self._stepped)
 
     def _left_root(self) -> None:
         if not self._evaluating and self._train.open and self._train.root_calls:

@@ -6,12 +6,14 @@ import time
 from typing import TYPE_CHECKING
 
 from comgra_decl.hooks.attachment import Attachment
+from comgra_decl.hooks.limits import COMPILED_GRAPH, compiles_to_cuda_graphs
 from comgra_decl.hooks.when.agenda import TRAIN
 from comgra_decl.records import SKIPPED_STEP, StepInfo
 
 if TYPE_CHECKING:
     from comgra_decl.hooks.reading.capture import StepCapture
     from comgra_decl.hooks.when.agenda import Agenda
+    from comgra_decl.hooks.when.unended import UnendedSteps
 
 _EVAL = "eval"
 
@@ -20,7 +22,9 @@ class Closing(Attachment):
     """Closes records when it is told that something has ended; `HookManager` tells it when."""
 
     _agenda: Agenda
+    _unended: UnendedSteps
     _deferred: bool  # whether the step is decided about again at its end
+    _stepped: bool  # whether an optimizer has stepped, or the program has said that a step ends
 
     def _close_train(self) -> float | None:
         """Closes the record of the step that has ended; returns what it cost the schedule's budget.
@@ -57,9 +61,18 @@ class Closing(Attachment):
         self._evaluation.close()
         self._budget.restart()
 
+    def _cut_step(self) -> None:
+        """Nobody ends this step: what there is of it is a record, and the tracer waits again.
+
+        It would else grow for ever, and compiled code would run eagerly as long.
+        """
+        self._finish_unstepped()
+        self._agenda.end(recorded=True)
+        self._disarm()
+
     def _finish_unstepped(self) -> None:
-        backward = self._train.count("loss") > 0
-        if backward:
+        backward = self._train.calls.get("loss", 0) > 0
+        if backward and self._unended.found is None:
             self._reporter.warn(
                 "backward() ran but no optimizer step was seen, so steps could not be told "
                 "apart; everything up to here is one record. Call comgra.step() where a step ends "
@@ -81,5 +94,7 @@ class Closing(Attachment):
         raw.scheduled = scheduled
         if scheduled:
             self._budget.recorded(*([info.type, *info.extra.get("tags", ())] if training else []))
+        if training and compiles_to_cuda_graphs():
+            self._reporter.warn(COMPILED_GRAPH)
         raw.documents = self._reporter.documents(self._tracer.called_tops, capture, info)
         self._sink(raw)

@@ -85,6 +85,30 @@ class EagerStance:
             self._compile = None
 
 
+def run_natively(*functions: Callable[..., Any], within: bool = True) -> None:
+    """Keeps Dynamo from compiling functions of ours that compiled code comes by.
+
+    Between two graphs of a compiled function it compiles whatever Python is called there, ours
+    too; and since `is_compiling()` is true in all that it compiles, a hook would take its call for
+    one that is only traced and do nothing.
+
+    Args:
+        functions: plain functions or methods.
+        within: whether what they call is kept from it as well; not for wrappers, which call the
+            program's code.
+    """
+    evaluation: Any = getattr(getattr(torch._C, "_dynamo", None), "eval_frame", None)
+    if not hasattr(evaluation, "set_code_exec_strategy"):  # another torch: they are compiled, then
+        return
+    action = evaluation._FrameAction
+    inner = action.SKIP if within else action.DEFAULT
+    for function in functions:
+        code = getattr(getattr(function, "__func__", function), "__code__", None)
+        if code is not None:  # of Python, not of C
+            strategy = evaluation._FrameExecStrategy(action.SKIP, inner)
+            evaluation.set_code_exec_strategy(code, strategy)
+
+
 def _anything_compiled() -> bool:
     eval_frame = sys.modules.get("torch._dynamo.eval_frame")
     if eval_frame is None:

@@ -2,10 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-from typing import TYPE_CHECKING
+import functools
+import sys
+from collections.abc import Callable, Iterable
+from types import FrameType
+from typing import TYPE_CHECKING, Any
 
 import torch
+
+from comgra_decl.hooks.patches import Patch
+from comgra_decl.hooks.tree import named_modules
 
 if TYPE_CHECKING:
     from torch import nn
@@ -21,26 +27,115 @@ CUDA_GRAPH = (
 )
 
 
+COMPILED_GRAPH = (
+    "compiled code that uses CUDA graphs (mode='reduce-overhead' or 'max-autotune', or "
+    "triton.cudagraphs): recorded steps run eagerly, without these graphs. They take longer and "
+    "round differently, as always under torch.compile; all other steps run as compiled"
+)
+_GRAPHED = "make_graphed_callables"
+
+
 def is_capturing() -> bool:
     """Whether what is computed now becomes part of a CUDA graph; reading it would break that."""
     return torch.cuda.is_initialized() and torch.cuda.is_current_stream_capturing()
 
 
-def why_silent(plans: Iterable[ModulePlan]) -> list[str]:
-    """Returns sentences about modules that were selected and have not been called: `plans`.
+def compiles_to_cuda_graphs() -> bool:
+    """Whether the program has compiled something in a mode that makes CUDA graphs of it."""
+    known = getattr(sys.modules.get("torch._dynamo.eval_frame"), "cached_backends", None)
+    inductor = sys.modules.get("torch._inductor.config")
+    always = bool(getattr(getattr(inductor, "triton", None), "cudagraphs", False))
+    return any(_makes_cuda_graphs(backend, always=always) for backend in [*(known or {}).values()])
+
+
+def _makes_cuda_graphs(backend: Any, *, always: bool) -> bool:
+    name, config = getattr(backend, "compiler_name", ""), getattr(backend, "config", None)
+    if name == "inductor" and isinstance(config, dict):
+        return bool(config.get("triton.cudagraphs", always))
+    return bool(name == "cudagraphs")
+
+
+class Captures:
+    """Knows when the program makes CUDA graphs, also between recorded steps, and says so.
+
+    Args:
+        warn: told what that means.
+        on_fault: told about an error of our own.
+    """
+
+    def __init__(
+        self, warn: Callable[[str], None], *, on_fault: Callable[[BaseException], None]
+    ) -> None:
+        self._warn = warn
+        self._on_fault = on_fault
+        self._making = 0  # calls of make_graphed_callables, which warms up before it captures
+        self.patches = (
+            Patch(torch.cuda.graph, "__enter__", self._wrap_enter),
+            Patch(torch.cuda, _GRAPHED, self._wrap_making),
+        )
+
+    @property
+    def active(self) -> bool:
+        """Whether what is computed now belongs to a CUDA graph, or only prepares one."""
+        return self._making > 0 or is_capturing()
+
+    def _wrap_enter(self, original: Callable[..., Any]) -> Callable[..., Any]:
+        @functools.wraps(original)
+        def __enter__(context: Any) -> Any:  # noqa: N807
+            try:
+                self._warn(COMPILED_GRAPH if _is_called_by_compiler() else CUDA_GRAPH)
+            except Exception as error:
+                self._on_fault(error)
+            return original(context)
+
+        return __enter__
+
+    def _wrap_making(self, original: Callable[..., Any]) -> Callable[..., Any]:
+        @functools.wraps(original)
+        def make_graphed_callables(*args: Any, **kwargs: Any) -> Any:
+            self._making += 1
+            try:
+                return original(*args, **kwargs)
+            finally:
+                self._making -= 1
+
+        return make_graphed_callables
+
+
+def _is_called_by_compiler() -> bool:
+    frame: FrameType | None = sys._getframe(1)
+    while frame is not None and "_inductor" not in frame.f_code.co_filename:
+        frame = frame.f_back
+    return frame is not None
+
+
+def why_silent(plans: Iterable[ModulePlan], models: Iterable[nn.Module]) -> list[str]:
+    """Returns sentences about modules of `models` that were selected and not called: `plans`.
 
     A module whose parameters have a gradient was used without being called: no hook of a module
     runs in `module.forward(x)`, nor where its parent takes its weights.
     """
-    silent = [(plan.node(), module) for plan in plans if (module := plan.module()) is not None]
-    scripted = [name for name, module in silent if isinstance(module, torch.jit.ScriptModule)]
-    used = [name for name, module in silent if name not in scripted and _has_gradient(module)]
-    unused = [name for name, _ in silent if name not in scripted and name not in used]
-    return [
-        sentence.format(_listed(names), len(names))
-        for names, sentence in ((unused, _UNUSED), (used, _USED), (scripted, _SCRIPTED))
-        if names
-    ]
+    silent = [(plan, module) for plan in plans if (module := plan.module()) is not None]
+    graphed = {id(part) for model in models for part in _graphed_parts(model)}
+    found: dict[str, list[str]] = {why: [] for why in (_UNUSED, _USED, _REPLAYED, _SCRIPTED)}
+    for plan, module in silent:
+        found[_why(module, graphed)].append(plan.node())
+    return [why.format(_listed(names), len(names)) for why, names in found.items() if names]
+
+
+def _why(module: nn.Module, graphed: set[int]) -> str:
+    if isinstance(module, torch.jit.ScriptModule):
+        return _SCRIPTED
+    if id(module) in graphed:
+        return _REPLAYED
+    return _USED if _has_gradient(module) else _UNUSED
+
+
+def _graphed_parts(top: nn.Module) -> Iterable[nn.Module]:
+    """Yields what lies within modules of a model that replay a CUDA graph instead of running."""
+    for _, module in named_modules(top):
+        if _GRAPHED in getattr(vars(module).get("forward"), "__qualname__", ""):
+            yield from module.modules()
 
 
 _UNUSED = (
@@ -51,6 +146,11 @@ _USED = (
     "selected but never called in this step, though their parameters have gradients: {} ({} in "
     "all). Either .forward() is called directly, which runs no hooks: write module(x) instead; or "
     "the parent uses their weights itself: name its tensors with comgra.node(tensor, name)"
+)
+_REPLAYED = (
+    "selected but never called in this step: {} ({} in all), inside of what "
+    "torch.cuda.make_graphed_callables has made a CUDA graph of; a replay runs no Python. What the "
+    "graphed module takes and returns is recorded; to see inside, train without the graph"
 )
 _SCRIPTED = (
     "selected but never called in this step: {} ({} in all), scripted modules; no hook runs within "

@@ -11,6 +11,7 @@ from __future__ import annotations
 import math
 from collections import deque
 from collections.abc import Callable, Iterable, Mapping
+from contextlib import ExitStack
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -19,7 +20,8 @@ from torch.nn.modules.module import register_module_module_registration_hook
 from torch.optim.optimizer import register_optimizer_step_post_hook
 
 from comgra_decl.hooks.choosing import Choosing
-from comgra_decl.hooks.limits import is_capturing
+from comgra_decl.hooks.compiled import run_natively
+from comgra_decl.hooks.limits import Captures
 from comgra_decl.hooks.patches import watch_mode
 from comgra_decl.hooks.tree import has_parameters
 from comgra_decl.hooks.when.agenda import Agenda, Plan
@@ -28,6 +30,7 @@ from comgra_decl.hooks.when.ending import StepEnd
 from comgra_decl.hooks.when.pace import Pace
 from comgra_decl.hooks.when.skipped import watch_skips
 from comgra_decl.hooks.when.types import Labeller, RootWatch
+from comgra_decl.hooks.when.unended import UNENDED, UnendedSteps
 from comgra_decl.hooks.words.hearing import Hearing
 from comgra_decl.hooks.words.numbers import read_number
 from comgra_decl.hooks.words.scalars import END
@@ -75,12 +78,15 @@ class HookManager(Choosing):
         self._stepped = False
         self._incoming: deque[tuple[Spec | None, str]] = deque()
         self._agenda = Agenda(spec, self._budget)
-        self._watch = RootWatch(self._on_watched_call)
+        self._watch = RootWatch(self._on_watched_call, on_fault=self._fault)
         self._labeller = self._new_labeller(spec)
         self._end = self._new_end(spec)
+        self._unended = UnendedSteps()
+        self._captures = Captures(self._reporter.warn, on_fault=self._fault)
         self._patches = (
-            watch_mode(self._on_mode),
-            watch_skips(self._on_skip, before=self._say_scale),
+            watch_mode(self._on_mode, on_fault=self._fault),
+            watch_skips(self._on_skip, before=self._say_scale, on_fault=self._fault),
+            *self._captures.patches,
         )
         self._hearing = Hearing(self)
         self._scale_said = -1  # the last step of which the gradient scale was said
@@ -101,6 +107,8 @@ class HookManager(Choosing):
 
     def attach(self) -> None:
         """Starts following the program."""
+        run_natively(self._after_optimizer, self._owners.note, self._on_mode, self._on_skip)
+        run_natively(self._say_scale)
         self._handles = [
             register_optimizer_step_post_hook(self._after_optimizer),
             register_module_module_registration_hook(self._owners.note),
@@ -147,6 +155,24 @@ class HookManager(Choosing):
         """Asks, from any thread, that steps are no longer captured to be decided about later."""
         self._kept_enough = True
 
+    def look(self) -> None:
+        """Looks, from another thread and about once a second, whether steps end at all."""
+        if self._stopped:
+            return
+        models = [plan.top.module() for plan in [*self._tracer.tops.values()]]
+        parameters = (p for model in models if model is not None for p in model.parameters())
+        before = self._unended.found
+        if self._unended.look(self._step, parameters) and before is None:
+            sentence = UNENDED.format(self._step)
+            self._reporter.warn(sentence)
+            if self._stepped:  # else there will be a record that brings it
+                self._scalars.remark(sentence)
+
+    @property
+    def late_documents(self) -> dict[str, Any]:
+        """The documents that changed after the last record; asked when all is over."""
+        return self._reporter.late_documents
+
     def replace(self, spec: Spec | None, note: str) -> None:
         """Asks, from any thread, that `spec` is in effect from the next step on.
 
@@ -186,18 +212,18 @@ class HookManager(Choosing):
     def _remove_everything(self) -> None:
         self._stopped = True
         self._resting = 0
-        self._watch.remove()
-        self._disarm()
-        self._hearing.stop()
-        self._losses.stop()
-        self._scalars.stop()
-        for patch in self._patches:
-            patch.restore()
-        for handle in self._handles:
-            handle.remove()
+        with ExitStack() as each:  # all of them, whatever one of them does; the last is first
+            each.callback(self._evaluation.capture.drop)
+            each.callback(self._train.drop)
+            for handle in self._handles:
+                each.callback(handle.remove)
+            for patch in self._patches:
+                each.callback(patch.restore)
+            for part in (self._scalars, self._losses, self._hearing):
+                each.callback(part.stop)
+            each.callback(self._disarm)
+            each.callback(self._watch.remove)
         self._handles.clear()
-        self._train.drop()
-        self._evaluation.capture.drop()
 
     # -- events --------------------------------------------------------------------------------
 
@@ -214,7 +240,7 @@ class HookManager(Choosing):
                 self._resumption.stepped(optimizer)
             if self._armed:
                 self._stepped = True
-                if not is_capturing():
+                if not self._captures.active:
                     self._tracer.after_optimizer(self._train, optimizer)
             if self._end.by_optimizer(optimizer):
                 self._end_step()
@@ -225,26 +251,20 @@ class HookManager(Choosing):
         """Mixed precision is about to let an optimizer step, or not: what is the loss scaled by?"""
         if self._stopped or not (self._armed or always) or self._scale_said == self._step:
             return
-        try:
-            scale = getattr(scaler, "_scale", None)
-            number = read_number(scale) if isinstance(scale, torch.Tensor) else None
-            if number is not None:
-                self._scale_said = self._step
-                self._scalars.measured(GRAD_SCALE, number)
-        except Exception as error:
-            self._fault(error)
+        scale = getattr(scaler, "_scale", None)
+        number = read_number(scale) if isinstance(scale, torch.Tensor) else None
+        if number is not None:
+            self._scale_said = self._step
+            self._scalars.measured(GRAD_SCALE, number)
 
     def _on_skip(self, optimizer: Any, scaler: Any) -> None:
         """Mixed precision did not let an optimizer step; the step has ended all the same."""
         if self._stopped:
             return
         self._say_scale(scaler, always=True)
-        try:
-            self._train.skipped = True
-            self._scalars.measured(SKIPPED_STEP, 1.0)
-            self._scalars.note("the optimizer's step was skipped: a gradient is not finite")
-        except Exception as error:
-            self._fault(error)
+        self._train.skipped = True
+        self._scalars.measured(SKIPPED_STEP, 1.0)
+        self._scalars.note("the optimizer's step was skipped: a gradient is not finite")
         self._after_optimizer(optimizer, None, None)
 
     def _settle_resumption(self, resumption: Resumption) -> None:

@@ -27,7 +27,7 @@ def insert_at_bottom(mode: TorchFunctionMode) -> None:
     _returning.discard(mode)
     _placed.add(mode)
     if not at_work:  # else it comes back by itself
-        _push_all([mode, *(other for other in _pop_all() if other is not mode)])
+        _replace_all([mode, *(other for other in _all() if other is not mode)])
 
 
 def remove(mode: TorchFunctionMode) -> None:
@@ -36,7 +36,7 @@ def remove(mode: TorchFunctionMode) -> None:
         _returning.add(mode)
     _placed.discard(mode)
     _removed.add(mode)
-    _push_all([other for other in _pop_all() if other is not mode])
+    _replace_all([other for other in _all() if other is not mode])
 
 
 def sweep() -> None:
@@ -46,8 +46,8 @@ def sweep() -> None:
     removed within that call (an optimizer that steps within `loss.backward()`), it comes back.
     """
     if _C._len_torch_function_stack() and _removed:
-        found = _pop_all()
-        _push_all([mode for mode in found if mode not in _removed])
+        found = _all()
+        _replace_all([mode for mode in found if mode not in _removed])
         for mode in found:
             _returning.discard(mode)
 
@@ -64,18 +64,20 @@ def is_placed(mode: TorchFunctionMode) -> bool:
 
 def is_active(mode: TorchFunctionMode) -> bool:
     """Whether `mode` is anywhere on the stack."""
-    depth = _C._len_torch_function_stack()
-    return any(_C._get_function_stack_at(i) is mode for i in range(depth))
+    return any(active is mode for active in _all())
 
 
 _C = cast("Any", torch._C)  # the stack functions have no stubs
 
 
-def _pop_all() -> list[TorchFunctionMode]:
-    """Returns the active modes, outermost first, leaving none."""
-    return [_C._pop_torch_function_stack() for _ in range(_C._len_torch_function_stack())][::-1]
+def _all() -> list[TorchFunctionMode]:
+    """Returns the active modes, outermost first."""
+    return [_C._get_function_stack_at(i) for i in range(_C._len_torch_function_stack())]
 
 
-def _push_all(modes: list[TorchFunctionMode]) -> None:
+def _replace_all(modes: list[TorchFunctionMode]) -> None:
+    """Makes `modes` the active ones: the program's are never off the stack while we compute."""
+    for _ in range(_C._len_torch_function_stack()):
+        _C._pop_torch_function_stack()
     for mode in modes:
         _C._push_on_torch_function_stack(mode)

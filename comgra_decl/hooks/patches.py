@@ -10,9 +10,13 @@ import inspect
 from collections.abc import Callable
 from typing import Any
 
+import torch
 from torch import nn
 
+from comgra_decl.hooks.compiled import run_natively
+
 _ABSENT = object()
+_is_compiling = torch.compiler.is_compiling
 
 
 class Patch:
@@ -55,7 +59,9 @@ class Patch:
         return getattr(self._owner, self._name) if inherited is _ABSENT else inherited
 
 
-def watch_mode(on_mode: Callable[[nn.Module, bool], None]) -> Patch:
+def watch_mode(
+    on_mode: Callable[[nn.Module, bool], None], *, on_fault: Callable[[BaseException], None]
+) -> Patch:
     """Tells `on_mode` each module that is switched to training or evaluation, afterwards.
 
     `eval()` is `train(False)`. This is what makes evaluation visible at no cost: between recorded
@@ -67,9 +73,14 @@ def watch_mode(on_mode: Callable[[nn.Module, bool], None]) -> Patch:
         @functools.wraps(original)
         def train(self: nn.Module, mode: bool = True) -> Any:
             result = original(self, mode)
-            on_mode(self, mode)
+            if not _is_compiling():
+                try:
+                    on_mode(self, mode)
+                except Exception as error:
+                    on_fault(error)
             return result
 
+        run_natively(train, within=False)
         return train
 
     return Patch(nn.Module, "train", wrap)

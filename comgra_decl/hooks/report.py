@@ -28,6 +28,7 @@ class Reporter:
         self._warnings: dict[str, None] = {}
         self._choices: dict[str, str] = {}
         self._said = 0
+        self._last: dict[str, Any] = {}  # the newest report
         self.beside: Beside | None = None  # knows what is recorded beside modules
 
         self.follow(spec)
@@ -62,8 +63,16 @@ class Reporter:
         if info.mode == "train":
             self._tell(report, tops)
         report["warnings"] = list(self._warnings)
+        self._last = report
         self._states[info.mode] = self._state(tops, capture)
         return {"modules": [m for top in tops for m in _modules(top)], "report": report}
+
+    @property
+    def late_documents(self) -> dict[str, Any]:
+        """The documents that changed after the last record."""
+        if not self._last or self._last["warnings"] == list(self._warnings):
+            return {}
+        return {"report": {**self._last, "warnings": list(self._warnings)}}
 
     def _state(self, tops: Collection[TopPlan], capture: StepCapture) -> object:
         """Returns what changes whenever there is something new to say."""
@@ -125,7 +134,8 @@ class Reporter:
             self.warn(sentence)
         plans = [] if self._told else [plan for top in tops for plan in top.modules]
         self._told = True
-        for sentence in why_silent(plan for plan in plans if _is_silent(plan)):
+        models = [model for top in tops if (model := top.top.module()) is not None]
+        for sentence in why_silent((plan for plan in plans if _is_silent(plan)), models):
             self.warn(sentence)
         for name, reason in report["refused"].items():
             self.warn(f"{name} is not recorded: {reason}")

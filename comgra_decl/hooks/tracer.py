@@ -155,7 +155,7 @@ class ModuleTracer:
             return
         if module._forward_hooks and id(module) not in self._late:
             self._late.add(id(module))
-            self._handles.append(module.register_forward_hook(self._finish, always_call=True))
+            self._handles.append(module.register_forward_hook(self._after_late, always_call=True))
         if plan.reads_inputs and module._forward_pre_hooks and -id(module) not in self._late:
             self._late.add(-id(module))
             hook = module.register_forward_pre_hook(self._before_late, with_kwargs=True)
@@ -164,33 +164,33 @@ class ModuleTracer:
     # -- following calls -----------------------------------------------------------------------
 
     def _before(self, module: nn.Module, args: tuple[Any, ...]) -> None:
-        if is_no_step() or (get_ident() != self.thread and not self._claim()):
-            return
-        self._depth += 1
-        if self._depth == 1:
-            try:
-                # A global pre hook is not given keyword arguments: its caller's frame has them.
+        try:
+            if is_no_step() or (get_ident() != self.thread and not self._claim()):
+                return
+            self._depth += 1
+            # A global pre hook is not given keyword arguments: its caller's frame has them.
+            if self._depth == 1:
                 kwargs = sys._getframe(1).f_locals.get("kwargs", {})
                 with torch._C.DisableTorchFunction():
                     self._enter_root(module, args, kwargs)
-            except Exception as error:
-                self._on_fault(error)
-        if self._graph is not None and not module.training:
-            self._enter_native(module, args, sys._getframe(1).f_locals.get("kwargs", {}))
-        if self._reads_inputs and -id(module) not in self._late:
-            self._take_inputs(module, args, sys._getframe(1).f_locals.get("kwargs", {}))
-
-    def _enter_native(self, module: nn.Module, args: tuple[Any, ...], kwargs: Any) -> None:
-        try:
-            if self._graph is not None and self._graph is self.provenance:
-                self._native.enter(module, args, kwargs, self._graph)
+            if self._graph is not None and not module.training:
+                self._enter_native(module, args, sys._getframe(1).f_locals.get("kwargs", {}))
+            if self._reads_inputs and -id(module) not in self._late:
+                self._take_inputs(module, args, sys._getframe(1).f_locals.get("kwargs", {}))
         except Exception as error:
             self._on_fault(error)
 
+    def _enter_native(self, module: nn.Module, args: tuple[Any, ...], kwargs: Any) -> None:
+        if self._graph is not None and self._graph is self.provenance:
+            self._native.enter(module, args, kwargs, self._graph)
+
     def _before_late(self, module: nn.Module, args: tuple[Any, ...], kwargs: Any = None) -> None:
         """Keyword arguments are missing if tracing was ended by another hook of this very call."""
-        if kwargs is not None and not is_no_step():
-            self._take_inputs(module, args, kwargs)
+        try:
+            if kwargs is not None and not is_no_step():
+                self._take_inputs(module, args, kwargs)
+        except Exception as error:
+            self._on_fault(error)
 
     def enter(self, module: nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> None:
         """The hooks were put on within the call of an outermost module that begins now."""
@@ -208,35 +208,44 @@ class ModuleTracer:
         return (plan is not None and plan.top.trained) or not torch.is_grad_enabled()
 
     def _after(self, module: nn.Module, args: tuple[Any, ...], output: Any) -> None:
-        if id(module) not in self._late:
+        try:
+            if id(module) not in self._late:
+                self._finish(module, args, output)
+        except Exception as error:
+            self._on_fault(error)
+
+    def _after_late(self, module: nn.Module, args: tuple[Any, ...], output: Any) -> None:
+        try:
             self._finish(module, args, output)
+        except Exception as error:
+            self._on_fault(error)
 
     def _finish(self, module: nn.Module, args: tuple[Any, ...], output: Any) -> None:
         if is_no_step() or self.thread not in (0, get_ident()):
             if self._recomputed.capture is not None and is_backward():
                 self._recomputed.read(module, self._plans.get(id(module)), output)
             return
-        try:
-            if self._graph is not None and self._graph is self.provenance:
-                self._native.leave(module, output, self._graph)
-            capture, plan = self._capture, self._plans.get(id(module))
-            if capture is not None and plan is not None and plan.module() is module:
-                if self._graph is None:
+        if self._graph is not None and self._graph is self.provenance:
+            self._native.leave(module, output, self._graph)
+        capture, plan = self._capture, self._plans.get(id(module))
+        if capture is not None and plan is not None and plan.module() is module:
+            if self._graph is None:
+                self._record(plan, capture, args, output)
+            else:
+                with torch._C.DisableTorchFunction():
                     self._record(plan, capture, args, output)
-                else:
-                    with torch._C.DisableTorchFunction():
-                        self._record(plan, capture, args, output)
-            self._depth = max(0, self._depth - 1)  # installed inside a call: its end only
-            if self._depth == 0:
-                self._capture = None
-                if capture is not None and capture.followed and self._in_model:
-                    self._ends.look_for_targets(capture, (args, output), self.provenance)
-                if capture is not None and capture.categories is not None:
-                    capture.categories.leave(output)
-                self._left()
-                self._ends.targets.resume()  # below the graph's mode, which sees targets after it
-        except Exception as error:
-            self._on_fault(error)
+        self._depth = max(0, self._depth - 1)  # installed inside a call: its end only
+        if self._depth == 0:
+            self._leave_root(capture, args, output)
+
+    def _leave_root(self, capture: StepCapture | None, args: Any, output: Any) -> None:
+        self._capture = None
+        if capture is not None and capture.followed and self._in_model:
+            self._ends.look_for_targets(capture, (args, output), self.provenance)
+        if capture is not None and capture.categories is not None:
+            capture.categories.leave(output)
+        self._left()
+        self._ends.targets.resume()  # below the graph's mode, which sees targets after it
 
     def _enter_root(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         plan = self._adopt(module)
@@ -340,20 +349,17 @@ class ModuleTracer:
         capture, plan = self._capture, self._plans.get(id(module))
         if capture is None or plan is None or not plan.reads_inputs or plan.module() is not module:
             return
-        try:
-            slot_of = partial(plan.slot, iteration=capture.count((plan, "input")))
-            with torch._C.DisableTorchFunction():
-                for path, tensor in (*tensors_in(args), *tensors_in(kwargs)):
-                    self._recorder.read(
-                        tensor,
-                        input_role(path),
-                        slot_of,
-                        capture=capture,
-                        how=plan.capture,
-                        wanted=plan.inputs,
-                    )
-        except Exception as error:
-            self._on_fault(error)
+        slot_of = partial(plan.slot, iteration=capture.count((plan, "input")))
+        with torch._C.DisableTorchFunction():
+            for path, tensor in (*tensors_in(args), *tensors_in(kwargs)):
+                self._recorder.read(
+                    tensor,
+                    input_role(path),
+                    slot_of,
+                    capture=capture,
+                    how=plan.capture,
+                    wanted=plan.inputs,
+                )
 
     def know(self, value: Any) -> None:
         """What the program has named itself needs no finding."""

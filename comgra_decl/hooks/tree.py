@@ -7,6 +7,7 @@ import weakref
 from collections.abc import Callable, Iterator, MutableMapping
 from typing import Any, TypeVar
 
+import torch
 from torch import nn
 from torch.utils.weak import WeakIdKeyDictionary
 
@@ -14,6 +15,8 @@ from comgra_decl.hooks.nested import tensors_in
 from comgra_decl.hooks.reading.shards import class_of
 
 T = TypeVar("T")
+
+_is_compiling = torch.compiler.is_compiling
 
 _WRAPPER_SEGMENTS = frozenset(
     {"_orig_mod", "_fsdp_wrapped_module", "_checkpoint_wrapped_module", "_forward_module"}
@@ -27,9 +30,13 @@ class Owners:
     A training script often calls `self.net(x)` of a larger module that is never called itself
     (Lightning does). Links are noted as modules are assigned; modules built before we attached
     are found by one scan of the garbage collector's objects, the first time one is called.
+
+    Args:
+        on_fault: told about an error of our own.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, *, on_fault: Callable[[BaseException], None]) -> None:
+        self._on_fault = on_fault
         # By identity: a module class may define `==` (torchmetrics does, and builds modules in it).
         self._parents: MutableMapping[nn.Module, weakref.ref[nn.Module]] = WeakIdKeyDictionary()
         self._built: MutableMapping[nn.Module, None] = WeakIdKeyDictionary()
@@ -38,10 +45,15 @@ class Owners:
 
     def note(self, parent: nn.Module, _name: str, child: nn.Module | None) -> None:
         """The registration hook: `parent.name = child` has just happened."""
-        self.version += 1
-        self._built[parent] = None
-        if child is not None:
-            self._parents[child] = weakref.ref(parent)
+        if _is_compiling():  # a module is built in compiled code, of which this would become a part
+            return
+        try:
+            self.version += 1
+            self._built[parent] = None
+            if child is not None:
+                self._parents[child] = weakref.ref(parent)
+        except Exception as error:
+            self._on_fault(error)
 
     def top_of(self, module: nn.Module) -> nn.Module:
         """Returns the outermost module that (still) contains `module`."""

@@ -103,6 +103,7 @@ class Attendant:
         meter: kept up to date.
         writer: the thread whose processor time counts.
         run: the folder of the whole run, where `folder` is only that of one of its ranks.
+        look: called at each look; it looks after the program itself.
         change: told a new spec (None if an edit was wrong) and what to note in the run.
     """
 
@@ -114,6 +115,7 @@ class Attendant:
         meter: Meter,
         writer: threading.Thread | None,
         change: Callable[[Spec | None, str], None],
+        look: Callable[[], None] = lambda: None,
         run: Location | None = None,
     ) -> None:
         self._folder = folder
@@ -121,6 +123,7 @@ class Attendant:
         self._meter = meter
         self._writer = writer
         self._change = change
+        self._also = look
         self._measures = spec.schedule.limits_disk
         self._written_before = 0
         if not isinstance(folder, Path):
@@ -141,6 +144,7 @@ class Attendant:
     def look(self) -> None:
         """Looks once; never raises."""
         try:
+            self._also()
             self._read_spec()
             self._measure()
         except Exception as error:  # noqa: BLE001 - the training must never notice

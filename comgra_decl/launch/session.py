@@ -64,6 +64,7 @@ class Session:
         self._settled = False  # whether it is known which rank this process is
         self._past: Past | None = None  # what the run holds that is gone on with
         self._late_facts: dict[str, Any] | None = None  # of a rank, told with the next record
+        self._late_documents: dict[str, Any] = {}  # what was known only after the last record
         self.path: Path | None = None
 
     def start(self) -> None:
@@ -104,6 +105,7 @@ class Session:
             self._attendant.stop()
         if hooks is not None:
             hooks.detach()
+            self._late_documents = hooks.late_documents
         writer, self._writer = self._writer, None
         if self._ending is not None:
             self._ending.remove()
@@ -137,6 +139,7 @@ class Session:
 
     def _open(self) -> None:
         """Starts writing at the place that is ours."""
+        from comgra_decl.launch.ending import at_last
         from comgra_decl.store import WriterThread
         from comgra_decl.store.location import as_path
 
@@ -150,7 +153,7 @@ class Session:
             queue_bytes=self._spec.store.queue_mb * 2**20,
             on_error=self._store_failed,
             flush=self._new_keeper(),
-            last=self._new_rules(),
+            last=at_last(self._new_rules(), lambda: self._late_documents),
         )
         self._say = self._writer.say
 
@@ -202,6 +205,7 @@ class Session:
             meter=self._meter,
             writer=self._writer.thread,
             change=self._hooks.replace,
+            look=self._hooks.look,
             run=self._place.run,
         )
         self._attendant.start()

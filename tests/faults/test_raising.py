@@ -28,31 +28,43 @@ from tests.ways.proof import Outcome, Told, attached, same, seeded
 PARTS = ("/comgra_decl/hooks/", "/comgra_decl/stats/")
 
 ENTRANCES = {
-    "Owners.note",
-    "ModuleTracer._before",
-    "ModuleTracer._take_inputs",
-    "FunctionTracer._before",
-    "is_no_step",
+    # hooks, function modes and profiled calls of torch
     "FunctionTracer.__torch_function__",
-    "Provenance.__torch_function__",
-    "Attachment._before_optimizer",
     "FunctionTracer._after",
+    "FunctionTracer._before",
+    "Attachment._before_optimizer",
     "HookManager._after_optimizer",
-    "HookManager._on_skip",
+    "ModuleTracer._after",
+    "ModuleTracer._after_late",
+    "ModuleTracer._before",
+    "ModuleTracer._before_late",
+    "Owners.note",
+    "Parameters._on_accumulated",
+    "Parameters._on_share",
+    "Provenance.__torch_function__",
+    "RootWatch._before",
+    "Targets.__torch_function__",
+    "TensorRecorder._on_gradient",
+    "_Mode.__torch_function__",
+    "_Stepped.__call__",
+    # functions of torch that are wrapped, and what only such a wrapper consists of
     "LossWatch._any_backward.<locals>.backward",
     "LossWatch._backward",
-    "LossWatch._end_backward",
-    "LossWatch._tell",
-    "OpaqueCalls._elsewhere",
-    "OpaqueCalls._quietly",
+    "LossWatch._wrap_scale.<locals>.scale",
+    "OpaqueCalls._wrap_alias.<locals>.wrap",
+    "OpaqueCalls._wrap_function.<locals>.apply",
+    "Watching._wrapped.<locals>.watched",
     "Watching.call",
-    "Watching._quietly",
+    "watch_mode.<locals>.wrap.<locals>.train",
     "watch_skips.<locals>.wrap.<locals>.step",
-    "watch_skips.<locals>.wrap.<locals>.step.<locals>.<lambda>",
+    # what the program says of itself
+    "Hearing.kpi",
+    "Hearing.node",
+    "Hearing.note",
+    "Hearing.tag",
 }
-"""What torch calls first, and the guards that our wrappers consist of: a fault before their first
-line is the interpreter's own (no memory for a frame, too deep a recursion), and nobody can catch
-it."""
+"""What torch or the program itself calls: a fault before the first line of these is the
+interpreter's own (no memory for a frame, too deep a recursion), and nobody can catch it."""
 
 Profile = Callable[[FrameType, str, Any], None]
 

@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import logging
+from contextlib import nullcontext
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 import torch
@@ -123,6 +126,92 @@ def test_a_cuda_graph_is_not_read_while_it_is_captured(monkeypatch: pytest.Monke
     assert [step.info.step for step in run.steps if "called" in names(run, step)] == [0, 2]
     (said,) = [sentence for sentence in run.report["warnings"] if "CUDA graph" in sentence]
     assert "train without the graph" in said
+
+
+class Eager(torch.cuda.graph):
+    """What captures a CUDA graph, where there is no CUDA: it computes at once and only then."""
+
+    def __init__(self, *_: Any, **__: Any) -> None:
+        pass
+
+    def __exit__(self, *_: object) -> None:
+        pass
+
+
+@pytest.fixture
+def no_cuda(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Lets `torch.cuda.make_graphed_callables` work on the host: replays compute nothing."""
+    for name in ("synchronize", "empty_cache"):
+        monkeypatch.setattr(torch.cuda, name, lambda: None)
+    monkeypatch.setattr(torch.cuda, "stream", lambda _: nullcontext())
+    monkeypatch.setattr(torch.cuda, "Stream", lambda: None)
+    monkeypatch.setattr(torch.cuda.graphs, "graph_pool_handle", lambda: None)
+    monkeypatch.setattr(torch.cuda.graph, "__enter__", lambda _: None)
+    monkeypatch.setattr(torch.cuda, "graph", Eager)
+    fake = SimpleNamespace(replay=lambda: None)
+    monkeypatch.setattr(torch.cuda, "CUDAGraph", lambda: fake)
+
+
+@pytest.mark.usefixtures("no_cuda")
+def test_a_module_that_was_made_a_cuda_graph_is_said_to_show_nothing_of_its_inside() -> None:
+    net = nn.Sequential(nn.Linear(3, 4), nn.ReLU())
+    model = nn.Sequential(net, nn.Linear(4, 2))
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    with recording(EVERYTHING) as run:
+        torch.cuda.make_graphed_callables(net, (torch.randn(4, 3),))
+        model(torch.randn(4, 3)).sum().backward()
+        optimizer.step()
+    assert run.faults == []
+    said = run.report["warnings"]
+    (graphed,) = [sentence for sentence in said if "make_graphed_callables has made" in sentence]
+    assert "0.0, 0.1 (2 in all)" in graphed
+    assert "train without the graph" in graphed
+    assert any("a CUDA graph is being captured" in sentence for sentence in said)
+    assert run.has("0"), "what it returns is recorded"
+
+
+def test_a_graph_that_is_captured_between_recorded_steps_is_noticed(
+    caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(torch.cuda.graph, "__enter__", lambda _: None)
+    before = vars(torch.cuda.graph)["__enter__"]
+    model = Direct()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    spec = {**EVERYTHING, "schedule": {"first": 1, "every": 100}}
+    with caplog.at_level(logging.WARNING, "comgra_decl"), recording(spec) as run:
+        for step in range(4):
+            model(torch.randn(4, 3)).sum().backward()
+            optimizer.step()
+            if step == 2:
+                torch.cuda.graph.__enter__(Eager())
+    assert [step.info.step for step in run.steps] == [0]
+    assert "a CUDA graph is being captured" in caplog.text
+    assert vars(torch.cuda.graph)["__enter__"] is before
+
+
+@pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::UserWarning")
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        ({"mode": "reduce-overhead"}, True),
+        ({"options": {"triton.cudagraphs": True}}, True),
+        ({"backend": "cudagraphs"}, True),
+        ({}, False),
+        ({"mode": "max-autotune-no-cudagraphs"}, False),
+        ({"backend": "eager"}, False),
+    ],
+)
+def test_compiling_to_cuda_graphs_is_said(arguments: dict[str, Any], said: bool) -> None:
+    torch.compiler.reset()
+    model = Direct()
+    compiled = torch.compile(model, **arguments)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    with recording(EVERYTHING) as run:
+        compiled(torch.randn(4, 3)).sum().backward()  # recorded, so nothing is compiled
+        optimizer.step()
+    torch.compiler.reset()
+    assert any("without these graphs" in text for text in run.report["warnings"]) == said
+    assert run.has("called")
 
 
 def names(run: Recording, step: RawStep) -> set[str]:

@@ -156,9 +156,9 @@ class FunctionTracer:
     # -- following modules ---------------------------------------------------------------------
 
     def _before(self, module: nn.Module, args: Any) -> None:
-        if is_no_step():
-            return
         try:
+            if is_no_step():
+                return
             # A global pre hook is not given keyword arguments: its caller's frame has them.
             kwargs = sys._getframe(1).f_locals.get("kwargs", {})
             outer = self._stack[-1].inside if self._stack else self._enter()
@@ -190,9 +190,9 @@ class FunctionTracer:
                 self._watching.add([found])
 
     def _after(self, module: nn.Module, _args: Any, output: Any) -> None:
-        if is_no_step():
-            return
         try:
+            if is_no_step():
+                return
             if not any(running.module is module for running in self._stack):
                 return
             while self._stack:

@@ -81,10 +81,10 @@ class Watching:
     def stop(self) -> None:
         """Ends watching; calling it twice is harmless."""
         if self.on:
-            self.on = False
             self.pause()
             for place in self._places:
                 place.restore()
+            self.on = False  # last: what a fault of ours has left is taken off when tracing ends
 
     def pause(self) -> bool:
         """Takes the mode away, but leaves the wrappers; returns whether it was there."""
@@ -115,7 +115,13 @@ class Watching:
     ) -> Any:
         """Calls the function and tells of it, unless that is being done already."""
         known = not self.on or name in self._running or threading.get_ident() != self._thread
-        token = None if known else self._quietly(self._listener.begins, name, args, kwargs)
+        token = None
+        if not known:
+            try:
+                with torch._C.DisableTorchFunction():
+                    token = self._listener.begins(name, args, kwargs)
+            except Exception as error:
+                self._on_fault(error)
         if token is None:
             return function(*args, **kwargs)
         self._running.append(name)
@@ -123,16 +129,12 @@ class Watching:
             result = function(*args, **kwargs)
         finally:
             self._running.remove(name)
-        self._quietly(self._listener.ended, token, result)
-        return result
-
-    def _quietly(self, tell: Callable[..., Any], *what: Any) -> Any:
         try:
             with torch._C.DisableTorchFunction():
-                return tell(*what)
+                self._listener.ended(token, result)
         except Exception as error:
             self._on_fault(error)
-            return None
+        return result
 
 
 class _Mode(TorchFunctionMode):

@@ -19,7 +19,7 @@ from torch.autograd.function import _SingleLevelFunction
 from torch.utils.checkpoint import CheckpointFunction
 
 from comgra_decl.hooks.graph.calls import tensors_of
-from comgra_decl.hooks.graph.lineage import NO_SOURCES, Lineage, Sources, merged
+from comgra_decl.hooks.graph.lineage import Lineage, Sources, merged
 from comgra_decl.hooks.patches import Patch
 
 if TYPE_CHECKING:
@@ -78,10 +78,16 @@ class OpaqueCalls:
         @functools.wraps(method)
         def apply(cls: Any, *args: Any, **kwargs: Any) -> Any:
             call = method.__get__(None, cls)
-            if self._elsewhere():
+            inputs = None
+            try:
+                if not self._elsewhere():
+                    with torch._C.DisableTorchFunction():
+                        inputs = self._sources([*args, *kwargs.values()])
+            except Exception as error:
+                self._on_fault(error)
+            if inputs is None:
                 return call(*args, **kwargs)
             again = cls is CheckpointFunction
-            inputs = self._quietly(lambda: self._sources([*args, *kwargs.values()]))
             self.inside += not again
             self._follower.recomputed += again
             try:
@@ -89,7 +95,11 @@ class OpaqueCalls:
             finally:
                 self.inside -= not again
                 self._follower.recomputed -= again
-            self._quietly(lambda: self._after_function(inputs, result, again=again))
+            try:
+                with torch._C.DisableTorchFunction():
+                    self._after_function(inputs, result, again=again)
+            except Exception as error:
+                self._on_fault(error)
             return result
 
         return classmethod(apply)
@@ -113,7 +123,12 @@ class OpaqueCalls:
     def _wrap_script(self, before: Any) -> Any:
         def call(script: Any, *args: Any, **kwargs: Any) -> Any:
             result = before(script, *args, **kwargs)
-            self._quietly(lambda: self._after_script(script, [*args, *kwargs.values()], result))
+            try:
+                if not self._elsewhere():
+                    with torch._C.DisableTorchFunction():
+                        self._after_script(script, [*args, *kwargs.values()], result)
+            except Exception as error:
+                self._on_fault(error)
             return result
 
         return call
@@ -129,7 +144,12 @@ class OpaqueCalls:
     def _wrap_alias(self, original: Any) -> Any:
         def wrap(tensor: Any, *args: Any) -> Any:
             result = original(tensor, *args)
-            self._quietly(lambda: self._lineage.set(result, self._lineage.of(tensor)))
+            try:
+                if not self._elsewhere():
+                    with torch._C.DisableTorchFunction():
+                        self._lineage.set(result, self._lineage.of(tensor))
+            except Exception as error:
+                self._on_fault(error)
             return result
 
         return wrap
@@ -142,17 +162,6 @@ class OpaqueCalls:
     def _elsewhere(self) -> bool:
         """Whether a call is none of the step's: within backward, or in another thread."""
         return torch._C._current_graph_task_id() != -1 or get_ident() != self._thread
-
-    def _quietly(self, work: Callable[[], Any]) -> Any:
-        """Runs our own bookkeeping unseen by function modes; a fault of ours goes no further."""
-        if self._elsewhere():
-            return NO_SOURCES
-        try:
-            with torch._C.DisableTorchFunction():
-                return work()
-        except Exception as error:
-            self._on_fault(error)
-            return NO_SOURCES
 
 
 def _held(script: Any) -> Iterator[torch.Tensor]:

@@ -8,11 +8,24 @@ from typing import Any
 import torch
 from torch.optim import Optimizer
 
+from comgra_decl.hooks.compiled import run_natively
 from comgra_decl.hooks.patches import Patch
 
 
+class _Stepped:
+    """A hook that knows whether it was called."""
+
+    yes = False
+
+    def __call__(self, *_: Any) -> None:
+        self.yes = True
+
+
 def watch_skips(
-    on_skip: Callable[[Optimizer, Any], None], *, before: Callable[[Any], None]
+    on_skip: Callable[[Optimizer, Any], None],
+    *,
+    before: Callable[[Any], None],
+    on_fault: Callable[[BaseException], None],
 ) -> Patch:
     """Tells `on_skip` each optimizer that `GradScaler.step` did not let step, and the scaler.
 
@@ -26,17 +39,25 @@ def watch_skips(
         def step(scaler: Any, optimizer: Optimizer, *args: Any, **kwargs: Any) -> Any:
             if torch.compiler.is_compiling() or not isinstance(optimizer, Optimizer):
                 return original(scaler, optimizer, *args, **kwargs)
-            stepped: list[bool] = []
-            before(scaler)
-            handle = optimizer.register_step_post_hook(lambda *_: stepped.append(True))
+            stepped = _Stepped()
+            try:
+                before(scaler)
+            except Exception as error:
+                on_fault(error)
+            handle = optimizer.register_step_post_hook(stepped)
             try:
                 result = original(scaler, optimizer, *args, **kwargs)
             finally:
                 handle.remove()
-            if not stepped:
-                on_skip(optimizer, scaler)
+            if not stepped.yes:
+                try:
+                    on_skip(optimizer, scaler)
+                except Exception as error:
+                    on_fault(error)
             return result
 
+        run_natively(step, within=False)
+        run_natively(_Stepped.__call__)
         return step
 
     return Patch(torch.amp.GradScaler, "step", wrap)

@@ -155,12 +155,17 @@ class RootWatch:
 
     Args:
         on_call: told (module, args, kwargs) of each call until it returns True.
+        on_fault: told about an error of our own.
     """
 
     def __init__(
-        self, on_call: Callable[[nn.Module, tuple[Any, ...], Mapping[str, Any]], bool]
+        self,
+        on_call: Callable[[nn.Module, tuple[Any, ...], Mapping[str, Any]], bool],
+        *,
+        on_fault: Callable[[BaseException], None],
     ) -> None:
         self._on_call = on_call
+        self._on_fault = on_fault
         self._handle: RemovableHandle | None = None
 
     @property
@@ -180,9 +185,12 @@ class RootWatch:
             handle.remove()
 
     def _before(self, module: nn.Module, args: tuple[Any, ...]) -> None:
-        if self._handle is None or torch.compiler.is_compiling() or is_no_step():
-            return
-        # A global pre hook is not given keyword arguments: its caller's frame has them.
-        kwargs = sys._getframe(1).f_locals.get("kwargs", {})
-        if self._on_call(module, args, kwargs):
-            self.remove()
+        try:
+            if self._handle is None or torch.compiler.is_compiling() or is_no_step():
+                return
+            # A global pre hook is not given keyword arguments: its caller's frame has them.
+            kwargs = sys._getframe(1).f_locals.get("kwargs", {})
+            if self._on_call(module, args, kwargs):
+                self.remove()
+        except Exception as error:
+            self._on_fault(error)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -11,6 +10,9 @@ from comgra_decl.annotations import hub
 
 if TYPE_CHECKING:
     from comgra_decl.hooks.manager import HookManager
+
+
+_is_compiling = torch.compiler.is_compiling
 
 
 class Hearing:
@@ -35,32 +37,48 @@ class Hearing:
 
     def node(self, value: Any, name: str, role: str | None, kind: str | None) -> None:
         """A tensor, or a structure of some, was given a name."""
-        self._pass(self._manager._on_annotated_node, value, name, role, kind)
+        try:
+            if not _is_compiling():
+                self._manager._on_annotated_node(value, name, role, kind)
+        except Exception as error:
+            self._manager._fault(error)
 
     def connect(self, source: Any, sink: Any) -> None:
         """An edge that cannot be seen."""
-        self._pass(self._manager._on_connect, source, sink)
+        try:
+            if not _is_compiling():
+                self._manager._on_connect(source, sink)
+        except Exception as error:
+            self._manager._fault(error)
 
     def tag(self, *names: str) -> None:
         """Labels of the step in progress."""
-        self._pass(self._manager._on_tag, *names)
+        try:
+            if not _is_compiling():
+                self._manager._on_tag(*names)
+        except Exception as error:
+            self._manager._fault(error)
 
     def note(self, text: str) -> None:
         """A text beside the step in progress."""
-        self._pass(self._manager._on_note, text)
+        try:
+            if not _is_compiling():
+                self._manager._on_note(text)
+        except Exception as error:
+            self._manager._fault(error)
 
     def kpi(self, name: str, value: Any) -> None:
         """A number of the step in progress."""
-        self._pass(self._manager._on_kpi, name, value)
+        try:
+            if not _is_compiling():
+                self._manager._on_kpi(name, value)
+        except Exception as error:
+            self._manager._fault(error)
 
     def step(self) -> None:
         """A step ends."""
-        self._pass(self._manager._on_step)
-
-    def _pass(self, to: Callable[..., None], *what: Any) -> None:
-        if torch.compiler.is_compiling():
-            return
         try:
-            to(*what)
+            if not _is_compiling():
+                self._manager._on_step()
         except Exception as error:
             self._manager._fault(error)

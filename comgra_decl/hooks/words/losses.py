@@ -16,6 +16,7 @@ from typing import Any
 
 import torch
 
+from comgra_decl.hooks.compiled import run_natively
 from comgra_decl.hooks.nested import tensors_in
 from comgra_decl.hooks.patches import Patch
 from comgra_decl.hooks.words.numbers import Number, dispatch_modes, read_number
@@ -112,6 +113,8 @@ class LossWatch:
                 return original(*args, **kwargs)
             return self._backward(original, *args, **kwargs)
 
+        run_natively(backward, self._backward, within=False)
+        run_natively(self._tell, self._on_done)
         return backward
 
     def _quick_backward(
@@ -145,6 +148,8 @@ class LossWatch:
                 each(None)
             return original(*given)
 
+        run_natively(backward, self._backward, within=False)
+        run_natively(self._tell, self._on_done)
         return backward
 
     def _backward(self, original: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
@@ -152,27 +157,24 @@ class LossWatch:
         self._inside.add(thread)
         try:
             self._tell(args[0] if args else kwargs.get("tensors"))
+        except Exception as error:
+            self._on_fault(error)
+        try:
             return original(*args, **kwargs)
         finally:
             self._inside.discard(thread)
-            if recording:
-                self._end_backward()
-
-    def _end_backward(self) -> None:
-        try:
-            self._on_done()
-        except Exception as error:
-            self._on_fault(error)
+            try:
+                if recording:
+                    self._on_done()
+            except Exception as error:
+                self._on_fault(error)
 
     def _tell(self, tensors: Any) -> None:
-        try:
-            for loss, tensor in self._losses(tensors):
-                if self._recording:
-                    self._on_loss(loss, tensor)
-                if self._each is not None:
-                    self._each(read_number(loss))
-        except Exception as error:
-            self._on_fault(error)
+        for loss, tensor in self._losses(tensors):
+            if self._recording:
+                self._on_loss(loss, tensor)
+            if self._each is not None:
+                self._each(read_number(loss))
 
     def _losses(self, tensors: Any) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
         scaled = self._scaled
@@ -195,4 +197,6 @@ class LossWatch:
                     self._on_fault(error)
             return result
 
+        run_natively(scale, within=False)
+        run_natively(self._expect)
         return scale

@@ -108,6 +108,11 @@ class Scalars:
         else:
             self._notes.append((now, text))
 
+    def remark(self, text: str) -> None:
+        """Takes a note of ours about the step in progress, from any thread, and hands it over."""
+        self._closed_notes.append(Note(self._step, self._type, time.time(), text))
+        self._hand_over()
+
     def _is_about_the_last_step(self) -> bool:
         """Whether what is said now is about the step that has ended; see `places`."""
         self.talks = True

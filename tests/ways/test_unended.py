@@ -1,0 +1,186 @@
+"""Trainings whose steps nobody ends are noticed while they run, and cost nothing for ever."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+import torch
+from torch import nn
+from torch.nn import functional as F
+
+import comgra_decl as comgra
+from comgra_decl.hooks import HookManager, choosing
+from comgra_decl.launch.cli import main
+from comgra_decl.query.remarks import remarks
+from comgra_decl.spec import load_spec
+from comgra_decl.viewer.model.about import about
+from comgra_decl.viewer.model.runview import RunView
+from tests.support.recording import EVERYTHING, Recording
+from tests.ways.models import Net, batches
+from tests.ways.proof import attached
+
+ONCE = {**EVERYTHING, "schedule": {"first": 1, "every": 1_000}}
+
+
+@pytest.fixture
+def seen() -> Iterator[tuple[Recording, HookManager]]:
+    """A program that is followed, with all of its steps recorded."""
+    recording = Recording()
+    manager = HookManager(
+        load_spec(EVERYTHING), recording.steps.append, on_fault=recording.faults.append
+    )
+    manager.attach()
+    yield recording, manager
+    manager.detach()
+    assert recording.faults == []
+
+
+def losses(model: nn.Module, count: int) -> Iterator[torch.Tensor]:
+    for x, y in batches(count):
+        model.zero_grad()
+        loss = F.cross_entropy(model(x), y)
+        loss.backward()
+        yield loss
+
+
+def by_hand(model: nn.Module) -> None:
+    with torch.no_grad():
+        for parameter in model.parameters():
+            assert parameter.grad is not None
+            parameter.sub_(parameter.grad, alpha=0.1)
+
+
+def out_of_sight(model: nn.Module) -> None:
+    """Torch does not count what is changed through `data`."""
+    for parameter in model.parameters():
+        assert parameter.grad is not None
+        parameter.data.sub_(parameter.grad, alpha=0.1)
+
+
+def test_updates_by_hand_end_the_record_that_nobody_ends(
+    seen: tuple[Recording, HookManager], caplog: pytest.LogCaptureFixture
+) -> None:
+    recording, manager = seen
+    model = Net()
+    idle = attached()
+    with caplog.at_level(logging.WARNING, "comgra_decl"):
+        for _ in losses(model, 8):
+            by_hand(model)
+            manager.look()
+    (step,) = recording.steps
+    assert step.info.mode == "train"
+    assert recording.has("head", iteration=3)
+    assert not recording.has("head", iteration=4)
+    (said,) = recording.report["warnings"]
+    assert "no step has ended since step 0 began" in said
+    assert "comgra.step()" in said
+    assert caplog.text.count("no step has ended") == 1
+    assert len(attached()) == len(idle)
+    assert attached()[:7] != idle[:7], "while it was recorded, hooks were on"
+
+
+def test_a_record_goes_on_where_the_program_says_at_last_that_steps_end(
+    seen: tuple[Recording, HookManager],
+) -> None:
+    recording, manager = seen
+    model = Net()
+    for _ in losses(model, 5):
+        by_hand(model)
+        manager.look()
+    comgra.step()
+    for _ in losses(model, 2):
+        by_hand(model)
+        comgra.step()
+        manager.look()
+    assert [step.info.step for step in recording.steps] == [0, 1, 2]
+    assert not recording.has("head", step=1, iteration=1)
+
+
+def test_a_step_that_cannot_be_seen_to_change_anything_ends_after_many_calls(
+    seen: tuple[Recording, HookManager], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(choosing, "_MAX_ROOT_CALLS", 5)
+    recording, manager = seen
+    model = Net()
+    for _ in losses(model, 9):
+        out_of_sight(model)
+        manager.look()
+    (step,) = recording.steps
+    assert step.info.mode == "train"
+    assert recording.has("head", iteration=4)
+    assert not recording.has("head", iteration=5)
+    assert any("no optimizer step was seen" in text for text in recording.report["warnings"])
+
+
+def hidden(optimizer: torch.optim.Optimizer) -> None:
+    """Steps as compiled code does: no hook is called."""
+    type(optimizer).step.__wrapped__(optimizer)  # type: ignore[attr-defined]
+
+
+def compiled(optimizer: torch.optim.Optimizer) -> Callable[[], None]:
+    step: Callable[[], None] = torch.compile(optimizer.step, backend="eager")
+    return step
+
+
+@pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::UserWarning")
+@pytest.mark.parametrize("really", [False, True], ids=["hidden", "compiled"])
+def test_steps_without_hooks_are_said_in_the_log_the_run_and_the_viewer(
+    tmp_path: Path,
+    caplog: pytest.LogCaptureFixture,
+    capsys: pytest.CaptureFixture[str],
+    really: bool,
+) -> None:
+    torch.compiler.reset()
+    model = Net()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    step = compiled(optimizer) if really else None
+    with (
+        caplog.at_level(logging.WARNING, "comgra_decl"),
+        comgra.trace(ONCE, root=tmp_path, group="g") as session,
+    ):
+        for number, _ in enumerate(losses(model, 8)):
+            if step is not None:
+                step()
+            elif number:
+                hidden(optimizer)
+            else:
+                optimizer.step()
+            assert session._hooks is not None
+            session._hooks.look()
+    torch.compiler.reset()
+    assert "no step has ended since step 1 began" in caplog.text
+    assert session.path is not None
+    run = comgra.open_run(session.path)
+    assert [*run.steps] == [0]
+    (said,) = [text for text in remarks(run.report) if "no step has ended" in text]
+    assert said in about(RunView(run)).remarks
+    assert said in [*run.notes().text]
+    with pytest.raises(SystemExit):
+        main(["show", str(session.path)])
+    assert "no step has ended since step 1 began" in " ".join(capsys.readouterr().out.split())
+
+
+def test_what_is_no_step_is_no_reason_to_say_so(
+    seen: tuple[Recording, HookManager], caplog: pytest.LogCaptureFixture
+) -> None:
+    _, manager = seen
+    model = Net()
+    optimizer = torch.optim.LBFGS(model.parameters(), max_iter=8)
+    data = [*batches(1)]
+
+    def closure() -> torch.Tensor:
+        optimizer.zero_grad()
+        loss = F.cross_entropy(model(data[0][0]), data[0][1])
+        loss.backward()
+        manager.look()  # the optimizer moves the parameters meanwhile
+        return loss
+
+    for _ in losses(model, 6):
+        manager.look()
+    optimizer.step(closure)
+    for _ in losses(model, 6):  # gradients are accumulated for long
+        manager.look()
+    assert "no step has ended" not in caplog.text
