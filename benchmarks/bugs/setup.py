@@ -69,6 +69,7 @@ class Setup:
         clear: at which steps gradients are cleared.
         cast: what a forward pass runs in.
         scale: the loss is multiplied by this, and gradients are divided by it.
+        scaler: makes what scales the loss as mixed precision does, and skips steps.
         rate: multiplies the learning rate, by step.
         after_evaluation: what is done to the model after an evaluation, beside going on.
         back_to_training: whether an evaluation switches the model back.
@@ -85,6 +86,7 @@ class Setup:
     clear: Callable[[int], bool] = field(default=lambda step: True)
     cast: Callable[[], AbstractContextManager[object]] = nullcontext
     scale: float = 1.0
+    scaler: Callable[[], torch.amp.GradScaler] | None = None
     rate: Callable[[int], float] | None = None
     handed: Callable[[nn.Module], Iterable[nn.Parameter]] | None = None
     back_to_training: bool = True
@@ -99,31 +101,41 @@ def train(setup: Setup, say: Callable[[str, float], None]) -> list[float]:
     chosen = setup.handed(model) if setup.handed else model.parameters()
     optimizer = setup.optimizer([p for p in chosen if p.requires_grad])
     base = [group["lr"] for group in optimizer.param_groups]
+    scaler = setup.scaler() if setup.scaler else torch.amp.GradScaler("cpu", enabled=False)
     losses = []
     for step in range(setup.steps):
         for group, rate in zip(optimizer.param_groups, base, strict=True):
             group["lr"] = rate * (setup.rate(step) if setup.rate else 1.0)
-        losses.append(_step(setup, model, optimizer, step))
+        losses.append(_step(setup, model, optimizer, scaler, step=step))
         if step % 20 == 19:
             say("val_loss", evaluate(setup))
     return losses
 
 
-def _step(setup: Setup, model: nn.Module, optimizer: torch.optim.Optimizer, step: int) -> float:
+def _step(
+    setup: Setup,
+    model: nn.Module,
+    optimizer: torch.optim.Optimizer,
+    scaler: torch.amp.GradScaler,
+    *,
+    step: int,
+) -> float:
     total = 0.0
     for part in range(setup.parts):
         x, y = setup.data.batch(step * setup.parts + part)
         with setup.cast():
             loss = setup.loss(model(x), y) / setup.parts
-        (loss * setup.scale if setup.scale != 1 else loss).backward()
+        scaler.scale(loss * setup.scale if setup.scale != 1 else loss).backward()
         total += loss.item()
     if setup.scale != 1:
         for parameter in model.parameters():
             if parameter.grad is not None:
                 parameter.grad /= setup.scale
     if setup.clip is not None:
+        scaler.unscale_(optimizer)
         nn.utils.clip_grad_norm_(model.parameters(), setup.clip)
-    optimizer.step()
+    scaler.step(optimizer)
+    scaler.update()
     if setup.clear(step):
         optimizer.zero_grad()
     return total

@@ -14,6 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from comgra_decl.keep.look import Look, Measure, StepView
+from comgra_decl.records import SKIPPED_STEP
 
 if TYPE_CHECKING:
     from comgra_decl.spec.keep import QuantileTrigger, SpikeTrigger
@@ -45,7 +46,10 @@ class Trigger(Protocol):
 
 
 class Nonfinite:
-    """A slot holds NaN or infinity and did not when it was last recorded."""
+    """A slot holds NaN or infinity and did not when it was last recorded.
+
+    Gradients of a step that mixed precision skipped do not count.
+    """
 
     name = "nonfinite"
     statistics = ("nonfinite",)
@@ -64,6 +68,10 @@ class Nonfinite:
             self._wild = np.pad(self._wild, (0, missing))
         # the abs-max over the batch: a mean of counts would do, but this cannot underflow
         wild = look.statistic("nonfinite", "abs_max")[at] > 0
+        skipped = [SKIPPED_STEP in look.batch.steps[i].extra for i in at.tolist()]
+        if any(skipped):  # mixed precision threw these gradients away
+            gradients = look.names.columns(self, slots, lambda key: key.pass_.startswith("grad"))
+            wild[np.ix_(np.flatnonzero(skipped), gradients)] = False
         if not wild.any():
             self._wild[slots] = False
             return {}

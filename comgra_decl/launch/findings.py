@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
+from comgra_decl.launch.ending import nothing
 from comgra_decl.records import RESUMED, SKIPPED_STEP, Said, SlotInfo, StepBatch
 from comgra_decl.rules.catalogue import build
 from comgra_decl.rules.diagnosis import feed
@@ -217,8 +218,8 @@ class LiveRules:
 
 
 def _key(finding: Finding) -> tuple[str, object]:
-    """Returns what makes a finding another one than those known."""
-    return finding.rule, finding.place and finding.place.node
+    """Returns what makes a finding news: a rule has one at a time, which may become worse."""
+    return finding.rule, finding.severity
 
 
 @dataclass(frozen=True)
@@ -266,11 +267,3 @@ def window_of(batch: StepBatch, engine: Engine, *, first: int) -> Window:
         histograms=batch.counts is not None,
         skipped=np.array([SKIPPED_STEP in info.extra for info in batch.steps], np.bool_),
     )
-
-
-def nothing(documents: dict[str, Any]) -> StepBatch:
-    """Returns a batch without records, for documents alone."""
-    empty = np.empty((0, 0, 0, 0), np.float32)
-    batch = StepBatch([], np.empty(0, np.int32), empty, empty, None, None, [], [], [], [])
-    batch.documents = documents
-    return batch

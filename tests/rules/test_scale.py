@@ -13,6 +13,7 @@ from torch import nn
 import comgra_decl as comgra
 from comgra_decl.records import GRAD_SCALE, SKIPPED_STEP
 from comgra_decl.rules import diagnose
+from comgra_decl.rules.precision.half import HalfUnderflow
 from comgra_decl.rules.precision.nonfinite import Nonfinite
 from comgra_decl.rules.precision.scale import GradientScale, ScaleParameters
 from tests.rules.tape import Tape
@@ -120,3 +121,28 @@ def test_a_training_says_its_scale_and_what_was_skipped(
     assert [f.rule for f in found.findings if f.rule == "nonfinite"] == []
     live = run.document("findings")["findings"]
     assert live == json.loads(json.dumps([f.to_json() for f in found.findings]))
+
+
+def test_a_step_that_is_skipped_is_not_kept_for_it(tmp_path: Path) -> None:
+    overrides = ["schedule.first=1", "keep={ring: 2, when: [nonfinite]}"]
+    with comgra.trace("debug", root=tmp_path, overrides=overrides) as session:
+        train(20, zero=False)
+    run = comgra.open_run(session.path)  # type: ignore[arg-type]
+    assert (run.kpis()["name"] == SKIPPED_STEP).sum() > 3
+    assert run.records["kept"].notna().sum() == 0
+
+
+@pytest.mark.parametrize(("passed", "found"), [(3, 0), (8, 1)])
+def test_a_gradient_is_zero_where_a_rectifier_lets_nothing_through(passed: int, found: int) -> None:
+    """Three of eight gradients are not zero: underflow, unless as many values were let through."""
+    tape, half = Tape(), np.arange(8) < 3
+    layer = tape.slot("layer", (4, 8), dtype="float16")
+    act = tape.slot("act", (4, 8), class_="ReLU", dtype="float16")
+    slope = tape.slot("layer", (4, 8), pass_="grad", dtype="float16")
+    same = tape.slot("norm", (4, 8), class_="Identity", dtype="float16")
+    tape.graph([(layer, same), (same, act)])
+    for _ in range(6):
+        through = np.ones((4, 1)) * (np.arange(8) < passed)
+        ones = np.ones((4, 8))
+        tape.record({layer: ones, same: ones, act: through, slope: ones * half})
+    assert len(tape.findings(HalfUnderflow())) == found

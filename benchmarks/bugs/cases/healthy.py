@@ -22,6 +22,13 @@ def in_bfloat16(setup: Setup) -> None:
     setup.cast = lambda: torch.autocast("cpu", torch.bfloat16)
 
 
+@healthy("mlp", "cnn")
+def in_float16(setup: Setup) -> None:
+    """Mixed precision whose scale is far too large at first, so that steps are skipped."""
+    setup.cast = lambda: torch.autocast("cpu", torch.float16)
+    setup.scaler = lambda: torch.amp.GradScaler("cpu", init_scale=2.0**24)
+
+
 @healthy("mlp", "regress")
 def accumulated_on_purpose(setup: Setup) -> None:
     """Four batches per optimizer step."""

@@ -94,6 +94,14 @@ def half_underflows(setup: Setup) -> Sequence[str]:
     return ["*"]
 
 
+@bug("half precision", "gradient_scale", on=("mlp", "cnn"), steps=(0, 20))
+def every_step_skipped(setup: Setup) -> None:
+    """A root of zero in the loss has no finite slope, and mixed precision skips every step."""
+    loss = setup.loss
+    setup.loss = lambda said, y: loss(said, y) + torch.sqrt((0 * said).square()).sum()
+    setup.scaler = lambda: torch.amp.GradScaler("cpu", init_scale=2.0**10)
+
+
 @bug("half precision", "nonfinite", "half_overflow", on=("cnn", "regress"), steps=(0, 3))
 def scaled_too_much(setup: Setup) -> Sequence[str]:
     """The loss is scaled by 2^24, which float16 gradients cannot hold."""

@@ -15,7 +15,14 @@ from benchmarks.bugs.recipes import adam, sgd
 from benchmarks.bugs.setup import Pair, Setup
 
 
-@bug("labels", "loss_not_falling", "overfitting", on=("mlp", "batchnorm"), steps=(0, 119))
+@bug(
+    "labels",
+    "no_better_than_guessing",
+    "loss_not_falling",
+    "overfitting",
+    on=("mlp", "batchnorm"),
+    steps=(0, 119),
+)
 def labels_shuffled(setup: Setup) -> None:
     """In every batch, targets are those of other samples."""
     random = torch.Generator().manual_seed(5)
@@ -26,7 +33,14 @@ def labels_shuffled(setup: Setup) -> None:
     setup.data.prepare = prepare
 
 
-@bug("labels", "overfitting", "loss_not_falling", on=("mlp", "residual"), steps=(0, 119))
+@bug(
+    "labels",
+    "no_better_than_guessing",
+    "overfitting",
+    "loss_not_falling",
+    on=("mlp", "residual"),
+    steps=(0, 119),
+)
 def labels_random(setup: Setup) -> None:
     """Every sample has a random label of its own, which can only be learned by heart."""
     random = torch.Generator().manual_seed(6)

@@ -43,6 +43,7 @@ class LossNotFalling(LossRule):
     )
     explained_by = (
         "nonfinite",
+        "gradient_scale",
         "detached",
         "untrained_parameter",
         "silent_broadcasting",

@@ -63,6 +63,7 @@ class NoBetterThanGuessing(LossRule):
     )
     explained_by = (
         "nonfinite",
+        "gradient_scale",
         "detached",
         "untrained_parameter",
         "input_independence",

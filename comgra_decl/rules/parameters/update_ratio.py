@@ -113,7 +113,7 @@ class SmallUpdate(SlotRule):
     )
     source = "TheDeepChecker warns below 1e-4 of the mean; float32 itself ends at 6e-8."
     advice = "Raise the learning rate, or see why gradients are that small."
-    explained_by = ("vanishing_gradient", "untrained_parameter")
+    explained_by = ("vanishing_gradient", "untrained_parameter", "gradient_scale")
     Parameters = SmallParameters
     statistics = ("l2",)
     lowest, evidence = True, "update / weight"

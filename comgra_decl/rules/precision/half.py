@@ -10,6 +10,7 @@ from pydantic import Field
 
 from comgra_decl.rules.base import Patient, Scene, SlotRule
 from comgra_decl.rules.memory import Bools, Slots
+from comgra_decl.rules.paths import steps_between
 from comgra_decl.rules.table import Mask, SlotTable, is_gradient
 from comgra_decl.rules.window import Window
 from comgra_decl.spec.base import Int, Number
@@ -70,6 +71,9 @@ class HalfOverflow(SlotRule):
         )
 
 
+_HOPS = 3  # modules without weights that may follow a layer: a norm, dropout, a rectifier
+
+
 class UnderflowParameters(Patient):
     """What can be said of `half_underflow`."""
 
@@ -84,8 +88,9 @@ class HalfUnderflow(SlotRule):
     certainty = 0.6
     definition = (
         "A float16 gradient is zero in more than `share` of its elements although the same tensor "
-        "is not in the forward pass, or its largest element is below 2^-14, where float16 begins "
-        "to lose digits; for `patience` records."
+        "is not in the forward pass, nor what modules without weights make of it in the same shape "
+        "(a ReLU lets through as many gradients as values); or its largest element is below "
+        "2^-14, where float16 begins to lose digits; for `patience` records."
     )
     source = "IEEE 754; Micikevicius et al., Mixed Precision Training (2018), on loss scaling."
     advice = "Scale the loss (`torch.amp.GradScaler`), or use bfloat16, which has float32's range."
@@ -95,18 +100,41 @@ class HalfUnderflow(SlotRule):
     evidence = "share of zeros"
     needs = "float16 gradients; there is none in this run"
 
+    def __init__(self, parameters: Any = None) -> None:
+        super().__init__(parameters)
+        self._known = (-1, -1)
+        self._after: list[Slots] = []  # what each slot becomes, and what that becomes, ...
+
     def wants(self, table: SlotTable) -> Mask:
         """Returns float16 gradients."""
         return table.where(lambda i: i.dtype == "float16" and is_gradient(i.key.pass_))
 
+    def columns(self, table: SlotTable) -> Slots:
+        """Returns the slots; learns what follows each tensor when there is another graph."""
+        known = (len(table), len(self.scene.structures))
+        if known != self._known:
+            self._known, self._after = known, self._followed(table)
+        return super().columns(table)
+
+    def _followed(self, table: SlotTable) -> list[Slots]:
+        weighted = {node for node, _ in self.scene.parameters}
+        after = np.full(len(table), -1, np.int64)
+        for source, sink in steps_between(self.scene):
+            if table.infos[sink].key.node not in weighted:
+                after[source] = sink
+        found = [after]
+        for _ in range(_HOPS - 1):
+            found.append(np.where(found[-1] < 0, -1, after[found[-1]]))
+        return found
+
     def measure(self, window: Window, at: Slots) -> tuple[Bools, NDArray[Any]]:
         """Compares zeros with those of the forward pass."""
         zeros = window.read("zero_fraction", at).astype(np.float64)
+        lost = zeros > self.parameters.share
         forward = window.table.forward[at]
-        own = window.read("zero_fraction", np.maximum(forward, 0))
-        lost = (zeros > self.parameters.share) & (
-            (forward < 0) | ~(own > self.parameters.share / 2)
-        )
+        for tensor in (forward, *(np.where(forward < 0, -1, a[forward]) for a in self._after)):
+            own = window.read("zero_fraction", np.maximum(tensor, 0))
+            lost &= (tensor < 0) | ~(own > self.parameters.share / 2)
         largest = window.read("abs_max", at, "abs_max")
         tiny = (largest < SMALLEST_NORMAL) & (largest > 0)
         return (lost & (zeros < 1)) | tiny, zeros
