@@ -9,14 +9,23 @@
 
   // Bokeh asks the style sheets for each property of each part at each painting, half of its cost.
   // What they say changes with the theme alone.
-  const remember = ({ prototype }) => {
-    const look = prototype._get_css_value;
-    prototype._get_css_value = function (name) {
-      if (!looked.has(this)) looked.set(this, new Map());
-      const known = looked.get(this);
-      if (!known.has(name)) known.set(name, look.call(this, name));
-      return known.get(name);
+  const remembered = (part, name, look) => {
+    if (!looked.has(part)) looked.set(part, new Map());
+    const known = looked.get(part);
+    if (!known.has(name)) known.set(name, look());
+    return known.get(name);
+  };
+  const remember = () => {
+    const part = Bokeh.require("core/visuals/visual").VisualProperties.prototype;
+    const look = part._get_css_value;
+    part._get_css_value = function (name) {
+      return remembered(this, name, () => look.call(this, name));
     };
+    const { PlotView } = Bokeh.require("models/plots/plot_canvas");
+    const size = Object.getOwnPropertyDescriptor(PlotView.prototype, "base_font_size").get;
+    Object.defineProperty(PlotView.prototype, "base_font_size", {
+      get() { return remembered(this, "font-size", () => size.call(this)); },
+    });
   };
 
   const wear = () => {
@@ -29,7 +38,13 @@
   wear(); // before anything is painted
   system.addEventListener("change", wear);
   window.addEventListener("storage", (event) => { if (event.key === KEY) wear(); });
-  if (window.Bokeh) remember(Bokeh.require("core/visuals/visual").VisualProperties);
+  if (window.Bokeh) {
+    try {
+      remember();
+    } catch (error) {
+      console.info("Another Bokeh than the one we know: figures are painted slower.", error);
+    }
+  }
   if (innerWidth <= 640) root.classList.add("alone");
   document.addEventListener("click", (event) => {
     const { id } = event.target.closest?.("button.icon") ?? {};
