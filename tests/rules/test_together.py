@@ -15,10 +15,12 @@ from numpy.typing import NDArray
 from torch import nn
 
 import comgra_decl
-from comgra_decl.rules import Place, Side, correlate
+from comgra_decl.rules import Place, Side, correlate, diagnose, diagnose_and_correlate
 from comgra_decl.rules.together import numbers
+from comgra_decl.rules.together import series as columns
 from comgra_decl.rules.together.correlate import among
 from comgra_decl.rules.together.series import Series
+from tests.support.fake_run import FakeRun
 
 Floats = NDArray[np.float32]
 RECORDS, COLUMNS = 400, 200
@@ -193,7 +195,9 @@ def test_samples_with_a_larger_loss_are_told_by_what_they_have(tmp_path: Path) -
             optimizer.step()
             optimizer.zero_grad()
     assert session.path is not None
-    found = correlate(comgra_decl.open_run(session.path))
+    run = comgra_decl.open_run(session.path)
+    found = correlate(run)
+    assert diagnose_and_correlate(run) == (diagnose(run), found)
     best = found[0]
     assert (best.kind, best.second.text) == ("samples", "error")
     assert best.first.place is not None
@@ -201,3 +205,28 @@ def test_samples_with_a_larger_loss_are_told_by_what_they_have(tmp_path: Path) -
     assert best.effect > 0.7
     assert (best.count, best.records) == (240, 30)
     assert best.sentence.startswith("Samples with a larger error have a larger ")
+
+
+@pytest.mark.parametrize("every", [1, 3])
+def test_of_a_long_run_evenly_spaced_records_are_looked_at(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, every: int
+) -> None:
+    fake = FakeRun(tmp_path / "group" / "run", layers=1)
+    fake.write(40)
+    fake.close()
+    run = comgra_decl.open_run(fake.path)
+    size = len(run.slots) * len(run.statistics) * len(run.steps)
+    monkeypatch.setattr(columns, "MOST_VALUES", size if every == 1 else size // every + 1)
+    found, engine = columns.series_of(run)
+    assert engine.scene.records == len(run.steps)
+    assert found.steps.tolist() == run.steps.tolist()[::every]
+    assert len(found.values) == len(found.steps)
+    side, column = next(iter(zip(found.sides, found.values.T, strict=True)))
+    assert side.place is not None
+    assert side.statistic is not None
+    place = side.place
+    whole = run.series(
+        place.node, side.statistic, role=place.role, pass_=place.pass_, iteration=place.iteration
+    )
+    np.testing.assert_array_equal(column, whole.to_numpy(np.float32)[::every])
+    assert all(len(mark) == len(found.steps) for mark in found.marks.values())
