@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import argparse
 import json
+import shutil
 import sys
 import tempfile
+import time
 from collections.abc import Sequence
 from dataclasses import asdict
 from datetime import date
@@ -26,28 +28,41 @@ SIZES = {
 PEERS_SIZE = Size(1_024, 100, commit=1)
 
 
+PARTS = ("handover", "peers", "write", "compact")
+
+
 def main(arguments: Sequence[str] | None = None) -> int:
     """Measures what the command line asks for, and writes results and page."""
     options = _options(arguments)
-    figures: dict[str, Any] = {
-        "date": date.today().isoformat(),
-        "machine": machine_facts(),
-        "runs": [],
-        "peers": [],
-    }
-    with tempfile.TemporaryDirectory(prefix="benchmark-") as root:
-        figures["handover"] = handover.measure(Path(root) / "handover")
-        figures["peers_size"] = asdict(PEERS_SIZE)
-        for name in peers.PEERS:
-            print(name, file=sys.stderr)
-            figures["peers"].append(peers.measure(name, Path(root) / name, PEERS_SIZE))
-        for size in SIZES[options.size]:
+    figures = {**_figures(options), "alone": options.alone}
+    with tempfile.TemporaryDirectory(prefix="benchmark-") as made:
+        root = Path(options.folder or made)
+        if "handover" in options.parts:
+            with tempfile.TemporaryDirectory(dir=root) as folder:
+                figures["handover"] = handover.measure(Path(folder))
+        if "peers" in options.parts:
+            figures["peers_size"] = asdict(PEERS_SIZE)
+            figures["peers"] = _peers(root)
+        for size in _sizes(options):
             print(size.name, file=sys.stderr)
-            figures["runs"].append(_run(Path(root) / "run", size))
+            _run(root / f"{size.records}x{size.slots}", size, options.parts, figures["runs"])
             if options.save:  # the long ones take minutes
                 _save(figures)
+    if options.save:
+        _save(figures)
     print(page.tables(figures))
     return 0
+
+
+def _figures(options: argparse.Namespace) -> dict[str, Any]:
+    """Returns what is known already: some of it if only some parts are measured now."""
+    new: dict[str, Any] = {"date": date.today().isoformat(), "machine": machine_facts()}
+    known: dict[str, Any] = {"runs": [], "peers": []}
+    if set(options.parts) != set(PARTS) or options.only:
+        known |= json.loads(sorted(RESULTS.glob("store-*.json"))[-1].read_text())
+        load = max(known["machine"]["load_before"], new["machine"]["load_before"])
+        new["machine"]["load_before"] = load
+    return {**known, **new}
 
 
 def _save(figures: dict[str, Any]) -> None:
@@ -57,17 +72,41 @@ def _save(figures: dict[str, Any]) -> None:
     print(f"written to {path}", file=sys.stderr)
 
 
-def _run(folder: Path, size: Size) -> dict[str, Any]:
-    """Writes, reads, compacts and reads again."""
-    import shutil
+def _peers(root: Path) -> list[dict[str, Any]]:
+    found = []
+    for name in peers.PEERS:
+        print(name, file=sys.stderr)
+        with tempfile.TemporaryDirectory(dir=root) as folder:
+            found.append(peers.measure(name, Path(folder) / name, PEERS_SIZE))
+    return found
 
-    from comgra_decl.store.compaction import compact
 
+def _sizes(options: argparse.Namespace) -> list[Size]:
+    wanted = {"write", "compact"} & set(options.parts)
+    chosen = SIZES[options.size] if wanted else ()
+    return [size for size in chosen if options.only in (None, f"{size.records}x{size.slots}")]
+
+
+def _run(folder: Path, size: Size, parts: Sequence[str], runs: list[dict[str, Any]]) -> None:
+    """Writes and reads a run, compacts and reads it again; changes its line of `runs`."""
+    line = next((run for run in runs if run["name"] == size.name), None)
+    if line is None:
+        line = {}
+        runs.append(line)
+    if "write" in parts:
+        line.clear()
+        line.update(_written(folder, size))
+    if "compact" in parts:
+        line.update(_compacted(folder, size))
+        shutil.rmtree(folder)
+
+
+def _written(folder: Path, size: Size) -> dict[str, Any]:
     wrote = write(folder, size)
     times = wrote.pop("times")
     half = len(times) // 2
     files = [path for path in folder.rglob("*") if path.is_file()]
-    result = {
+    return {
         "name": size.name,
         **asdict(size),
         **wrote,
@@ -78,12 +117,19 @@ def _run(folder: Path, size: Size) -> dict[str, Any]:
         "ratio": sum(path.stat().st_size for path in files) / size.raw_bytes,
         "read": reading.in_fresh_process(folder),
     }
+
+
+def _compacted(folder: Path, size: Size) -> dict[str, Any]:
+    from comgra_decl.store.compaction import compact
+
+    start = time.perf_counter()
     made = compact(folder)
-    result["compacted_ratio"] = made.bytes_after / size.raw_bytes
-    result["compacted_files"] = made.files_after
-    result["compacted_read"] = reading.in_fresh_process(folder)
-    shutil.rmtree(folder)
-    return result
+    return {
+        "compacting": time.perf_counter() - start,
+        "compacted_ratio": made.bytes_after / size.raw_bytes,
+        "compacted_files": made.files_after,
+        "compacted_read": reading.in_fresh_process(folder),
+    }
 
 
 def _options(arguments: Sequence[str] | None) -> argparse.Namespace:
@@ -92,6 +138,18 @@ def _options(arguments: Sequence[str] | None) -> argparse.Namespace:
         "--size", choices=SIZES, default="full", help="default: full, 10 GB of disk"
     )
     parser.add_argument("--no-save", dest="save", action="store_false")
+    parser.add_argument(
+        "--parts",
+        nargs="+",
+        choices=PARTS,
+        default=list(PARTS),
+        help="measure some of it now, and keep the other figures of the newest results",
+    )
+    parser.add_argument(
+        "--alone", action="store_true", help="nothing else runs, whatever the last minute's load"
+    )
+    parser.add_argument("--only", help="of the runs only this one: RECORDSxSLOTS")
+    parser.add_argument("--folder", help="keep runs here between the parts write and compact")
     return parser.parse_args(arguments)
 
 

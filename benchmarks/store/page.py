@@ -21,8 +21,11 @@ def write(figures: dict[str, Any]) -> None:
 def tables(figures: dict[str, Any]) -> str:
     """Returns all tables as Markdown."""
     machine, hand = figures["machine"], figures["handover"]
-    busy = machine["load_before"] > _QUIET
-    said = " **The machine was busy: times are upper bounds, sizes and counts exact.**" * busy
+    said = ""
+    if figures.get("alone"):
+        said = " Nothing else ran meanwhile."
+    elif machine["load_before"] > _QUIET:
+        said = " **The machine was busy: times are upper bounds, sizes and counts exact.**"
     usage, peers_size = hand["usage"], figures["peers_size"]
     return f"""\
 Measured on {figures["date"]} by `python -m benchmarks.store`: {machine["processor"]},
@@ -62,6 +65,8 @@ def _run_lines(runs: Iterable[dict[str, Any]]) -> list[Sequence[str]]:
     lines: list[Sequence[str]] = [("steps x slots", "", *reads, "raw", "files", "reader MB")]
     for run in runs:
         lines.append((run["name"], "live", *_read(run["read"], run["ratio"], run["files"])))
+        if "compacted_read" not in run:
+            continue
         compacted = _read(run["compacted_read"], run["compacted_ratio"], run["compacted_files"])
         lines.append(("", "compacted", *compacted))
     return lines
