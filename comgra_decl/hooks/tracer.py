@@ -284,6 +284,7 @@ class ModuleTracer:
         if plan is None or plan.top.module() is not module:
             for part in module.modules():  # one that was called while the model was being built
                 self.tops.pop(id(part), None)
+            self._owners.know(module)
             top = Top(module, prefixed=self._is_prefixed)
             plan = self.tops[id(module)] = TopPlan(self._spec, top)
         if plan.version != self._owners.version:

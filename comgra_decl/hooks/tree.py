@@ -55,6 +55,16 @@ class Owners:
         except Exception as error:
             self._on_fault(error)
 
+    def know(self, top: nn.Module) -> None:
+        """Learns who owns what below a module.
+
+        No scan finds what a program has frozen (`gc.freeze`, before it forks workers).
+        """
+        for parent in top.modules():
+            for child in parent._modules.values():
+                if child is not None:
+                    self._parents.setdefault(child, weakref.ref(parent))
+
     def top_of(self, module: nn.Module) -> nn.Module:
         """Returns the outermost module that (still) contains `module`."""
         if not self._scanned and module not in self._built and has_parameters(module):

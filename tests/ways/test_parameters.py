@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import gc
 import warnings
 from collections.abc import Callable
 from typing import Any
@@ -13,8 +14,9 @@ from torch import nn
 from torch.nn import functional as F
 from torch.nn.utils import parametrizations, prune
 
+from tests.support.recording import recording
 from tests.ways.models import Net, batches
-from tests.ways.proof import Outcome, Told, known, outcome, prove
+from tests.ways.proof import FULL, Outcome, Told, known, outcome, prove
 
 
 def train(
@@ -229,3 +231,22 @@ def test_a_module_that_builds_its_layers_when_it_is_first_called() -> None:
         return outcome(losses, model)
 
     prove(training)
+
+
+def test_a_model_that_the_garbage_collector_must_not_touch_is_known() -> None:
+    """A program that forks workers freezes what it has; no scan of its objects finds them then."""
+    model = Net()
+    frozen = nn.Sequential(model, nn.Linear(3, 3))
+    optimizer = torch.optim.SGD(frozen.parameters(), lr=0.1)
+    gc.freeze()
+    try:
+        with recording(FULL) as run:
+            for _ in range(2):
+                output = frozen(torch.randn(4, 6))
+                model.norm.eval()  # a part of what is trained, so this is no evaluation
+                output.sum().backward()
+                optimizer.step()
+    finally:
+        gc.unfreeze()
+    assert [step.info.mode for step in run.steps] == ["train", "train"]
+    assert {("0.norm", "0.drop"), ("0.drop", "0.head")} <= run.edges()
