@@ -6,7 +6,7 @@ import contextlib
 import sys
 import warnings
 from collections.abc import Callable
-from typing import Any
+from typing import Any, cast
 
 import torch
 
@@ -21,6 +21,7 @@ class EagerStance:
 
     def __init__(self) -> None:
         self._prior: Any = None
+        self._wish: Any = None
         self._forced = False
         self._needed = False
         self._compile: Callable[..., Any] | None = None
@@ -50,17 +51,34 @@ class EagerStance:
                 warnings.filters.remove(self._filter)  # type: ignore[attr-defined]
             self._filter = None
         if self._forced:
-            from torch._dynamo import eval_frame
+            from torch._dynamo import decorators, eval_frame
 
+            if vars(decorators)["_set_stance"] is self._wish:
+                decorators._set_stance = eval_frame._set_stance
             eval_frame._set_stance(self._prior)
             self._forced = False
 
     def _set(self) -> None:
-        from torch._dynamo import eval_frame
+        from torch._dynamo import decorators, eval_frame
 
         self._prior = eval_frame._stance
         torch.compiler.set_stance("force_eager")
+        if decorators._set_stance is eval_frame._set_stance:
+            decorators._set_stance = self._wish = self._new_wish()
         self._forced = True
+
+    def _new_wish(self) -> Callable[[Any], Any]:
+        """Returns what takes the stances that the program asks for meanwhile, for later.
+
+        In any other one our hooks would be compiled with the program's code.
+        """
+
+        def set_stance(stance: Any) -> Any:
+            prior, self._prior = self._prior, stance
+            return prior
+
+        cast("Any", set_stance)._dynamo_forbidden = True
+        return set_stance
 
     def _silence(self) -> None:
         """Compiled modules warn about global module hooks; ours never meet compiled code."""
