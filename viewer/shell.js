@@ -19,6 +19,7 @@
     const part = Bokeh.require("core/visuals/visual").VisualProperties.prototype;
     const look = part._get_css_value;
     part._get_css_value = function (name) {
+      if (!this.obj.el.isConnected) return look.call(this, name); // no style sheet holds yet
       return remembered(this, name, () => look.call(this, name));
     };
     const { PlotView } = Bokeh.require("models/plots/plot_canvas");

@@ -84,6 +84,7 @@ def _rule(name: str, colours: Mapping[str, str]) -> str:
         f"  --panel-on-surface-color: {text};\n"
         # what figures are drawn with; Bokeh looks these up, and knows plain colours only
         f"  --bk-text-color: {text};\n"
+        f"  --bk-label-text-color: {text};\n"
         f"  --bk-axis-label-text-color: {soft};\n"
         f"  --bk-major-label-text-color: {soft};\n"
         "}\n"

@@ -56,7 +56,7 @@ def notice_for(catalogue: Catalogue, run: str, error: BaseException | None) -> N
     ))  # fmt: skip
 
 
-BRAND = '<span class="brand">comgra<span>_decl</span></span>'
+BRAND = '<h1 class="brand">comgra<span>_decl</span></h1>'
 """The product's name, for the head of the page."""
 
 

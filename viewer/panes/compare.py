@@ -51,7 +51,7 @@ _GRID = """
 @media (max-width: 1450px) {
   :host {
     grid-template-columns: 170px minmax(0, 1fr) minmax(0, 1fr);
-    grid-template-rows: minmax(300px, 1fr) minmax(240px, 1fr); min-height: 570px;
+    grid-template-rows: minmax(300px, 1fr) minmax(240px, 1fr); min-height: 570px; row-gap: 12px;
   }
   .choices { grid-row: 1 / span 2; }
   .nodes { grid-column: 2 / span 2; }

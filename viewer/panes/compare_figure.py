@@ -7,14 +7,14 @@ from typing import Any
 
 import numpy as np
 from bokeh.models import ColumnDataSource
-from bokeh.models.annotations import Legend, LegendItem, Span
+from bokeh.models.annotations import LegendItem, Span
 
 from comgra_decl.viewer.model.compare import Overlay
 from comgra_decl.viewer.model.other import Other
 from comgra_decl.viewer.model.selection import Selection
 from comgra_decl.viewer.model.series import Curve
 from comgra_decl.viewer.palette import BLUE, ORANGE
-from comgra_decl.viewer.panes.figures import Frame
+from comgra_decl.viewer.panes.figures import Frame, legend
 
 _COLUMNS = ("x", "y", "value", "side")
 _SIDES = (("here", BLUE), ("there", ORANGE))
@@ -36,10 +36,7 @@ class OverlayFigure:
             dots = fig.scatter("x", "y", source=source, size=4, color=colour)
             fig.hover.renderers = [*fig.hover.renderers, dots]
             items.append(LegendItem(label=side, renderers=[line]))
-        self._legend: Any = Legend(
-            items=items, orientation="horizontal", border_line_color=None, background_fill_alpha=0,
-            label_text_font_size="11px", location="top_right", label_text_color="#8a93a6",
-        )  # fmt: skip
+        self._legend: Any = legend(items)
         fig.add_layout(self._legend)
         self.there = Span(location=0, dimension="height", line_color=ORANGE, line_width=1.5,
                           line_dash=[5, 3], level="overlay", visible=False)  # fmt: skip

@@ -17,7 +17,7 @@ from bokeh.models import (
     Range1d,
     Text,
 )
-from bokeh.models.annotations import Span, Title
+from bokeh.models.annotations import Legend, LegendItem, Span, Title
 from bokeh.models.formatters import BasicTickFormatter, CustomJSTickFormatter
 from bokeh.models.renderers import GlyphRenderer
 from bokeh.models.tickers import BasicTicker
@@ -28,6 +28,9 @@ from comgra_decl.viewer.palette import GREY, RED
 MIN_HEIGHT = 170
 IMAGE = ("image", "x", "y", "dw", "dh")
 """Columns of the source of a picture: values [rows, columns], place, extent."""
+
+_LEGEND = ".bk-item .bk-label { color: var(--panel-on-surface-color, #444444) !important; }"
+"""What a legend says is HTML; Bokeh writes its colour down before the page has a theme."""
 
 _TICK = """
 if (power) { tick = 10 ** tick }
@@ -192,6 +195,20 @@ def plainly(fig: Any, glyph: Glyph, source: ColumnDataSource) -> GlyphRenderer[A
         muted_glyph=None,
     )  # fmt: skip
     return drawn
+
+
+def legend(items: list[LegendItem], *, visible: bool = True) -> Any:
+    """Returns a legend in the upper right corner, in the colours of the page."""
+    return Legend(
+        items=items,
+        visible=visible,
+        orientation="horizontal",
+        border_line_color=None,
+        background_fill_alpha=0,
+        label_text_font_size="11px",
+        location="top_right",
+        stylesheets=[_LEGEND],
+    )
 
 
 def unit_range() -> Range1d:

@@ -7,14 +7,14 @@ from typing import Any, ClassVar
 
 import panel as pn
 from bokeh.models import ColumnDataSource
-from bokeh.models.annotations import Legend, LegendItem
+from bokeh.models.annotations import LegendItem
 
 from comgra_decl.viewer.model.kpis import Chart, charts
 from comgra_decl.viewer.model.selection import nearest
 from comgra_decl.viewer.model.tables import kpi_csv
 from comgra_decl.viewer.palette import LINES
 from comgra_decl.viewer.panes.base import Exhibit, Pane, Shown, html_view
-from comgra_decl.viewer.panes.figures import Frame, unit_range
+from comgra_decl.viewer.panes.figures import Frame, legend, unit_range
 
 _EMPTY = (
     '<div class="notice"><h2>No loss and no KPI yet</h2>'
@@ -102,10 +102,7 @@ class _KpiFigure:
         self.frame.on_tap(jump)
         self.panel = self.frame.pane()
         self._lines: dict[str, tuple[ColumnDataSource, Any]] = {}
-        self._legend: Any = Legend(
-            items=[], orientation="horizontal", border_line_color=None, background_fill_alpha=0,
-            label_text_font_size="11px", location="top_right", visible=False,
-        )  # fmt: skip
+        self._legend: Any = legend([], visible=False)
         self.frame.figure.add_layout(self._legend)
         self.frame.figure.hover.renderers = []
 

@@ -62,7 +62,7 @@ class ModulesPane(Pane):
         what = "change" if tree.measure is None else pass_label(tree.measure)
         heads = (
             f"<th>module {save_button('the modules')}</th><th>class</th><th>parameters</th>"
-            "<th></th><th>output</th>"
+            '<th><span class="unseen">remarks</span></th><th>output</th>'
             f'<th title="part of the squared length of {_e(what)}, of all parameters at this step">'
             f"share of {_e(what)}</th>"
             f'<th title="length of the {_e(what)} over the length of the weights, at this step">'

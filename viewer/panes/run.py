@@ -28,16 +28,21 @@ class RunPane(Pane):
 
 def _page(facts: About) -> str:
     remarks = "".join(f"<li>{_e(remark)}</li>" for remark in facts.remarks)
-    config = f"<pre>{_e(facts.config)}</pre>" if facts.config else '<p class="note">None.</p>'
+    config = _text("Configuration", facts.config) if facts.config else '<p class="note">None.</p>'
     parts = [
         f'<ul class="remarks wide">{remarks}</ul>' if remarks else "",
         f"<div><h3>Run</h3>{_table(facts.summary)}</div>",
         f"<div><h3>What was declared and what came of it</h3>{_entries(facts.entries)}</div>",
-        f"<div><h3>Spec</h3><pre>{_e(facts.spec)}</pre></div>",
+        f"<div><h3>Spec</h3>{_text('Spec', facts.spec)}</div>",
         f"<div><h3>Configuration of the program</h3>{config}</div>",
         f'<div class="wide"><h3>Facts</h3>{_table(facts.facts)}</div>',
     ]
     return f'<div class="run">{"".join(parts)}</div>'
+
+
+def _text(name: str, text: str) -> str:
+    """Returns a text that can be scrolled by keyboard, too."""
+    return f'<pre tabindex="0" role="region" aria-label="{name}">{_e(text)}</pre>'
 
 
 def _table(facts: Facts) -> str:

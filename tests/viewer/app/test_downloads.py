@@ -49,6 +49,7 @@ def test_figures_are_pictures_drawings_and_numbers(
     colours = picture.convert("RGB").getcolors(1 << 24)
     assert colours is not None
     assert len(colours) > 20
+    assert max(min(colour) for _, colour in colours) > 180  # and the text is light indeed
     drawing = ET.fromstring(taken(page, "Save forward series", "SVG")[1])
     assert drawing.tag == f"{SVG}svg"
     assert len(drawing.findall(f".//{SVG}path")) > 5
