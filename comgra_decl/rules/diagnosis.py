@@ -123,6 +123,12 @@ def feed(engine: Engine, run: Run, *, until: int | None = None) -> None:
         engine.hear(numbers)
 
 
+def steps_shown(run: Run) -> NDArray[np.int64]:
+    """Returns the steps of the records of the training that rules look at."""
+    steps = run.steps
+    return steps[~_within(steps, _unseen(run))]
+
+
 def _unseen(run: Run) -> NDArray[np.int64]:
     """Returns first and last of the steps, [k, 2], that were kept because of findings alone.
 
