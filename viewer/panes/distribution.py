@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from typing import Any, ClassVar
 
+import numpy as np
 from bokeh.models import ColumnDataSource, LinearColorMapper, Range1d
+from numpy.typing import NDArray
 
 from comgra_decl.viewer.model.distribution import Distribution, distribution
 from comgra_decl.viewer.model.selection import nearest, slots_of
@@ -13,6 +15,9 @@ from comgra_decl.viewer.model.words import pass_label
 from comgra_decl.viewer.palette import BLUE, ORANGE, faded
 from comgra_decl.viewer.panes.base import PASSES, TENSOR, Act, Exhibit, Pane, Shown
 from comgra_decl.viewer.panes.figures import IMAGE, Frame, image
+
+SHADES = 64
+"""From nothing to the full colour."""
 
 
 class DistributionPane(Pane):
@@ -33,7 +38,7 @@ class DistributionPane(Pane):
         self.frame = Frame(x_range=self._x_range, tooltips=tooltips)
         self._image = ColumnDataSource({name: [] for name in IMAGE})
         mapper = LinearColorMapper(
-            palette=faded(ORANGE if self._place else BLUE), low=0, high=1, nan_color="#00000000"
+            palette=faded(ORANGE if self._place else BLUE, SHADES), low=0, high=SHADES
         )
         image(self.frame.figure, self._image, mapper)
         self.frame.on_tap(self._jump)
@@ -63,7 +68,7 @@ class DistributionPane(Pane):
 
     def _draw(self, picture: Distribution) -> None:
         self._image.data = {
-            "image": [] if picture.missing else [picture.image],
+            "image": [] if picture.missing else [shades(picture.image)],
             "x": [] if picture.missing else [picture.x0],
             "y": [] if picture.missing else [picture.y0],
             "dw": [] if picture.missing else [picture.x1 - picture.x0],
@@ -76,3 +81,12 @@ class DistributionPane(Pane):
         if self._shown is not None:
             steps = self._shown.view.steps(self._shown.at.type)
             self.act(step=nearest(steps, round(x)), follow=False)
+
+
+def shades(image: NDArray[np.float64]) -> NDArray[np.uint8]:
+    """Returns the number of the shade of each cell, an eighth of the bytes; NaN is the first one.
+
+    The first shade shows nothing. `image` [rows, columns] lies between 0 and 1.
+    """
+    scaled = np.nan_to_num(image) * SHADES
+    return np.minimum(scaled, SHADES - 1).astype(np.uint8)

@@ -74,21 +74,19 @@ class SeriesPane(Pane):
 
     def _draw(self, recorded: Curve, line: Curve, shown: Shown) -> None:
         self.frame.title = _title(shown, self._place)
+        columns = {
+            "y": line.values, "value": recorded.values, "low": line.low, "high": line.high,
+            "context": line.context,
+        }  # fmt: skip
         empty = np.full(len(line.steps), np.nan)
-        self._line.data = {
-            "x": line.steps,
-            "y": line.values,
-            "value": recorded.values,
-            "low": line.low if len(line.low) else empty,
-            "high": line.high if len(line.high) else empty,
-            "context": line.context if len(line.context) else empty,
-        }
+        with np.errstate(over="ignore"):  # as they are stored, half of the bytes
+            drawn = {n: (v if len(v) else empty).astype(np.float32) for n, v in columns.items()}
+        self._line.data = {"x": line.steps, **drawn}
         bottom = line.bounds[0] + 0.03 * (line.bounds[1] - line.bounds[0])
+        count = len(line.broken)  # lists, because each array is a message of its own
         self._broken.data = {
-            "x": line.broken,
-            "y": np.full(len(line.broken), bottom),
-            "value": np.full(len(line.broken), np.nan),
-        }
+            "x": line.broken.tolist(), "y": [bottom] * count, "value": [float("nan")] * count
+        }  # fmt: skip
         self._dots.glyph.size = 5 if len(line.steps) <= 60 else 2
         self._dots.glyph.fill_alpha = 1.0 if len(line.steps) <= 60 else 0.0
         self._dots.glyph.line_alpha = self._dots.glyph.fill_alpha

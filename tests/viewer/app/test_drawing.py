@@ -15,6 +15,7 @@ from comgra_decl.viewer.model.distribution import COLUMNS, columns, picture
 from comgra_decl.viewer.model.graph import scale_of
 from comgra_decl.viewer.model.series import Curve, bounds, thin
 from comgra_decl.viewer.model.values import tiled
+from comgra_decl.viewer.panes.distribution import SHADES, shades
 
 values = arrays(np.float64, st.integers(1, 400), elements=st.floats(-1e6, 1e6) | st.just(math.nan))
 
@@ -69,6 +70,13 @@ def histograms(*centres: float, bins: int = 32) -> tuple[np.ndarray, np.ndarray]
         counts.append(counted)
         ranges.append([edges[0], edges[-1]])
     return np.array(counts), np.array(ranges)
+
+
+def test_the_shades_of_a_picture_are_its_values_in_equal_steps() -> None:
+    places = np.array([[0.0, 0.5, 0.999, 1.0, np.nan]])
+    assert shades(places).tolist() == [[0, SHADES // 2, SHADES - 1, SHADES - 1, 0]]
+    fine = np.linspace(0, 1, 1001)[None]
+    assert np.abs(shades(fine) / SHADES - fine).max() <= 1 / SHADES
 
 
 def test_a_distribution_shows_where_the_values_are() -> None:
