@@ -28,7 +28,7 @@ ROOT = Path(__file__).resolve().parents[1]
 IMAGES = Path(__file__).with_name("images")
 SIZE = {"width": 1600, "height": 960}
 LAPTOP = {"width": 1280, "height": 800}
-COLOURS = 128  # of a picture; screens of text and few colours stay small that way
+COLOURS = 256  # of a picture; screens of text and few colours stay small that way
 PATIENCE = 60_000  # milliseconds
 
 RUNS = {  # name: script and its arguments
@@ -51,7 +51,10 @@ SECTIONS: dict[str, Address] = {  # of the page that explains the viewer, on the
     "viewer-modules": {**BUG, "section": "modules"},
     "viewer-findings": {**BUG, "section": "findings"},
     "viewer-notes": {**BUG, "section": "notes"},
+    "viewer-dark": {**BUG, "section": "inspect", "colour": "forward"},
 }
+
+DARK = {"viewer-dark"}
 
 PICTURES: dict[str, Address] = {  # name: what the viewer's address says
     **SECTIONS,
@@ -135,11 +138,14 @@ def browser_page() -> Iterator[Page]:
 def photograph(page: Page, address: str, name: str) -> None:
     """Opens the viewer as a picture needs it and saves what it shows."""
     page.set_viewport_size(LAPTOP if name in SECTIONS else SIZE)  # type: ignore[arg-type]
+    page.emulate_media(color_scheme="dark" if name in DARK else "light")
     page.goto(f"{address}?{urlencode(PICTURES[name], doseq=True)}")
     page.locator(".node.selected").first.wait_for(timeout=PATIENCE)
     page.wait_for_timeout(4000)  # the graph glides to the node; charts draw on a canvas
     picture = Image.open(BytesIO(page.screenshot()))
-    picture.convert("RGB").quantize(COLOURS).save(IMAGES / f"{name}.png", optimize=True)
+    # by what is farthest apart: the few red pixels of a mark count as much as a large ground
+    small = picture.convert("RGB").quantize(COLOURS, method=Image.Quantize.MAXCOVERAGE)
+    small.save(IMAGES / f"{name}.png", optimize=True)
     sys.stdout.write(f"{name}.png\n")
 
 
