@@ -51,7 +51,7 @@ class _Shell(pn.template.Template):
 
 def shell(*, head: Any, side: Any, main: Any, title: str) -> pn.template.Template:
     """Returns a page that holds three objects of Panel's."""
-    page = _Shell(_text("shell.html"), design=Plain)  # type: ignore[no-untyped-call]
+    page = _Shell(_text("shell.html"), design=Plain)
     for name, shown in (("head", head), ("side", side), ("main", main)):
         page.add_panel(name, shown)
     for icon in ("app_favicon", "apple_icon"):  # Panel's own are not found behind a proxy

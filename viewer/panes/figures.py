@@ -10,7 +10,6 @@ from bokeh.events import DoubleTap, Tap
 from bokeh.models import (
     BoxZoomTool,
     ColumnDataSource,
-    Glyph,
     HoverTool,
     Image,
     LinearColorMapper,
@@ -19,6 +18,7 @@ from bokeh.models import (
 )
 from bokeh.models.annotations import Legend, LegendItem, Span, Title
 from bokeh.models.formatters import BasicTickFormatter, CustomJSTickFormatter
+from bokeh.models.glyph import Glyph
 from bokeh.models.renderers import GlyphRenderer
 from bokeh.models.tickers import BasicTicker
 from bokeh.plotting import figure
@@ -181,7 +181,8 @@ def wrapped(text: str, width: int = 34) -> str:
 
 def image(fig: Any, source: ColumnDataSource, mapper: LinearColorMapper) -> GlyphRenderer[Any]:
     """Draws the pictures in `source` (columns `IMAGE`) into a figure."""
-    return plainly(fig, Image(**{name: name for name in IMAGE}, color_mapper=mapper), source)
+    columns: dict[str, Any] = {name: name for name in IMAGE}
+    return plainly(fig, Image(**columns, color_mapper=mapper), source)
 
 
 def plainly(fig: Any, glyph: Glyph, source: ColumnDataSource) -> GlyphRenderer[Any]:
