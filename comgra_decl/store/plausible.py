@@ -51,10 +51,13 @@ def check_form(form: ArrayForm) -> ArrayForm:
     return form
 
 
-def check_records(facts: NDArray[np.float64], names: Mapping[str, Sequence[str]]) -> None:
-    """Refuses facts of records that name what there is not."""
-    there = facts[facts[:, RecordColumn.STEP] != LOST]
-    n = len(facts)
+def check_records(facts: NDArray[np.float64], names: Mapping[str, Sequence[str]], n: int) -> None:
+    """Refuses facts of records that name what there is not; there are `n` records in all."""
+    lost = facts[:, RecordColumn.STEP] == LOST
+    there = facts[~lost] if lost.any() else facts
+    if not len(there):
+        return
+    smallest, largest = there.min(axis=0), there.max(axis=0)  # NaN where there is one
     limits = {
         RecordColumn.STEP: (0, _EXACT),
         RecordColumn.TYPE: (0, len(names.get("type", ())) - 1),
@@ -68,8 +71,7 @@ def check_records(facts: NDArray[np.float64], names: Mapping[str, Sequence[str]]
         RecordColumn.TAGS: (0, len(names.get("tags", ()))),
     }
     for column, (low, high) in limits.items():
-        numbers = there[:, column]
-        if not bool(((numbers >= low) & (numbers <= high)).all()):
+        if not (smallest[column] >= low and largest[column] <= high):
             raise ValueError(f"a record's {column.name.lower()} is out of range")
 
 

@@ -164,13 +164,14 @@ class View:
         known = self._tables.records
         columns = slice(0, SYSTEM_COLUMNS)
         reader = FactsReader(lambda name, where: self._read(name, where, columns), self._block)
-        self._tables.records = np.concatenate([known, *reader.facts(len(known), self.n)])
-        self._tables.losses += reader.losses
-        self._salvage = self._new_salvage()
+        new = np.concatenate([known[:0], *reader.facts(len(known), self.n)])
         try:
-            check_records(self._tables.records, self._tables.names)
+            check_records(new, self._tables.names, self.n)
         except ValueError as error:
             raise DamagedRunError(f"{self._db.path}: {error}") from error
+        self._tables.records = np.concatenate([known, new]) if len(known) else new
+        self._tables.losses += reader.losses
+        self._salvage = self._new_salvage()
         return self._tables.records
 
     # -- statistics
