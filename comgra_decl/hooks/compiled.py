@@ -51,16 +51,18 @@ class EagerStance:
                 warnings.filters.remove(self._filter)  # type: ignore[attr-defined]
             self._filter = None
         if self._forced:
-            from torch._dynamo import decorators, eval_frame
+            from torch._dynamo import eval_frame
 
-            if vars(decorators)["_set_stance"] is self._wish:
+            decorators = _decorators()
+            if decorators._set_stance is self._wish:
                 decorators._set_stance = eval_frame._set_stance
             eval_frame._set_stance(self._prior)
             self._forced = False
 
     def _set(self) -> None:
-        from torch._dynamo import decorators, eval_frame
+        from torch._dynamo import eval_frame
 
+        decorators = _decorators()
         self._prior = eval_frame._stance
         torch.compiler.set_stance("force_eager")
         if decorators._set_stance is eval_frame._set_stance:
@@ -101,6 +103,13 @@ class EagerStance:
         if self._compile is not None:
             torch.compile = self._compile
             self._compile = None
+
+
+def _decorators() -> Any:
+    """Returns the module in which `torch.compiler.set_stance` finds what sets it."""
+    from torch._dynamo import decorators
+
+    return decorators
 
 
 def run_natively(*functions: Callable[..., Any], within: bool = True) -> None:

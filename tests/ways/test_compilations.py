@@ -115,8 +115,7 @@ def counted(training: Callable[[Told], Outcome]) -> tuple[Outcome, dict[str, Any
     counters.clear()
     found = seeded(training, Told(listening=False))
     names = ("stats", "graph_break", "recompiles", "unimplemented")
-    counts = {name: dict(counters[name]) for name in names}
-    return found, {**counts, "frames": counters["frames"]["ok"]}
+    return found, {name: dict(counters[name]) for name in names}
 
 
 @pytest.mark.parametrize("how", SPECS)
@@ -136,7 +135,8 @@ def test_as_much_is_compiled_as_without_tracing(way: str, how: str) -> None:
     assert attached() == before
     assert [step.info.step for step in traced.steps] == recorded
     assert counts == expected
-    assert counts["stats"]["unique_graphs"] == {"graph break": 2, "whole step": 3}.get(way, 1)
+    if way in COMPILED:
+        assert counts["stats"]["unique_graphs"] == (2 if way == "graph break" else 1)
 
 
 @pytest.mark.slow
@@ -148,4 +148,5 @@ def test_losses_are_heard_where_backward_is_called_by_compiled_code(tmp_path: An
         found = seeded(lambda told: train(told, "whole step"), Told(listening=False))
     assert session.path is not None
     kpis = comgra.open_run(session.path).kpis()
-    assert [*kpis[kpis.name == "loss"].value] == pytest.approx(found.losses, rel=1e-6)
+    heard = kpis[kpis.name.str.startswith("loss")]  # no step ends there, so they are numbered
+    assert sorted(heard.value) == pytest.approx(sorted(found.losses), rel=1e-6)
