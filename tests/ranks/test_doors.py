@@ -164,7 +164,9 @@ def test_a_rank_that_dies_hurts_neither_the_others_nor_what_is_recorded(tmp_path
     assert run.value("spare", 1).shape == (8, 6)
 
 
+@pytest.mark.slow
 def test_only_the_ranks_that_the_spec_names_are_recorded(tmp_path: Path, script: Path) -> None:
+    """In processes of their own; see `test_resumed_ranks` for a shorter form."""
     options = ["schedule.first=100", f"run.root={tmp_path / 'runs'}", "run.ranks=1"]
     for code, text in run_ranks("-m", "comgra_decl", *options, script):
         assert code == 0, text

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from comgra_decl.errors import ComgraError, RunNotFoundError
-from comgra_decl.query import RunSummary, list_runs, open_run
+from comgra_decl.query import Location, RunSummary, list_runs, location, open_run
 from comgra_decl.viewer.model.ranks import rank_in, without_rank
 from comgra_decl.viewer.model.runview import RunView
 
@@ -18,6 +18,7 @@ OPEN_RUNS = 8
 
 _BETWEEN_LISTS = 2.0  # seconds
 _BETWEEN_LOOKS = 0.2  # seconds
+_BETWEEN_REQUESTS = 5.0  # seconds, to a bucket, which gets a commit every ten
 _SHARE = 20  # listing may take at most one part in this many of the time
 _UNREADABLE = ("damaged", "unreadable")
 
@@ -45,14 +46,15 @@ class Catalogue:
     """Lists runs and keeps opened ones fresh.
 
     Args:
-        root: A folder of runs, a group, or a single run. It need not exist yet.
+        root: A folder of runs, a group, or a single run; or a place in a bucket. It need not exist
+            yet.
     """
 
-    def __init__(self, root: Path) -> None:
-        self.root = Path(root)
+    def __init__(self, root: Location) -> None:
+        self.root = location(root)
         self.entries: tuple[RunEntry, ...] = ()
         self.problem = ""
-        self._paths: dict[str, Path] = {}
+        self._paths: dict[str, Location] = {}
         self._views: OrderedDict[str, RunView] = OrderedDict()
         self._looked: dict[str, float] = {}
         self._lister = ThreadPoolExecutor(1, "comgra_decl list")
@@ -118,11 +120,13 @@ class Catalogue:
         name, rank = without_rank(name), rank_in(name)
         view = self._open(name)
         now = time.monotonic()
-        if now - self._looked.get(name, -1e9) >= _BETWEEN_LOOKS:
+        path = self._paths[name]
+        here = isinstance(path, Path)
+        if now - self._looked.get(name, -1e9) >= (_BETWEEN_LOOKS if here else _BETWEEN_REQUESTS):
             self._looked[name] = now
-            if not self._paths[name].exists():
+            if isinstance(path, Path) and not path.exists():
                 self._views.pop(name, None)
-                raise RunNotFoundError(f"The folder of this run is gone: {self._paths[name]}")
+                raise RunNotFoundError(f"The folder of this run is gone: {path}")
             view.refresh()
         return view.rank(rank)
 
@@ -142,14 +146,19 @@ class Catalogue:
         self._due = now + max(_BETWEEN_LISTS, (now - self._began) * _SHARE)
         self._listing = None
         newest = sorted(found, key=lambda run: run.started or 0.0, reverse=True)
-        self._paths = {self._name(run): Path(run.path) for run in newest}
+        self._paths = {self._name(run): location(run.path) for run in newest}
         entries = tuple(self._entry(run) for run in newest)
         if entries != self.entries:  # the same object while nothing changes
             self.entries = entries
 
     def _name(self, run: RunSummary) -> str:
-        path = Path(run.path)
-        return path.name if path == self.root else path.relative_to(self.root).as_posix()
+        path, root = location(run.path), self.root
+        if path == root:
+            return path.name
+        if isinstance(path, Path):
+            return path.relative_to(str(root)).as_posix()
+        assert not isinstance(root, Path)
+        return path.relative_to(root).as_posix()
 
     def _entry(self, run: RunSummary) -> RunEntry:
         name = self._name(run)

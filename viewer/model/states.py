@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import html
 from dataclasses import dataclass
+from pathlib import Path
 
 from comgra_decl.errors import DamagedRunError, FormatError, RunNotFoundError
 from comgra_decl.viewer.model.catalogue import Catalogue
@@ -74,9 +75,11 @@ def head_of(view: RunView, name: str) -> str:
 def _no_run(catalogue: Catalogue) -> Notice:
     if catalogue.problem:
         return Notice("bad", "The folder of runs cannot be read", (catalogue.problem,))
-    missing = "" if catalogue.root.exists() else " (the folder does not exist yet)"
+    root = catalogue.root
+    gone = isinstance(root, Path) and not root.exists()
+    missing = " (the folder does not exist yet)" if gone else ""
     return Notice("wait", "Waiting for the first record", (
-        f"There is no run below {catalogue.root.absolute()}{missing}.",
+        f"There is no run below {root.absolute()}{missing}.",
         "Start a training with tracing; this page fills by itself:",
     ), _COMMAND)  # fmt: skip
 
