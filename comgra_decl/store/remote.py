@@ -162,7 +162,11 @@ class Objects:
             if found.state == "value":
                 return False
             stamp = self._kv.write(name, content, if_equal=found.stamp.generation).result()
-        return bool(stamp.generation)
+        if stamp.generation:
+            return True
+        if self.exists(name):  # another was quicker
+            return False
+        raise StoreError(f"{self.place}: nothing can be written there; is there such a bucket?")
 
     def names(self) -> list[str]:
         """Returns the names of all objects, sorted; a request for each thousand."""
