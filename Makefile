@@ -11,9 +11,10 @@ EXAMPLE_MYPY := $(CURDIR)/$(BIN)/mypy --config-file $(CURDIR)/pyproject.toml \
 
 export PIP_CONSTRAINT := $(CURDIR)/constraints.txt
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
+export PIP_NO_COMPILE := 1
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test lint format bench neutrality docs clean
+.PHONY: help demo test check lint format bench neutrality docs clean
 
 help:  ## show this list
 	@sed -n 's/^\([a-z]*\):.*## */  make \1\t/p' $(MAKEFILE_LIST) | expand -t 18
@@ -21,7 +22,9 @@ help:  ## show this list
 demo: $(VENV)/.demo  ## train the tutorial with tracing and look at it (Ctrl-C ends it)
 	@$(BIN)/python examples/demo.py $(ARGS)
 
-test: lint  ## set everything up, then lint, check types and run every test
+test: lint check  ## set everything up, then lint, check types and run every test
+
+check: $(VENV)/.test
 	@chromium="$$(.ci/chromium)" && CHROMIUM="$$chromium" $(BIN)/python -m pytest \
 		-n auto --maxprocesses 4 --dist worksteal $(ARGS)
 

@@ -211,6 +211,7 @@ with comgra.trace({"nodes": {"all": {"select": "**", "capture": ["output"], "val
 """
 
 
+@pytest.mark.slow
 def test_a_killed_training_leaves_a_readable_run(tmp_path: Path) -> None:
     script = tmp_path / "train.py"
     script.write_text(TRAINING)

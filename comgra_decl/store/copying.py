@@ -111,6 +111,7 @@ def _into_folder(target: Path, fill: Fill) -> Path:
 
 def _into_bucket(target: Remote, fill: Fill) -> Remote:
     """Nothing can be renamed in a bucket: that the run's first key comes last must do."""
+    Objects(target).try_writing()
     try:
         fill(target)
     except BaseException:

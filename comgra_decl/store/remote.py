@@ -128,6 +128,9 @@ def message(error: BaseException, place: Location) -> str:
     return text
 
 
+_TRIAL = "trial"
+
+
 class Objects:
     """The objects within a place of a bucket, named by what comes after it."""
 
@@ -166,7 +169,23 @@ class Objects:
             return True
         if self.exists(name):  # another was quicker
             return False
-        raise StoreError(f"{self.place}: nothing can be written there; is there such a bucket?")
+        raise self._no_bucket()
+
+    def try_writing(self) -> None:
+        """Writes an object and removes it; StoreError if that cannot be done.
+
+        To be asked before a database is written: where there is no such bucket, a commit of
+        TensorStore (0.1.86) ends the process.
+        """
+        with self._asking():
+            stamp = self._kv.write(_TRIAL, b"").result()
+            if not stamp.generation:
+                raise self._no_bucket()
+            self._kv.write(_TRIAL, None).result()
+
+    def _no_bucket(self) -> StoreError:
+        text = f"{self.place}: nothing can be written there; is there such a bucket?"
+        return StoreError(text)
 
     def names(self) -> list[str]:
         """Returns the names of all objects, sorted; a request for each thousand."""

@@ -17,6 +17,7 @@ from .layout import HEAD_KEY, LOGS, MIN_READER, RUN_KEY, SESSION_KEY, VERSION
 from .location import Remote, Where, location
 from .meta import RunMeta, writer_identity
 from .reader import Reader
+from .remote import Objects
 
 _NODE_CACHE = 16 << 20  # keeps index nodes, so that a commit does not read them again
 
@@ -46,8 +47,12 @@ class RunWriter:
         meta.writer = writer_identity()
         place = location(path)
         try:
-            if not isinstance(place, Remote):
+            if isinstance(place, Remote):
+                Objects(place).try_writing()
+            else:
                 place.mkdir(parents=True, exist_ok=True)
+        except StoreError:
+            raise
         except OSError as error:
             raise StoreError(f"cannot create the run's folder: {error}") from error
         writer = cls(Database(place, new_context(cache_bytes=_NODE_CACHE)), meta)

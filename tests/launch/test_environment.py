@@ -169,6 +169,7 @@ def test_children_that_train_are_recorded_and_their_parent_is_not(tmp_path: Path
     assert "nothing was recorded" not in done.stderr
 
 
+@pytest.mark.slow
 def test_workers_that_load_data_are_not_recorded(tmp_path: Path) -> None:
     (tmp_path / "loading.py").write_text(LOADING)
     done = python(tmp_path, "loading.py", "spawn", env={"COMGRA": "debug"})
@@ -190,7 +191,10 @@ def test_a_launcher_passes_it_on(tmp_path: Path) -> None:
     assert "nothing was recorded" not in done.stderr
 
 
-@pytest.mark.parametrize("door", ["script", "hydra", "block"])
+@pytest.mark.parametrize(
+    "door",
+    ["script", *(pytest.param(door, marks=pytest.mark.slow) for door in ("hydra", "block"))],
+)
 def test_another_door_of_the_same_program_takes_over(tmp_path: Path, door: str) -> None:
     block = f"import comgra_decl\n{TRAINING}\nwith comgra_decl.trace('light'):\n    train()\n"
     scripts = {"script": f"{TRAINING}\ntrain()\n", "hydra": HYDRA_YAML, "block": block}
@@ -209,6 +213,7 @@ def test_another_door_of_the_same_program_takes_over(tmp_path: Path, door: str) 
     assert "nothing was recorded" not in done.stderr
 
 
+@pytest.mark.slow
 def test_a_compiled_model_is_seen_from_its_first_step(tmp_path: Path) -> None:
     (tmp_path / "compiled.py").write_text(COMPILED)
     done = python(tmp_path, "compiled.py", env={"COMGRA": "debug"})

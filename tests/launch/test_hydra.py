@@ -233,7 +233,10 @@ def test_a_wrong_spec_ends_the_application_before_the_training(yaml_app: Path) -
     assert "Traceback" not in done.stderr
 
 
-@pytest.mark.parametrize(("ending", "code"), [("raise SystemExit(5)", 5), ("1 / 0", 1)])
+@pytest.mark.parametrize(
+    ("ending", "code"),
+    [pytest.param("raise SystemExit(5)", 5, marks=pytest.mark.slow), ("1 / 0", 1)],
+)
 def test_a_run_is_complete_however_the_application_ends(
     yaml_app: Path, ending: str, code: int
 ) -> None:

@@ -55,7 +55,12 @@ def run(folder: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
 
 @pytest.mark.parametrize(
     ("kind", "outcome", "code"),
-    [("loader", "can", 0), ("random", "can", 0), ("stuck", "cannot", 3), ("own", "unclear", 4)],
+    [
+        ("loader", "can", 0),
+        pytest.param("random", "can", 0, marks=pytest.mark.slow),
+        ("stuck", "cannot", 3),
+        pytest.param("own", "unclear", 4, marks=pytest.mark.slow),
+    ],
 )
 def test_the_verdict_on_a_script_is_its_exit_code(
     tmp_path: Path, kind: str, outcome: str, code: int

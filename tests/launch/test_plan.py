@@ -81,6 +81,7 @@ def test_a_broken_spec_ends_before_the_program_starts(folder: Path) -> None:
     assert done.stdout == ""
 
 
+@pytest.mark.slow
 def test_the_error_of_a_program_is_its_own(folder: Path) -> None:
     (folder / "fails.py").write_text("raise RuntimeError('mine')\n")
     done = command(folder, "fails.py")
@@ -89,6 +90,7 @@ def test_the_error_of_a_program_is_its_own(folder: Path) -> None:
     assert done.stdout == ""
 
 
+@pytest.mark.slow
 def test_a_program_without_a_model_is_said(folder: Path) -> None:
     (folder / "nothing.py").write_text("print('hello')\n")
     done = command(folder, "nothing.py")
@@ -97,6 +99,7 @@ def test_a_program_without_a_model_is_said(folder: Path) -> None:
     assert "hello" in done.stderr
 
 
+@pytest.mark.slow
 def test_a_program_that_only_evaluates_has_a_plan(folder: Path) -> None:
     (folder / "look.py").write_text(
         "import torch\nmodel = torch.nn.Linear(2, 1)\n"
@@ -122,6 +125,7 @@ def test_the_program_ends_cleanly_and_early(folder: Path) -> None:
     assert done.stdout.count("What the spec catches") == 1
 
 
+@pytest.mark.slow
 def test_a_hydra_application_has_a_plan(tmp_path: Path) -> None:
     (tmp_path / "conf").mkdir()
     (tmp_path / "conf" / "config.yaml").write_text("lr: 0.1\n")
@@ -143,7 +147,8 @@ def test_the_tutorial_has_a_plan(tmp_path: Path) -> None:
     assert not (tmp_path / "runs").exists()
 
 
-@pytest.mark.parametrize("example", ["digits", pytest.param("characters", marks=pytest.mark.slow)])
+@pytest.mark.slow
+@pytest.mark.parametrize("example", ["digits", "characters"])
 def test_the_examples_have_a_plan(tmp_path: Path, example: str) -> None:
     script = str(EXAMPLES / example / "train.py")
     done = command(tmp_path, "--json", "samples.count=2", script, "hydra.output_subdir=null")

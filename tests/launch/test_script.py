@@ -169,6 +169,7 @@ def test_a_root_that_cannot_be_written_does_not_stop_the_script(folder: Path) ->
 
 
 @pytest.mark.skipif(sys.platform == "win32", reason="signals")
+@pytest.mark.slow
 def test_what_was_committed_survives_a_kill(tmp_path: Path) -> None:
     (tmp_path / "train.py").write_text(
         f"{TRAINING}\nimport time\ntrain()\ntrain(1)\nprint('ready', flush=True)\ntime.sleep(60)\n"

@@ -121,6 +121,7 @@ def test_torchrun_and_an_unmodified_script(tmp_path: Path, script: Path) -> None
     assert (run.path / "spec.yaml").exists()
 
 
+@pytest.mark.slow
 def test_ranks_that_only_torch_distributed_knows(tmp_path: Path) -> None:
     """Tracing began before `init_process_group`, in processes that nothing told what they are."""
     script = tmp_path / "spawning.py"
@@ -141,6 +142,7 @@ def test_ranks_that_only_torch_distributed_knows(tmp_path: Path) -> None:
     ]
 
 
+@pytest.mark.slow
 def test_hydra_and_one_word(tmp_path: Path) -> None:
     script = tmp_path / "app.py"
     script.write_text(HYDRA)

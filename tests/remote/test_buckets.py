@@ -242,3 +242,14 @@ def test_ranks_in_a_bucket_are_joined(root: Remote) -> None:
     assert len(run.records) == 3
     assert [summary.name for summary in list_runs(root.parent)].count(root.name) == 1
     assert str(run.rank(1).path) == str(root)
+
+
+def test_that_there_is_no_such_bucket_is_said_before_anything_is_written(
+    root: Remote, tmp_path: Path
+) -> None:
+    nowhere = Remote("s3", "no-such-bucket", root.key)
+    with pytest.raises(StoreError, match="no-such-bucket"):
+        RunWriter.create(nowhere, meta_of())
+    write(tmp_path / "run")
+    with pytest.raises(StoreError, match="no-such-bucket"):
+        copy_run(tmp_path / "run", nowhere)

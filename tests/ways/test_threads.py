@@ -83,7 +83,7 @@ def test_a_second_thread_that_evaluates_a_copy_all_the_time() -> None:
     prove(training)
 
 
-@pytest.mark.parametrize("start", ["fork", "spawn"])
+@pytest.mark.parametrize("start", ["fork", pytest.param("spawn", marks=pytest.mark.slow)])
 @pytest.mark.filterwarnings("ignore:.*fork.*:DeprecationWarning")
 def test_workers_of_a_data_loader(start: str) -> None:
     def training(told: Told) -> Outcome:

@@ -126,7 +126,9 @@ def compiled(optimizer: torch.optim.Optimizer) -> Callable[[], None]:
 
 
 @pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::UserWarning")
-@pytest.mark.parametrize("really", [False, True], ids=["hidden", "compiled"])
+@pytest.mark.parametrize(
+    "really", [False, pytest.param(True, marks=pytest.mark.slow)], ids=["hidden", "compiled"]
+)
 def test_steps_without_hooks_are_said_in_the_log_the_run_and_the_viewer(
     tmp_path: Path,
     caplog: pytest.LogCaptureFixture,

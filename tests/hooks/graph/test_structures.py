@@ -164,6 +164,7 @@ print(" ".join(s.hash for s in run.structures))
 """
 
 
+@pytest.mark.slow
 def test_the_name_of_a_graph_is_the_same_in_every_process() -> None:
     names = {_in_a_process(seed, waste) for seed, waste in (("0", "0"), ("12345", "100001"))}
     assert len(names) == 1

@@ -61,6 +61,8 @@ def show(serve: Any, page: Any, host: Any) -> Callable[..., Shown]:
         page.wait_for_function("!!(window.Bokeh && Bokeh.documents[0]?.is_idle)")
         if not isinstance(shown.component, UrlSync):
             page.locator("[data-drawn]").wait_for(state="attached")
+        if ready:  # what changes while a page is loading may be lost on the way
+            shown.until(lambda: bool(shown.component.ready))
         return shown
 
     return show_
