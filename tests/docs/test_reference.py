@@ -33,6 +33,7 @@ def test_the_reference_is_up_to_date(page: str) -> None:
         pytest.fail("docs/reference.md is not what the code says: run `python -m docs.reference`")
 
 
+@pytest.mark.slow
 def test_the_reference_is_the_same_in_every_process(page: str) -> None:
     code = "import sys; from docs import reference; sys.stdout.write(reference.page())"
     other = subprocess.run(

@@ -52,6 +52,7 @@ def test_a_traced_training_is_bit_for_bit_the_untraced_one(example: str, train: 
     assert said == plain.printed.splitlines()
 
 
+@pytest.mark.slow
 def test_the_comparison_would_see_a_difference(train: Train) -> None:
     paths = differing(train("tutorial"), train("tutorial", "lr=0.00200001"))
     assert {path.split(".")[1] for path in paths} == {"model", "optimizer", "losses"}

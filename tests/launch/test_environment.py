@@ -158,6 +158,7 @@ def test_a_program_that_trains_nothing_leaves_no_run_and_is_told(tmp_path: Path)
     assert [*tmp_path.iterdir()] == []
 
 
+@pytest.mark.slow
 def test_children_that_train_are_recorded_and_their_parent_is_not(tmp_path: Path) -> None:
     (tmp_path / "parallel.py").write_text(PARALLEL)
     done = python(tmp_path, "parallel.py", "fork", env={"COMGRA": "debug"})

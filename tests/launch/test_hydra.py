@@ -153,6 +153,7 @@ def test_a_dataclass_config_keeps_its_keys(dataclass_app: Path) -> None:
     assert run.config == {"lr": 0.1}
 
 
+@pytest.mark.slow
 def test_the_long_form_changes_the_spec_and_a_changed_folder_does_not_move_the_run(
     yaml_app: Path,
 ) -> None:

@@ -66,6 +66,7 @@ def test_the_bytes_of_a_plan_are_those_of_a_record(folder: Path) -> None:
     assert content["price"]["recorded_ms"] > 0
 
 
+@pytest.mark.slow
 def test_a_pattern_that_matches_nothing_is_the_exit_code(folder: Path) -> None:
     done = command(folder, "nodes.mine={select: '0x'}", "train.py")
     assert done.returncode == 3
@@ -111,6 +112,7 @@ def test_a_program_that_only_evaluates_has_a_plan(folder: Path) -> None:
     assert "not measured" in done.stdout
 
 
+@pytest.mark.slow
 def test_the_program_ends_cleanly_and_early(folder: Path) -> None:
     (folder / "counts.py").write_text(
         f"{TRAINING}\nfrom torch.optim.optimizer import register_optimizer_step_post_hook\n"
@@ -159,6 +161,7 @@ def test_the_examples_have_a_plan(tmp_path: Path, example: str) -> None:
     assert not (tmp_path / "runs").exists()
 
 
+@pytest.mark.slow
 def test_everything_that_decides_about_steps_is_planned_too(folder: Path) -> None:
     (folder / "adversary.py").write_text(
         "import torch\nfrom torch import nn\nimport comgra_decl as comgra\n"

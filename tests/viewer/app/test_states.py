@@ -110,6 +110,7 @@ def test_among_many_runs_one_is_found_by_typing(runs: Path, show: Show) -> None:
     assert find.input_value() == ""
 
 
+@pytest.mark.slow
 def test_a_tab_closed_in_mid_update_leaves_no_traceback(
     server: Gallery, open_page: Callable[..., Any]
 ) -> None:
