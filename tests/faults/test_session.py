@@ -231,6 +231,7 @@ print("survived")
 """
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(shutil.which("unshare") is None, reason="needs Linux namespaces")
 def test_a_disk_that_fills_up_and_stays_full(tmp_path: Path) -> None:
     if in_namespace("true", tmp_path).returncode:

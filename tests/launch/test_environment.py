@@ -179,6 +179,7 @@ def test_workers_that_load_data_are_not_recorded(tmp_path: Path) -> None:
     assert (run.state, run.last_step) == ("finished", 3)
 
 
+@pytest.mark.slow
 def test_a_launcher_passes_it_on(tmp_path: Path) -> None:
     (tmp_path / "train_it.py").write_text(f"{TRAINING}\ntrain()\n")
     (tmp_path / "launcher.py").write_text(

@@ -185,6 +185,7 @@ def moments(monkeypatch: pytest.MonkeyPatch, die_at: int) -> Iterator[int]:
         yield seen[0]
 
 
+@pytest.mark.slow
 def test_it_may_be_killed_before_any_change_of_a_name(
     run: Path, written: tuple[Path, Truth], monkeypatch: pytest.MonkeyPatch
 ) -> None:
