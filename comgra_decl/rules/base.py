@@ -164,6 +164,9 @@ class SlotRule(Rule):
     """Whether, of slots that show it from the same step on, the last one of the network's forward
     pass is the first one to show it: so with gradients."""
 
+    of_graph: ClassVar[bool] = False
+    """Whether `wants` depends on the dependency graphs, too."""
+
     needs: ClassVar[str] = "outputs, such as {select: '**', capture: [output]}"
     """What must be captured that there are slots to look at."""
 
@@ -171,6 +174,7 @@ class SlotRule(Rule):
         super().__init__(parameters)
         self.streak = Streak(self.patience, lowest=self.lowest)
         self._table: SlotTable | None = None
+        self._graphs = 0
         self._at: Slots = np.zeros(0, np.int64)
         self._able = True
 
@@ -181,7 +185,10 @@ class SlotRule(Rule):
 
     @abstractmethod
     def wants(self, table: SlotTable) -> Mask:
-        """Returns which slots it looks at, [n]."""
+        """Returns which slots it looks at, [n].
+
+        Asked when there are new slots and, with `of_graph`, when there is another graph.
+        """
 
     @abstractmethod
     def measure(self, window: Window, at: Slots) -> tuple[Bools, NDArray[Any]]:
@@ -208,8 +215,10 @@ class SlotRule(Rule):
 
     def columns(self, table: SlotTable) -> Slots:
         """Returns the slots it looks at."""
-        if table is not self._table:
-            self._table, self._at = table, np.flatnonzero(self.wants(table))
+        graphs = len(self.scene.structures) if self.of_graph else 0
+        if table is not self._table or graphs != self._graphs:
+            self._table, self._graphs = table, graphs
+            self._at = np.flatnonzero(self.wants(table))
         return self._at
 
     def findings(self, scene: Scene) -> list[Finding]:

@@ -42,12 +42,11 @@ class HeavyDropout(SlotRule):
     advice = "torch's Dropout takes the share that is dropped: 0.1 to 0.5 are usual."
     Parameters = DropoutParameters
     statistics = ("zero_fraction",)
-    lowest, evidence = True, "share that is left"
+    lowest, evidence, of_graph = True, "share that is left", True
     needs = "outputs of Dropout modules and of what is before them, with `graph: true`"
 
     def __init__(self, parameters: Any = None) -> None:
         super().__init__(parameters)
-        self._known = (-1, -1)
         self._sources: Slots = np.zeros(0, np.int64)
 
     def wants(self, table: SlotTable) -> Mask:
@@ -55,13 +54,6 @@ class HeavyDropout(SlotRule):
         self._sources = single_sources(self.scene)
         dropout = table.where(lambda i: "Dropout" in i.module_class and i.key.role == "output")
         return table.outputs & dropout & (self._sources >= 0)
-
-    def columns(self, table: SlotTable) -> Slots:
-        """Returns the slots; anew when there is another graph."""
-        known = (len(table), len(self.scene.structures))
-        if known != self._known:
-            self._known, self._table = known, None
-        return super().columns(table)
 
     def measure(self, window: Window, at: Slots) -> tuple[Bools, NDArray[Any]]:
         """Compares the zeros on both sides."""

@@ -97,24 +97,17 @@ class HalfUnderflow(SlotRule):
     explained_by = ("vanishing_gradient", "dead_units")
     Parameters = UnderflowParameters
     statistics = ("zero_fraction", "abs_max")
-    evidence = "share of zeros"
+    evidence, of_graph = "share of zeros", True
     needs = "float16 gradients; there is none in this run"
 
     def __init__(self, parameters: Any = None) -> None:
         super().__init__(parameters)
-        self._known = (-1, -1)
         self._after: list[Slots] = []  # what each slot becomes, and what that becomes, ...
 
     def wants(self, table: SlotTable) -> Mask:
-        """Returns float16 gradients."""
+        """Returns float16 gradients; learns what follows each tensor."""
+        self._after = self._followed(table)
         return table.where(lambda i: i.dtype == "float16" and is_gradient(i.key.pass_))
-
-    def columns(self, table: SlotTable) -> Slots:
-        """Returns the slots; learns what follows each tensor when there is another graph."""
-        known = (len(table), len(self.scene.structures))
-        if known != self._known:
-            self._known, self._after = known, self._followed(table)
-        return super().columns(table)
 
     def _followed(self, table: SlotTable) -> list[Slots]:
         weighted = {node for node, _ in self.scene.parameters}

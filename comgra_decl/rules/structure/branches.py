@@ -35,11 +35,10 @@ class _Branches(SlotRule):
     Parameters = BranchParameters
     statistics = ("l2",)
     lowest, evidence = True, "share of the largest branch"
-    pass_ = "forward"
+    pass_, of_graph = "forward", True
 
     def __init__(self, parameters: RuleParameters | None = None) -> None:
         super().__init__(parameters)
-        self._known = (-1, -1)
         self._groups: list[Slots] = []
 
     def wants(self, table: SlotTable) -> Mask:
@@ -49,13 +48,6 @@ class _Branches(SlotRule):
         for group in self._groups:
             mask[group] = True
         return mask
-
-    def columns(self, table: SlotTable) -> Slots:
-        """Returns the branches; anew when there is another graph."""
-        known = (len(table), len(self.scene.structures))
-        if known != self._known:
-            self._known, self._table = known, None
-        return super().columns(table)
 
     def _joined(self, table: SlotTable) -> list[Slots]:
         groups = []

@@ -45,13 +45,12 @@ class TrainingInEvaluationMode(SlotRule):
     explained_by = ("nonfinite",)
     Parameters = EvaluationModeParameters
     statistics = ("mean", "std", "zero_fraction")
-    evidence = "distance from training mode"
+    evidence, of_graph = "distance from training mode", True
     needs = "outputs of Dropout or BatchNorm modules, with `graph: true` and parameters"
 
     def __init__(self, parameters: Any = None) -> None:
         super().__init__(parameters)
         self._trained = Largest()
-        self._known = (-1, -1)
         self._partner: Slots = np.zeros(0, np.int64)
 
     def wants(self, table: SlotTable) -> Mask:
@@ -66,13 +65,6 @@ class TrainingInEvaluationMode(SlotRule):
             elif info.key.role == "output" and info.module_class.startswith("BatchNorm"):
                 self._partner[slot] = bias.get(info.key.node, -1)
         return self._partner >= 0
-
-    def columns(self, table: SlotTable) -> Slots:
-        """Returns the slots; anew when there is another graph."""
-        known = (len(table), len(self.scene.structures))
-        if known != self._known:
-            self._known, self._table = known, None
-        return super().columns(table)
 
     def _take(self, window: Window) -> None:
         """Counts as hit, too, where a module is in no forward pass of a training any more."""

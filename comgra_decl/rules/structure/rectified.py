@@ -36,25 +36,18 @@ class RectifiedAnswer(SlotRule):
     )
     statistics = ("min", "max", "mean", "abs_mean")
     lowest, evidence = True, "share of negative values that is left"
+    of_graph = True
     needs = "outputs of single layers, with `graph: true`"
 
     def __init__(self, parameters: Any = None) -> None:
         super().__init__(parameters)
         self._lowest_target = np.zeros(0)
-        self._known = (-1, -1)
         self._sources: Slots = np.zeros(0, np.int64)
 
     def wants(self, table: SlotTable) -> Mask:
         """Returns tensors with one predecessor of their own shape."""
         self._sources = single_sources(self.scene)
         return self._sources >= 0
-
-    def columns(self, table: SlotTable) -> Slots:
-        """Returns the slots; anew when there is another graph."""
-        known = (len(table), len(self.scene.structures))
-        if known != self._known:
-            self._known, self._table = known, None
-        return super().columns(table)
 
     def measure(self, window: Window, at: Slots) -> tuple[Bools, NDArray[Any]]:
         """Compares the extremes of each tensor with those of its predecessor."""

@@ -8,14 +8,13 @@ import numpy as np
 from numpy.typing import NDArray
 from pydantic import Field
 
-from comgra_decl.rules.base import Patient, Scene, SlotRule
+from comgra_decl.rules.base import Patient, Scene
 from comgra_decl.rules.memory import Bools, Early, Slots
 from comgra_decl.rules.paths import beyond_targets
 from comgra_decl.rules.table import Mask, SlotTable
+from comgra_decl.rules.values.variation import Varying
 from comgra_decl.rules.window import Window
 from comgra_decl.spec.base import Number
-
-_NAMES = ("mean", "std", "min", "max", "abs_mean", "l2")
 
 
 class CollapsingParameters(Patient):
@@ -25,7 +24,7 @@ class CollapsingParameters(Patient):
     """The variation over the batch falls below this share of what it was at first."""
 
 
-class CollapsingOutput(SlotRule):
+class CollapsingOutput(Varying):
     """Outputs that become more and more the same for all samples."""
 
     name = "collapsing_output"
@@ -54,8 +53,7 @@ class CollapsingOutput(SlotRule):
         "dead_units",
     )
     Parameters = CollapsingParameters
-    lowest, evidence = True, "share of its first variation"
-    needs = "outputs with a batch dimension, {select: '**', capture: [output]}"
+    evidence = "share of its first variation"
 
     def __init__(self, parameters: Any = None) -> None:
         super().__init__(parameters)
@@ -69,23 +67,13 @@ class CollapsingOutput(SlotRule):
 
     def measure(self, window: Window, at: Slots) -> tuple[Bools, NDArray[Any]]:
         """Compares the variation over the batch with that of the first records."""
-        most = np.full((len(window), len(at)), np.nan)
-        for name in (name for name in _NAMES if window.has(name)):
-            size = window.read(name, at, "abs_max")
-            varied = np.where(size > 0, window.read(name, at, "std") / size, np.nan)
-            most = np.fmax(most, varied)
+        most = self.variation(window, at)
         share = most / self._early.look(at, most)
         return share < self.parameters.fall, share
 
     def chosen(self, scene: Scene, fired: Slots) -> Slots:
         """Leaves out losses of single samples."""
         return fired[~np.isin(fired, list(beyond_targets(scene)))]
-
-    def missing(self, scene: Scene) -> str | None:
-        """Returns why it could not look."""
-        if not any(name in scene.statistics for name in _NAMES):
-            return f"it takes one of the statistics {', '.join(_NAMES)}; add it to `stats`"
-        return super().missing(scene)
 
     def sentence(self, scene: Scene, slot: int) -> str:
         """Says how little samples differ."""

@@ -8,14 +8,14 @@ import numpy as np
 from numpy.typing import NDArray
 from pydantic import Field
 
-from comgra_decl.rules.base import Patient, Scene, SlotRule
+from comgra_decl.rules.base import Patient, Scene
 from comgra_decl.rules.memory import Bools, Largest, Slots
 from comgra_decl.rules.paths import answers
 from comgra_decl.rules.table import Mask, SlotTable
+from comgra_decl.rules.values.variation import Varying
 from comgra_decl.rules.window import Window
 from comgra_decl.spec.base import Number
 
-_NAMES = ("mean", "std", "min", "max", "abs_mean", "l2")
 _VARIED = 1e-2
 
 
@@ -26,7 +26,7 @@ class IndependentParameters(Patient):
     """Below this relative variation over the batch, all samples are the same."""
 
 
-class InputIndependence(SlotRule):
+class InputIndependence(Varying):
     """Outputs that are the same whatever the input is."""
 
     name = "input_independence"
@@ -47,44 +47,25 @@ class InputIndependence(SlotRule):
     )
     explained_by = ("nonfinite", "dead_units", "saturated", "large_update", "growing_weight")
     Parameters = IndependentParameters
-    lowest, evidence = True, "relative variation over the batch"
-    needs = "outputs with a batch dimension, {select: '**', capture: [output]}"
+    evidence, of_graph = "relative variation over the batch", True
 
     def __init__(self, parameters: Any = None) -> None:
         super().__init__(parameters)
         self._most = Largest()
-        self._known = -1
-        self._answers: set[int] = set()
+        self._final: Bools = np.zeros(0, np.bool_)
 
     def wants(self, table: SlotTable) -> Mask:
-        """Returns outputs with more than one sample."""
+        """Returns outputs with more than one sample; learns which of them are answers."""
+        self._final = np.isin(np.arange(len(table)), list(answers(self.scene)))
         return table.outputs & table.where(
             lambda i: i.batch_dim is not None and i.shape[i.batch_dim] > 1
         )
 
     def measure(self, window: Window, at: Slots) -> tuple[Bools, NDArray[Any]]:
         """Looks for the statistic that varies most."""
-        names = [name for name in _NAMES if window.has(name)]
-        most = np.full((len(window), len(at)), np.nan)
-        for name in names:
-            deviation = window.read(name, at, "std")
-            size = window.read(name, at, "abs_max")
-            most = np.fmax(most, np.where(size > 0, deviation / size, np.nan))
+        most = self.variation(window, at)
         varied = self._most.look(at, most) > _VARIED
-        return (most < self.parameters.variation) & (varied | self._final(at)), most
-
-    def _final(self, at: Slots) -> Bools:
-        """Returns which slots are answers, by the graphs until now."""
-        known = len(self.scene.structures)
-        if known != self._known:
-            self._known, self._answers = known, answers(self.scene)
-        return np.isin(at, list(self._answers))
-
-    def missing(self, scene: Scene) -> str | None:
-        """Returns why it could not look."""
-        if not any(name in scene.statistics for name in _NAMES):
-            return f"it takes one of the statistics {', '.join(_NAMES)}; add it to `stats`"
-        return super().missing(scene)
+        return (most < self.parameters.variation) & (varied | self._final[at]), most
 
     def sentence(self, scene: Scene, slot: int) -> str:
         """Says that all samples are the same."""

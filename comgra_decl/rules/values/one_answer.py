@@ -48,13 +48,13 @@ class OneAnswer(SlotRule):
     explained_by = ("nonfinite", "input_independence", "single_class", "detached")
     Parameters = OneAnswerParameters
     statistics = ("mean",)
-    lowest, evidence = False, "class"
+    evidence, of_graph = "class", True
     needs = "answers with `values: true`, and targets of classes, with `graph: true`"
 
     def __init__(self, parameters: Any = None) -> None:
         super().__init__(parameters)
-        self._known = (-1, -1)
         self._last: dict[int, int] = {}
+        self._seen = False
         self._targets: dict[int, int] = {}
 
     def wants(self, table: SlotTable) -> Mask:
@@ -67,13 +67,6 @@ class OneAnswer(SlotRule):
         }
         return table.where(lambda info: info.id in self._targets)
 
-    def columns(self, table: SlotTable) -> Slots:
-        """Returns the slots; anew when there is another graph."""
-        known = (len(table), len(self.scene.structures))
-        if known != self._known:
-            self._known, self._table = known, None
-        return super().columns(table)
-
     def measure(self, window: Window, at: Slots) -> tuple[Bools, NDArray[Any]]:
         """Looks at the recorded samples."""
         said = np.full((len(window), len(at)), np.nan)
@@ -83,11 +76,17 @@ class OneAnswer(SlotRule):
             differ = window.read("mean", target, "std")[:, 0] > 0
             for row in range(len(window)):
                 values = window.details.values(row, slot) if differ[row] else None
+                self._seen = self._seen or values is not None
                 one = _one_class(values, self.parameters.surety)
                 hit[row, column] = one >= 0 and self._last.get(slot, one) == one
                 said[row, column] = one
                 self._last[slot] = one
         return hit, said
+
+    def missing(self, scene: Scene) -> str | None:
+        """Returns why it could not look."""
+        nothing = None if self._seen else f"no values are recorded; it needs {self.needs}"
+        return super().missing(scene) or nothing
 
     def sentence(self, scene: Scene, slot: int) -> str:
         """Says which class."""
