@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
-import json
-import sys
 from collections.abc import Sequence
 
 PANEL = "Look"
@@ -31,39 +28,24 @@ the reason; 2 the command line is wrong; otherwise the script's own.
 
 def passed_on(arguments: Sequence[str]) -> None:
     """Ask the networks of a script whether the samples of a batch know of each other."""
-    from comgra_decl.launch.noting import CODES, Meaning, note_verdict, run_named
-    from comgra_decl.launch.script import UsageError
-    from comgra_decl.launch.watched import (
-        Enough,
-        called,
-        number_of,
-        options_of,
-        refuse,
-        run_watched,
-    )
+    from comgra_decl.launch.experiment import NumberOption, experiment, plain
+    from comgra_decl.launch.noting import Meaning
 
-    rest = [*arguments]
-    if not rest or rest[0] in ("-h", "--help"):
-        sys.stdout.write(USAGE)
+    dimension = NumberOption("--batch-dim", default=0, least=0)
+    asked = experiment("batch-mixing", arguments, usage=USAGE, option=dimension)
+    if asked is None:
         return
-    try:
-        options = options_of(rest, flags=("--json",), values=("--for", "--batch-dim"))
-        dim, run, call = number_of("--batch-dim", options, 0, 0), run_named(options), called(rest)
-    except UsageError as error:
-        refuse("batch-mixing", error, USAGE)
     from comgra_decl.launch.mixing import Mixing, asking, worst_of
+    from comgra_decl.launch.watched import Enough, run_watched
+    from comgra_decl.launch.watched_tables import print_mixing
 
     found: list[Mixing] = []
-    run_watched(call, asking(found, Enough, dim=dim))
+    run_watched(asked.call, asking(found, Enough, dim=asked.number))
     worst = worst_of(found)
-    if "--json" in options:
-        content = dataclasses.asdict(worst) | {"networks": [dataclasses.asdict(m) for m in found]}
-        sys.stdout.write(json.dumps(content, indent=2) + "\n")
-    else:
-        from comgra_decl.launch.watched_tables import print_mixing
-
-        print_mixing(worst, found)
     means: dict[str, Meaning] = {"apart": "good", "norm": "good", "mixed": "bad"}
-    outcome = means.get(worst.outcome, "unclear")
-    note_verdict(run, "batch_mixing", outcome, reason=worst.reason, arguments=arguments)
-    sys.exit(CODES[outcome])
+    asked.conclude(
+        means.get(worst.outcome, "unclear"),
+        worst.reason,
+        content=plain(worst) | {"networks": [plain(mixing) for mixing in found]},
+        show=lambda: print_mixing(worst, found),
+    )

@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
-import json
-import sys
 from collections.abc import Sequence
 
 PANEL = "Look"
@@ -33,37 +30,24 @@ with the reason; 2 the command line is wrong; otherwise the script's own.
 
 def passed_on(arguments: Sequence[str]) -> None:
     """Train on one batch alone and say whether the network can learn it by heart."""
-    from comgra_decl.launch.noting import CODES, Meaning, note_verdict, run_named
-    from comgra_decl.launch.one_batch import Seen, held, verdict
-    from comgra_decl.launch.script import UsageError
-    from comgra_decl.launch.watched import (
-        Enough,
-        called,
-        number_of,
-        options_of,
-        refuse,
-        run_watched,
-    )
+    from comgra_decl.launch.experiment import NumberOption, experiment, plain
+    from comgra_decl.launch.noting import Meaning
 
-    rest = [*arguments]
-    if not rest or rest[0] in ("-h", "--help"):
-        sys.stdout.write(USAGE)
+    steps = NumberOption("--steps", default=STEPS)
+    asked = experiment("overfit-one-batch", arguments, usage=USAGE, option=steps)
+    if asked is None:
         return
-    try:
-        options = options_of(rest, flags=("--json",), values=("--for", "--steps"))
-        steps, run, call = number_of("--steps", options, STEPS), run_named(options), called(rest)
-    except UsageError as error:
-        refuse("overfit-one-batch", error, USAGE)
-    seen = Seen()
-    run_watched(call, held(seen, steps, Enough))
-    found = verdict(seen)
-    if "--json" in options:
-        sys.stdout.write(json.dumps(dataclasses.asdict(found), indent=2) + "\n")
-    else:
-        from comgra_decl.launch.watched_tables import print_verdict
+    from comgra_decl.launch.one_batch import Seen, held, verdict
+    from comgra_decl.launch.watched import Enough, run_watched
+    from comgra_decl.launch.watched_tables import print_verdict
 
-        print_verdict(found, seen.losses)
+    seen = Seen()
+    run_watched(asked.call, held(seen, asked.number, Enough))
+    found = verdict(seen)
     means: dict[str, Meaning] = {"can": "good", "cannot": "bad", "unclear": "unclear"}
-    outcome = means[found.outcome]
-    note_verdict(run, "overfit_one_batch", outcome, reason=found.reason, arguments=arguments)
-    sys.exit(CODES[outcome])
+    asked.conclude(
+        means[found.outcome],
+        found.reason,
+        content=plain(found),
+        show=lambda: print_verdict(found, seen.losses),
+    )
