@@ -165,6 +165,11 @@ class RawStep:
         values = sum(v.nbytes for v in (*self.values.values(), *self.spare_values.values()))
         return self.raw.nbytes + extra + histogram + values + 512
 
+    def only(self, tensor: int) -> float:
+        """Returns the value of a one-element tensor of the layout, from its raw sums."""
+        row = self.raw[self.layout.starts[tensor]]
+        return float(row[Raw.PIVOT] + row[Raw.SUM])
+
 
 @dataclass(slots=True)
 class StepBatch:

@@ -75,37 +75,27 @@ class LiveRules:
 
     def take(self, batches: list[StepBatch]) -> list[StepBatch]:
         """Takes the next records; puts what was found into the documents that they bring."""
-        began = time.perf_counter()
-        try:
-            if not self._failed:
-                self._catch_up(batches)
-                for batch in batches:
-                    self._look(batch)
-                if batches and time.monotonic() >= self._due:
-                    batches[-1].documents.update(self._conclude())
-        except Exception as error:  # noqa: BLE001  (the recording goes on)
-            self._give_up(error)
-        self.seconds += time.perf_counter() - began
+        self._safely(lambda: self._take(batches))
         return batches
+
+    def _take(self, batches: list[StepBatch]) -> None:
+        self._look_at(batches)
+        if batches and time.monotonic() >= self._due:
+            batches[-1].documents.update(self._conclude())
 
     def watch(self, batches: list[StepBatch]) -> None:
         """Takes the next records where a finding may decide what is stored: it acts at once.
 
         What was found is put into the documents by `publish`.
         """
-        began = time.perf_counter()
-        try:
-            if not self._failed:
-                self._catch_up(batches)
-                for batch in batches:
-                    self._look(batch)
-                fired = self._engine.fired()
-                if fired != self._fired or time.monotonic() >= self._due:
-                    self._fired = fired
-                    self._unpublished.update(self._conclude())
-        except Exception as error:  # noqa: BLE001  (the recording goes on)
-            self._give_up(error)
-        self.seconds += time.perf_counter() - began
+        self._safely(lambda: self._watch(batches))
+
+    def _watch(self, batches: list[StepBatch]) -> None:
+        self._look_at(batches)
+        fired = self._engine.fired()
+        if fired != self._fired or time.monotonic() >= self._due:
+            self._fired = fired
+            self._unpublished.update(self._conclude())
 
     def publish(self, batches: list[StepBatch]) -> list[StepBatch]:
         """Puts what `watch` has found into the documents that records bring."""
@@ -124,18 +114,31 @@ class LiveRules:
         def heard() -> None:
             if settle is not None:
                 settle()
-            self._hear(said)
+            self._safely(lambda: self._hear(said))
 
         said.settle = heard
 
     def close(self) -> list[StepBatch]:
         """Returns a batch without records that holds what was found at last, if that is news."""
-        try:
-            documents = {} if self._failed else {**self._unpublished, **self._conclude()}
-        except Exception as error:  # noqa: BLE001
-            self._give_up(error)
-            return []
+        last: list[StepBatch] = []
+        self._safely(lambda: last.extend(self._last()))
+        return last
+
+    def _last(self) -> list[StepBatch]:
+        documents = {**self._unpublished, **self._conclude()}
         return [nothing(documents)] if documents else []
+
+    def _safely(self, work: Callable[[], None]) -> None:
+        """Does something, and measures it; a fault of ours ends all of this, not the recording."""
+        if self._failed:
+            return
+        began = time.perf_counter()
+        try:
+            work()
+        except Exception as error:  # noqa: BLE001
+            _log.error("comgra: the rules have stopped because of an error", exc_info=error)
+            self._failed = True
+        self.seconds += time.perf_counter() - began
 
     def _catch_up(self, batches: Sequence[StepBatch] = ()) -> None:
         """Looks at what the run holds already; waits until it is known how much of that counts."""
@@ -157,6 +160,11 @@ class LiveRules:
                 exc_info=error,
             )
 
+    def _look_at(self, batches: Sequence[StepBatch]) -> None:
+        self._catch_up(batches)
+        for batch in batches:
+            self._look(batch)
+
     def _look(self, batch: StepBatch) -> None:
         engine = self._engine
         engine.add_slots(batch.new_slots)
@@ -172,18 +180,11 @@ class LiveRules:
                 self._hear_records(batch)
 
     def _hear(self, said: Said) -> None:
-        began = time.perf_counter()
-        try:
-            self._catch_up()
-            if not self._failed and len(said.names):
-                pairs = list(zip(said.names, said.types, strict=True))
-                for name, type_ in dict.fromkeys(pairs):
-                    at = np.array([i for i, pair in enumerate(pairs) if pair == (name, type_)])
-                    numbers = Numbers(name, type_, said.steps[at], said.values[at])
-                    self._engine.hear(numbers)
-        except Exception as error:  # noqa: BLE001
-            self._give_up(error)
-        self.seconds += time.perf_counter() - began
+        self._catch_up()
+        pairs = list(zip(said.names, said.types, strict=True))
+        for name, type_ in dict.fromkeys(pairs):
+            at = np.array([i for i, pair in enumerate(pairs) if pair == (name, type_)])
+            self._engine.hear(Numbers(name, type_, said.steps[at], said.values[at]))
 
     def _hear_records(self, batch: StepBatch) -> None:
         for info, kpis in zip(batch.steps, batch.kpis, strict=True):
@@ -210,11 +211,6 @@ class LiveRules:
             return {}
         self._document = document
         return {DOCUMENT: document}
-
-    def _give_up(self, error: Exception) -> None:
-        if not self._failed:
-            _log.error("comgra: the rules have stopped because of an error", exc_info=error)
-        self._failed = True
 
 
 def _key(finding: Finding) -> tuple[str, object]:

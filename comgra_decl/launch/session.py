@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from comgra_decl.records import Note, Raw, RawStep, Said, StepBatch
+from comgra_decl.records import Note, RawStep, Said, StepBatch
 
 if TYPE_CHECKING:
     from torch.utils.hooks import RemovableHandle
@@ -65,7 +65,7 @@ class Session:
         self._past: Past | None = None  # what the run holds that is gone on with
         self._late_facts: dict[str, Any] | None = None  # of a rank, told with the next record
         self._late_documents: dict[str, Any] = {}  # what was known only after the last record
-        self.path: Path | None = None
+        self.path: Location | None = None
 
     def start(self) -> None:
         """Creates the run's folder and attaches to the program.
@@ -141,11 +141,10 @@ class Session:
         """Starts writing at the place that is ours."""
         from comgra_decl.launch.ending import at_last
         from comgra_decl.store import WriterThread
-        from comgra_decl.store.location import as_path
 
         assert self._place is not None
         meta = self._meta()
-        self.path, self._uuid = as_path(self._place.run), meta.uuid
+        self.path, self._uuid = self._place.run, meta.uuid
         self._writer = WriterThread(
             self._make_writer(self._place.path, meta),
             transform=self._transform,
@@ -339,7 +338,7 @@ class Session:
             if step.wait is not None:
                 step.wait()
                 step.wait = None
-            step.kpis.update({name: _only(step, i) for name, i in step.kpi_tensors.items()})
+            step.kpis.update({name: step.only(i) for name, i in step.kpi_tensors.items()})
             if balanced:
                 choose_samples(step, self._spec.samples.count)
         batches = self._finalise(steps) if self._keeper is None else self._keeper(steps)
@@ -394,9 +393,3 @@ class Session:
             error,
             self.path,
         )
-
-
-def _only(step: RawStep, tensor: int) -> float:
-    """Returns the value of a one-element tensor from its raw sums."""
-    row = step.raw[step.layout.starts[tensor]]
-    return float(row[Raw.PIVOT] + row[Raw.SUM])
