@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -46,6 +46,8 @@ class Diagnosis:
 def diagnose(run: Run, rules: Rules | None = None) -> Diagnosis:
     """Returns what the rules find in a stored run.
 
+    Of a distributed training they look at each rank by itself, as they did while it was recorded.
+
     Args:
         run: as of its last `refresh`.
         rules: which rules, as in the spec; None for those of the run's own spec, or the default
@@ -54,7 +56,20 @@ def diagnose(run: Run, rules: Rules | None = None) -> Diagnosis:
     Raises:
         SpecError: `rules` names what does not exist.
     """
+    if len(run.ranks) > 1:
+        return _joined([diagnose(run.rank(number), rules) for number in run.ranks], run)
     return concluded(examined(run, rules), run)
+
+
+def _joined(diagnoses: list[Diagnosis], run: Run) -> Diagnosis:
+    """Returns what was found on all ranks of a run, joined as the stored findings are."""
+    from comgra_decl.query.rank_facts import join_findings
+
+    documents = [{"findings": [f.to_json() for f in d.findings]} for d in diagnoses]
+    joined = join_findings(documents, run.ranks)
+    assert joined is not None  # every rank has a document
+    findings = [Finding.from_json(content) for content in joined["findings"]]
+    return replace(diagnoses[0], findings=findings, records=len(steps_shown(run)))
 
 
 def concluded(engine: Engine, run: Run) -> Diagnosis:

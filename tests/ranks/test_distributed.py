@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
 import numpy as np
@@ -11,10 +12,12 @@ import torch
 import comgra_decl as comgra
 from comgra_decl.errors import UnknownNameError
 from comgra_decl.query import Run
+from comgra_decl.rules import diagnose, diagnose_and_correlate
 from tests.ranks import worker
 from tests.ranks.launching import run_ranks
 
 WAYS = ["ddp", "no_sync", "unused", "drifting", "fsdp", "fsdp_whole"]
+FOUND = [*WAYS, "broken"]
 PARALLEL = ["ddp", "no_sync", "unused", "fsdp", "fsdp_whole"]
 
 
@@ -22,7 +25,7 @@ PARALLEL = ["ddp", "no_sync", "unused", "fsdp", "fsdp_whole"]
 def trained(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The folder with what two ranks trained, in all ways."""
     out = tmp_path_factory.mktemp("ranks")
-    for code, text in run_ranks("-m", "tests.ranks.worker", out, *WAYS):
+    for code, text in run_ranks("-m", "tests.ranks.worker", out, *FOUND):
         assert code == 0, text
     return out
 
@@ -208,3 +211,25 @@ def test_shards_are_parts_of_what_they_name(trained: Path) -> None:
     assert np.linalg.norm(lengths) == pytest.approx(whole, rel=1e-6)
     shapes = run.slots[(run.slots.node == "blocks.0.0") & (run.slots.role == "weight")]["shape"]
     assert set(shapes) == {(5, 6)}
+
+
+@pytest.mark.parametrize("way", FOUND)
+def test_a_diagnosis_finds_what_the_ranks_have_found(trained: Path, way: str) -> None:
+    run = run_of(trained, way)
+    live, found = run.document("findings"), diagnose(run)
+    assert live["findings"] == json.loads(json.dumps([f.to_json() for f in found.findings]))
+    assert live["unchecked"] == {entry.rule: entry.reason for entry in found.unchecked}
+    assert found == diagnose_and_correlate(run)[0]
+
+
+def test_what_one_rank_alone_finds_carries_its_number(trained: Path) -> None:
+    run = run_of(trained, "broken")
+    found = {
+        f.message.partition(":")[0]: f for f in diagnose(run).findings if f.rule == "nonfinite"
+    }
+    bad = found["Rank 1"]
+    assert (str(bad.place), bad.first_step, bad.sample) == ("input input", 3, 2)
+    assert len(found) == 2  # and where rank 0 gets it from: the gradients, which are summed
+    (unused,) = [f for f in diagnose(run).findings if f.rule == "untrained_parameter"]
+    assert str(unused.place) == "spare weight"
+    assert diagnose(run.rank(1)).findings[0].sample == 2

@@ -136,6 +136,19 @@ def dying() -> dict[str, torch.Tensor]:
     return train(model)
 
 
+def broken() -> dict[str, torch.Tensor]:
+    """One sample of rank 1 is bad in step 3, and a parameter takes no part."""
+
+    def data(step: int) -> torch.Tensor:
+        x = share(step)
+        if step == 3 and dist.get_rank() == 1:
+            x[2, 1] = float("nan")
+        return x
+
+    model = DistributedDataParallel(net(skip=True), find_unused_parameters=True)
+    return train(model, data, steps=8)
+
+
 class Dying:
     """Ends rank 1's process without a word."""
 
@@ -157,6 +170,7 @@ WAYS: dict[str, Callable[[], dict[str, torch.Tensor]]] = {
     "drifting": drifting,
     "fsdp": fsdp,
     "fsdp_whole": lambda: fsdp(reshard=False),
+    "broken": broken,
     "dying": dying,
 }
 

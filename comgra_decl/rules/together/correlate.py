@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from comgra_decl.rules.diagnosis import Diagnosis, concluded
+from comgra_decl.rules.diagnosis import Diagnosis, concluded, diagnose
 from comgra_decl.rules.together.correlation import Correlation
 from comgra_decl.rules.together.grouping import grouped
 from comgra_decl.rules.together.happening import happening
@@ -39,7 +39,12 @@ def correlate(run: Run, rules: Rules | None = None, *, most: int = MOST) -> list
 def diagnose_and_correlate(
     run: Run, rules: Rules | None = None, *, most: int = MOST
 ) -> tuple[Diagnosis, list[Correlation]]:
-    """Returns what `diagnose` and `correlate` do, in one look at all records."""
+    """Returns what `diagnose` and `correlate` do, in one look at all records.
+
+    Of a distributed training it takes two: correlations are those of all ranks joined.
+    """
+    if len(run.ranks) > 1:
+        return diagnose(run, rules), correlate(run, rules, most=most)
     series, engine = series_of(run, rules)
     return concluded(engine, run), among(series, most=most, run=run)
 
