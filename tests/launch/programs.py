@@ -5,11 +5,13 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
-from collections.abc import Mapping
-from contextlib import redirect_stdout
+from collections.abc import Iterator, Mapping
+from contextlib import chdir, contextmanager, redirect_stderr, redirect_stdout
+from dataclasses import dataclass
 from io import StringIO
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 TRAINING = """
 import torch
@@ -101,6 +103,41 @@ def python(
         check=False,
         env={**os.environ, "OMP_NUM_THREADS": "1", **(env or {})},
     )
+
+
+@dataclass(frozen=True)
+class Ended:
+    """How a command ended, and what it said."""
+
+    returncode: int | str | None
+    stdout: str
+    stderr: str
+
+
+def command(folder: Path, *arguments: str) -> Ended:
+    """Runs `comgra-decl` in `folder`, in this process, which saves the import of torch.
+
+    What running a script changes of the interpreter is put back.
+    """
+    from comgra_decl.launch.cli import main
+
+    out, err, code = StringIO(), StringIO(), None
+    with redirect_stdout(out), redirect_stderr(err), chdir(folder), _interpreter_kept():
+        try:
+            main(arguments)
+        except SystemExit as end:
+            code = end.code
+    return Ended(code, out.getvalue(), err.getvalue())
+
+
+@contextmanager
+def _interpreter_kept() -> Iterator[None]:
+    main = sys.modules["__main__"]
+    with mock.patch.multiple(sys, argv=[*sys.argv], path=[*sys.path]):
+        try:
+            yield
+        finally:
+            sys.modules["__main__"] = main
 
 
 def plain_loss() -> str:

@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import json
-import subprocess
-import sys
 from pathlib import Path
 
 import numpy as np
 import pytest
 
 from comgra_decl.launch.one_batch import Seen, verdict
+from tests.launch.programs import Ended, command
 
 TRAIN = """
 import sys, torch
@@ -47,26 +46,24 @@ for inputs, targets in batches:
 """
 
 
-def run(folder: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
+def run(folder: Path, *arguments: str) -> Ended:
     (folder / "train.py").write_text(TRAIN)
-    command = [sys.executable, "-c", "from comgra_decl.launch.cli import main; main()", *arguments]
-    return subprocess.run(command, cwd=folder, capture_output=True, text=True, timeout=120)
+    return command(folder, "overfit-one-batch", *arguments)
 
 
 @pytest.mark.parametrize(
     ("kind", "outcome", "code"),
     [
         ("loader", "can", 0),
-        pytest.param("random", "can", 0, marks=pytest.mark.slow),
+        ("random", "can", 0),
         ("stuck", "cannot", 3),
-        pytest.param("own", "unclear", 4, marks=pytest.mark.slow),
+        ("own", "unclear", 4),
     ],
 )
 def test_the_verdict_on_a_script_is_its_exit_code(
     tmp_path: Path, kind: str, outcome: str, code: int
 ) -> None:
-    arguments = ["overfit-one-batch", "--json", "--steps", "80", "--", "train.py", kind]
-    done = run(tmp_path, *arguments)
+    done = run(tmp_path, "--json", "--steps", "80", "--", "train.py", kind)
     assert done.returncode == code, done.stderr
     found = json.loads(done.stdout)
     assert found["outcome"] == outcome
@@ -77,7 +74,7 @@ def test_the_verdict_on_a_script_is_its_exit_code(
 
 def test_a_wrong_command_line_is_said(tmp_path: Path) -> None:
     for arguments in (["--steps", "none", "train.py"], ["--", "missing.py"], ["--steps=0", "x"]):
-        done = run(tmp_path, "overfit-one-batch", *arguments)
+        done = run(tmp_path, *arguments)
         assert done.returncode == 2
         assert done.stderr.startswith("comgra-decl overfit-one-batch: ")
 

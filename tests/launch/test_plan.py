@@ -12,7 +12,7 @@ import comgra_decl as comgra
 from comgra_decl.launch.plan import recorded_steps
 from comgra_decl.launch.plan_tables import size_text
 from comgra_decl.spec import Scheduler, load_spec
-from tests.launch.programs import HYDRA_YAML, TRAINING, python
+from tests.launch.programs import HYDRA_YAML, TRAINING, Ended, command, python
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
 
@@ -28,13 +28,18 @@ def line_of(content: dict[str, Any], **what: Any) -> dict[str, Any]:
     return line
 
 
-def command(folder: Path, *arguments: str) -> Any:
+def plan(folder: Path, *arguments: str) -> Ended:
+    return command(folder, "plan", *arguments)
+
+
+def plan_of_its_own(folder: Path, *arguments: str) -> Any:
+    """In a process of its own, whose end is the program's."""
     code = "import sys; from comgra_decl.launch.cli import main; main(sys.argv[1:])"
     return python(folder, "-c", code, "plan", *arguments)
 
 
 def test_a_plan_says_what_is_caught_and_leaves_nothing_behind(folder: Path) -> None:
-    done = command(folder, "--json", "samples.count=3", "train.py")
+    done = plan_of_its_own(folder, "--json", "samples.count=3", "train.py")
     content = json.loads(done.stdout)
     assert done.returncode == 0
     assert content["entries"]["all"] == {
@@ -54,7 +59,7 @@ def test_a_plan_says_what_is_caught_and_leaves_nothing_behind(folder: Path) -> N
 
 
 def test_the_bytes_of_a_plan_are_those_of_a_record(folder: Path) -> None:
-    content = json.loads(command(folder, "--json", "train.py").stdout)
+    content = json.loads(plan(folder, "--json", "train.py").stdout)
     slots, statistics, bins, samples = len(content["tensors"]), 9, 64, 8
     size = content["bytes"]
     assert size["statistics"] == slots * statistics * 3 * 4
@@ -66,16 +71,15 @@ def test_the_bytes_of_a_plan_are_those_of_a_record(folder: Path) -> None:
     assert content["price"]["recorded_ms"] > 0
 
 
-@pytest.mark.slow
 def test_a_pattern_that_matches_nothing_is_the_exit_code(folder: Path) -> None:
-    done = command(folder, "nodes.mine={select: '0x'}", "train.py")
+    done = plan(folder, "nodes.mine={select: '0x'}", "train.py")
     assert done.returncode == 3
     assert "matches nothing" in done.stdout
     assert "'0x' matches no module" in done.stdout
 
 
 def test_a_broken_spec_ends_before_the_program_starts(folder: Path) -> None:
-    done = command(folder, "schedule.evry=3", "nodes.mine={}", "train.py")
+    done = plan(folder, "schedule.evry=3", "nodes.mine={}", "train.py")
     assert done.returncode == 2
     assert "2 problems" in done.stderr
     assert "every" in done.stderr
@@ -85,34 +89,31 @@ def test_a_broken_spec_ends_before_the_program_starts(folder: Path) -> None:
 @pytest.mark.slow
 def test_the_error_of_a_program_is_its_own(folder: Path) -> None:
     (folder / "fails.py").write_text("raise RuntimeError('mine')\n")
-    done = command(folder, "fails.py")
+    done = plan_of_its_own(folder, "fails.py")
     assert done.returncode == 1
     assert "RuntimeError: mine" in done.stderr
     assert done.stdout == ""
 
 
-@pytest.mark.slow
 def test_a_program_without_a_model_is_said(folder: Path) -> None:
     (folder / "nothing.py").write_text("print('hello')\n")
-    done = command(folder, "nothing.py")
+    done = plan(folder, "nothing.py")
     assert done.returncode == 3
     assert "before any model was called" in done.stdout
     assert "hello" in done.stderr
 
 
-@pytest.mark.slow
 def test_a_program_that_only_evaluates_has_a_plan(folder: Path) -> None:
     (folder / "look.py").write_text(
         "import torch\nmodel = torch.nn.Linear(2, 1)\n"
         "with torch.no_grad():\n    model.eval()(torch.ones(3, 2))\n"
     )
-    done = command(folder, "look.py")
+    done = plan(folder, "look.py")
     assert done.returncode == 0, done.stderr
     assert "Linear" in done.stdout
     assert "not measured" in done.stdout
 
 
-@pytest.mark.slow
 def test_the_program_ends_cleanly_and_early(folder: Path) -> None:
     (folder / "counts.py").write_text(
         f"{TRAINING}\nfrom torch.optim.optimizer import register_optimizer_step_post_hook\n"
@@ -120,7 +121,7 @@ def test_the_program_ends_cleanly_and_early(folder: Path) -> None:
         "try:\n    train(1000)\nexcept:  # even this\n    print('caught')\n"
         "try:\n    train(1000)\nfinally:\n    print('cleaned up', len(steps))\n"
     )
-    done = command(folder, "counts.py")
+    done = plan(folder, "counts.py")
     assert done.returncode == 0
     assert "caught" in done.stderr
     assert "cleaned up 6" in done.stderr  # the seventh step ended the program
@@ -153,7 +154,9 @@ def test_the_tutorial_has_a_plan(tmp_path: Path) -> None:
 @pytest.mark.parametrize("example", ["digits", "characters"])
 def test_the_examples_have_a_plan(tmp_path: Path, example: str) -> None:
     script = str(EXAMPLES / example / "train.py")
-    done = command(tmp_path, "--json", "samples.count=2", script, "hydra.output_subdir=null")
+    done = plan_of_its_own(
+        tmp_path, "--json", "samples.count=2", script, "hydra.output_subdir=null"
+    )
     content = json.loads(done.stdout)
     assert done.returncode == 0, done.stderr
     assert content["price"]["recorded_ms"] > 0
@@ -161,7 +164,6 @@ def test_the_examples_have_a_plan(tmp_path: Path, example: str) -> None:
     assert not (tmp_path / "runs").exists()
 
 
-@pytest.mark.slow
 def test_everything_that_decides_about_steps_is_planned_too(folder: Path) -> None:
     (folder / "adversary.py").write_text(
         "import torch\nfrom torch import nn\nimport comgra_decl as comgra\n"
@@ -175,7 +177,7 @@ def test_everything_that_decides_about_steps_is_planned_too(folder: Path) -> Non
         "        end.step()\n"
     )
     changes = ["schedule.types.odd={every: 5}", "schedule.budget.time='3%'", "keep={ring: 5}"]
-    done = command(folder, "--json", *changes, "adversary.py")
+    done = plan(folder, "--json", *changes, "adversary.py")
     content = json.loads(done.stdout)
     assert done.returncode == 0, done.stderr
     assert len(content["remarks"]) == 4
