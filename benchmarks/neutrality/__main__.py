@@ -25,7 +25,6 @@ def main(arguments: Sequence[str] | None = None) -> int:
         table.verdicts[verdict["name"]] = verdict
         print(f"{number:4}/{len(todo)} {results.line(verdict)}", flush=True)
         if options.save is not None:
-            table.seconds += 0.0
             results.save(table, options.save)
     table.seconds += time.monotonic() - started
     if options.save is not None:

@@ -1,4 +1,4 @@
-"""Steps, evaluation passes, several models, and what is said about what did not happen."""
+"""When steps begin and end, and evaluations beside them."""
 
 from __future__ import annotations
 
@@ -10,17 +10,8 @@ import torch
 from torch import nn
 from torch.utils.checkpoint import checkpoint
 
+from tests.hooks.tiny import net, step
 from tests.support.recording import EVERYTHING, recording
-
-
-def step(model: nn.Module, optimizer: torch.optim.Optimizer, batch: int = 4) -> None:
-    optimizer.zero_grad()
-    model(torch.randn(batch, 3)).square().mean().backward()
-    optimizer.step()
-
-
-def net() -> nn.Module:
-    return nn.Sequential(nn.Linear(3, 3), nn.Linear(3, 2))
 
 
 def test_recorded_steps_follow_the_schedule() -> None:
@@ -109,64 +100,6 @@ def test_a_wrapper_around_the_optimizer_is_not_waited_for() -> None:
         step(model, optimizer)
     assert [s.info.step for s in run.steps] == [0, 1]
     assert wrapper.param_groups is optimizer.param_groups
-
-
-def test_one_model_and_a_loss_module_need_no_prefix() -> None:
-    model, criterion = net(), nn.MSELoss()
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-    with recording() as run:
-        criterion(model(torch.randn(4, 3)), torch.zeros(4, 2)).backward()
-        optimizer.step()
-    assert run.nodes() == {"0", "1", "Sequential", "MSELoss", "input", "target", "loss"}
-
-
-def test_what_a_loss_or_a_second_model_is_given_is_no_input() -> None:
-    class Parts(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.encoder, self.decoder, self.criterion = (
-                nn.Linear(3, 3),
-                nn.Linear(3, 2),
-                nn.MSELoss(),
-            )
-
-    model, x = Parts(), torch.randn(4, 3)
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-    with recording() as run:
-        out = model.decoder(model.encoder(x))
-        model.criterion(out, torch.zeros(4, 2)).backward()
-        optimizer.step()
-    assert [key for key in run.slots if key.node == "input"] == [("input", "input", 0, "forward")]
-    assert {("input", "encoder"), ("encoder", "decoder"), ("decoder", "criterion")} <= run.edges()
-    assert ("criterion", "loss") in run.edges()
-
-
-def test_a_transform_of_the_data_is_no_part_of_the_model() -> None:
-    model, transform = net(), nn.Flatten(0)
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-    with recording() as run:
-        batch = torch.stack([transform(torch.randn(3, 1)) for _ in range(4)])
-        model(batch).sum().backward()
-        optimizer.step()
-    assert "Flatten" not in run.nodes()
-    assert "Flatten" not in {plan["node"] for plan in run.steps[0].documents["modules"]}
-
-
-@pytest.mark.parametrize("built_before", [True, False])
-def test_a_child_called_on_its_own_keeps_its_full_name(built_before: bool) -> None:
-    class Wrapper(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.net = net()
-
-    def train(wrapper: Wrapper) -> None:
-        optimizer = torch.optim.SGD(wrapper.parameters(), lr=0.1)
-        step(wrapper.net, optimizer)
-
-    wrapper = Wrapper() if built_before else None
-    with recording() as run:
-        train(wrapper or Wrapper())
-    assert run.nodes() == {"net", "net.0", "net.1", "input", "loss"}
 
 
 def test_an_evaluation_phase_is_recorded_once_and_apart_from_training() -> None:
@@ -276,125 +209,3 @@ def test_a_compiled_model_is_recorded_without_recompiling() -> None:
     assert all(run.has("1", step=s) for s in range(3))
     assert len(graphs) == 1
     assert torch._dynamo.eval_frame._stance.stance == "default"
-
-
-def test_what_was_declared_and_did_not_happen_is_said(caplog: pytest.LogCaptureFixture) -> None:
-    class Idle(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.used = nn.Linear(3, 3)
-            self.unused = nn.Linear(3, 3)
-
-        def forward(self, x: torch.Tensor) -> torch.Tensor:
-            return self.used(x)
-
-    nodes = {
-        "all": {"select": "**", "capture": ["output"]},
-        "typo": {"select": "usde", "capture": ["output"]},
-    }
-    model = Idle()
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-    with caplog.at_level(logging.WARNING, "comgra_decl"), recording(nodes=nodes) as run:
-        step(model, optimizer)
-        step(model, optimizer)
-    entries = run.report["entries"]
-    assert (entries["all"]["matched"], entries["all"]["fired"]) == (3, 2)
-    assert entries["all"]["never_called"] == ["unused"]
-    assert (entries["typo"]["matched"], entries["typo"]["written"]) == (0, 0)
-    assert len(run.report["unmatched"]) == 1
-    assert "usde" in run.report["unmatched"][0]
-    assert "'used'" in run.report["unmatched"][0]
-    assert caplog.text.count("selected but never called in this step: unused") == 1
-
-
-def test_the_report_counts_what_each_entry_wrote() -> None:
-    nodes = {
-        "outputs": {"select": "**", "capture": ["output", "output_grad"]},
-        "weights": {"select": "**", "capture": ["parameter", "parameter_grad"]},
-    }
-    model = net()
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-    with recording(nodes=nodes) as run:
-        step(model, optimizer)
-    outputs, weights = run.report["entries"]["outputs"], run.report["entries"]["weights"]
-    assert (outputs["matched"], outputs["fired"], outputs["written"]) == (3, 3, 6)
-    assert (weights["matched"], weights["fired"], weights["written"]) == (3, 2, 8)
-
-
-def test_a_tensor_that_cannot_be_reduced_is_reported_and_the_rest_recorded() -> None:
-    class Shapes(nn.Module):
-        """Asks one of its layers only for the shape of what it would return."""
-
-        def __init__(self) -> None:
-            super().__init__()
-            self.linear = nn.Linear(3, 3)
-            self.shape = nn.Identity()
-
-        def forward(self, x: torch.Tensor) -> torch.Tensor:
-            result: torch.Tensor = self.linear(x)
-            assert self.shape(result.to("meta")).shape == result.shape
-            return result
-
-    model = Shapes()
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-    with recording() as run:
-        step(model, optimizer)
-    assert run.faults == []
-    assert run.has("linear")
-    assert not run.has("shape")
-    (refused,) = run.report["refused"].items()
-    assert refused[0] == "shape output"
-    assert "meta" in refused[1]
-    assert any("shape output is not recorded" in text for text in run.report["warnings"])
-
-
-def test_modules_document_lists_every_module_with_its_parameters() -> None:
-    model = net()
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-    with recording() as run:
-        step(model, optimizer)
-    modules = {m["path"]: m for m in run.steps[0].documents["modules"]}
-    assert set(modules) == {"", "0", "1"}
-    assert modules["1"]["class"] == "Linear"
-    assert modules["1"]["parameters"]["weight"] == {
-        "shape": [2, 3],
-        "count": 6,
-        "trainable": True,
-        "tied_to": None,
-    }
-
-
-def test_modules_that_define_equality_are_told_apart_by_identity() -> None:
-    class Metric(nn.Module):
-        def __init__(self, *parts: Any) -> None:
-            super().__init__()
-            for number, part in enumerate(parts):
-                self.add_module(str(number), part)
-
-        def __hash__(self) -> int:
-            return 1
-
-        def __eq__(self, other: object) -> Any:
-            return Metric(self, other)
-
-        def forward(self, x: torch.Tensor) -> torch.Tensor:
-            return x.mean()
-
-    class Model(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.linear = nn.Linear(3, 3)
-            self.train_metric = Metric()
-            self.val_metric = Metric()
-
-        def forward(self, x: torch.Tensor) -> torch.Tensor:
-            out = self.linear(x)
-            self.train_metric(out)
-            return out
-
-    with recording() as run:
-        model = Model()
-        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-        step(model, optimizer)
-    assert run.faults == []
-    assert run.nodes() == {"linear", "train_metric", "Model", "input", "loss"}

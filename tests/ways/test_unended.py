@@ -60,6 +60,14 @@ def out_of_sight(model: nn.Module) -> None:
         parameter.data.sub_(parameter.grad, alpha=0.1)
 
 
+def is_one_record(recording: Recording, *, calls: int) -> None:
+    """Asserts that nothing was recorded but one record of this many calls of the model."""
+    (step,) = recording.steps
+    assert step.info.mode == "train"
+    assert recording.has("head", iteration=calls - 1)
+    assert not recording.has("head", iteration=calls)
+
+
 def test_updates_by_hand_end_the_record_that_nobody_ends(
     seen: tuple[Recording, HookManager], caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -70,10 +78,7 @@ def test_updates_by_hand_end_the_record_that_nobody_ends(
         for _ in losses(model, 8):
             by_hand(model)
             manager.look()
-    (step,) = recording.steps
-    assert step.info.mode == "train"
-    assert recording.has("head", iteration=3)
-    assert not recording.has("head", iteration=4)
+    is_one_record(recording, calls=4)
     (said,) = recording.report["warnings"]
     assert "no step has ended since step 0 began" in said
     assert "comgra.step()" in said
@@ -108,10 +113,7 @@ def test_a_step_that_cannot_be_seen_to_change_anything_ends_after_many_calls(
     for _ in losses(model, 9):
         out_of_sight(model)
         manager.look()
-    (step,) = recording.steps
-    assert step.info.mode == "train"
-    assert recording.has("head", iteration=4)
-    assert not recording.has("head", iteration=5)
+    is_one_record(recording, calls=5)
     assert any("no optimizer step was seen" in text for text in recording.report["warnings"])
 
 

@@ -1,0 +1,106 @@
+"""Which modules are a program's models, what they are called, and what is none."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+from tests.hooks.tiny import net, step
+from tests.support.recording import recording
+
+
+def test_one_model_and_a_loss_module_need_no_prefix() -> None:
+    model, criterion = net(), nn.MSELoss()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    with recording() as run:
+        criterion(model(torch.randn(4, 3)), torch.zeros(4, 2)).backward()
+        optimizer.step()
+    assert run.nodes() == {"0", "1", "Sequential", "MSELoss", "input", "target", "loss"}
+
+
+def test_what_a_loss_or_a_second_model_is_given_is_no_input() -> None:
+    class Parts(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.encoder, self.decoder, self.criterion = (
+                nn.Linear(3, 3),
+                nn.Linear(3, 2),
+                nn.MSELoss(),
+            )
+
+    model, x = Parts(), torch.randn(4, 3)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    with recording() as run:
+        out = model.decoder(model.encoder(x))
+        model.criterion(out, torch.zeros(4, 2)).backward()
+        optimizer.step()
+    assert [key for key in run.slots if key.node == "input"] == [("input", "input", 0, "forward")]
+    assert {("input", "encoder"), ("encoder", "decoder"), ("decoder", "criterion")} <= run.edges()
+    assert ("criterion", "loss") in run.edges()
+
+
+def test_a_transform_of_the_data_is_no_part_of_the_model() -> None:
+    model, transform = net(), nn.Flatten(0)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    with recording() as run:
+        batch = torch.stack([transform(torch.randn(3, 1)) for _ in range(4)])
+        model(batch).sum().backward()
+        optimizer.step()
+    assert "Flatten" not in run.nodes()
+    assert "Flatten" not in {plan["node"] for plan in run.steps[0].documents["modules"]}
+
+
+@pytest.mark.parametrize("built_before", [True, False])
+def test_a_child_called_on_its_own_keeps_its_full_name(built_before: bool) -> None:
+    class Wrapper(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.net = net()
+
+    def train(wrapper: Wrapper) -> None:
+        optimizer = torch.optim.SGD(wrapper.parameters(), lr=0.1)
+        step(wrapper.net, optimizer)
+
+    wrapper = Wrapper() if built_before else None
+    with recording() as run:
+        train(wrapper or Wrapper())
+    assert run.nodes() == {"net", "net.0", "net.1", "input", "loss"}
+
+
+def test_modules_that_define_equality_are_told_apart_by_identity() -> None:
+    class Metric(nn.Module):
+        def __init__(self, *parts: Any) -> None:
+            super().__init__()
+            for number, part in enumerate(parts):
+                self.add_module(str(number), part)
+
+        def __hash__(self) -> int:
+            return 1
+
+        def __eq__(self, other: object) -> Any:
+            return Metric(self, other)
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return x.mean()
+
+    class Model(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.linear = nn.Linear(3, 3)
+            self.train_metric = Metric()
+            self.val_metric = Metric()
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            out = self.linear(x)
+            self.train_metric(out)
+            return out
+
+    with recording() as run:
+        model = Model()
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+        step(model, optimizer)
+    assert run.faults == []
+    assert run.nodes() == {"linear", "train_metric", "Model", "input", "loss"}

@@ -1,0 +1,98 @@
+"""What a run says of what was declared, what came of it, and what its modules are."""
+
+from __future__ import annotations
+
+import logging
+
+import pytest
+import torch
+from torch import nn
+
+from tests.hooks.tiny import net, step
+from tests.support.recording import recording
+
+
+def test_what_was_declared_and_did_not_happen_is_said(caplog: pytest.LogCaptureFixture) -> None:
+    class Idle(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.used = nn.Linear(3, 3)
+            self.unused = nn.Linear(3, 3)
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return self.used(x)
+
+    nodes = {
+        "all": {"select": "**", "capture": ["output"]},
+        "typo": {"select": "usde", "capture": ["output"]},
+    }
+    model = Idle()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    with caplog.at_level(logging.WARNING, "comgra_decl"), recording(nodes=nodes) as run:
+        step(model, optimizer)
+        step(model, optimizer)
+    entries = run.report["entries"]
+    assert (entries["all"]["matched"], entries["all"]["fired"]) == (3, 2)
+    assert entries["all"]["never_called"] == ["unused"]
+    assert (entries["typo"]["matched"], entries["typo"]["written"]) == (0, 0)
+    assert len(run.report["unmatched"]) == 1
+    assert "usde" in run.report["unmatched"][0]
+    assert "'used'" in run.report["unmatched"][0]
+    assert caplog.text.count("selected but never called in this step: unused") == 1
+
+
+def test_the_report_counts_what_each_entry_wrote() -> None:
+    nodes = {
+        "outputs": {"select": "**", "capture": ["output", "output_grad"]},
+        "weights": {"select": "**", "capture": ["parameter", "parameter_grad"]},
+    }
+    model = net()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    with recording(nodes=nodes) as run:
+        step(model, optimizer)
+    outputs, weights = run.report["entries"]["outputs"], run.report["entries"]["weights"]
+    assert (outputs["matched"], outputs["fired"], outputs["written"]) == (3, 3, 6)
+    assert (weights["matched"], weights["fired"], weights["written"]) == (3, 2, 8)
+
+
+def test_a_tensor_that_cannot_be_reduced_is_reported_and_the_rest_recorded() -> None:
+    class Shapes(nn.Module):
+        """Asks one of its layers only for the shape of what it would return."""
+
+        def __init__(self) -> None:
+            super().__init__()
+            self.linear = nn.Linear(3, 3)
+            self.shape = nn.Identity()
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            result: torch.Tensor = self.linear(x)
+            assert self.shape(result.to("meta")).shape == result.shape
+            return result
+
+    model = Shapes()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    with recording() as run:
+        step(model, optimizer)
+    assert run.faults == []
+    assert run.has("linear")
+    assert not run.has("shape")
+    (refused,) = run.report["refused"].items()
+    assert refused[0] == "shape output"
+    assert "meta" in refused[1]
+    assert any("shape output is not recorded" in text for text in run.report["warnings"])
+
+
+def test_modules_document_lists_every_module_with_its_parameters() -> None:
+    model = net()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    with recording() as run:
+        step(model, optimizer)
+    modules = {m["path"]: m for m in run.steps[0].documents["modules"]}
+    assert set(modules) == {"", "0", "1"}
+    assert modules["1"]["class"] == "Linear"
+    assert modules["1"]["parameters"]["weight"] == {
+        "shape": [2, 3],
+        "count": 6,
+        "trainable": True,
+        "tied_to": None,
+    }
