@@ -32,10 +32,11 @@ def insert_at_bottom(mode: TorchFunctionMode) -> None:
 
 def remove(mode: TorchFunctionMode) -> None:
     """Removes `mode` wherever it is on the stack; does nothing if it is not there."""
-    if mode in _placed and not is_active(mode):
-        _returning.add(mode)
+    was_placed = mode in _placed
     _placed.discard(mode)
-    _removed.add(mode)
+    _removed.add(mode)  # first of all: should the rest fail, `sweep` takes it off
+    if was_placed and not is_active(mode):
+        _returning.add(mode)
     _replace_all([other for other in _all() if other is not mode])
 
 

@@ -142,20 +142,45 @@ def check(plain: Outcome, code: CodeType, at: int, kind: type[Exception]) -> Non
         raise AssertionError(f"the training differs after a fault in {where}") from error
 
 
+CALLS = ["first", "middle", "last"]
+
+
+def which(call: str, calls: int) -> int:
+    """Returns the number of a call: in the first things are made, in the last taken off."""
+    return {"first": 1, "middle": (calls + 1) // 2, "last": calls}[call]
+
+
 @pytest.mark.parametrize("kind", [RuntimeError, MemoryError])
 def test_a_fault_in_some_of_all_functions(plain: Outcome, kind: type[Exception]) -> None:
-    chosen = random.Random(kind.__name__).sample(functions(), 8)
-    for code, calls in chosen:
-        check(plain, code, (calls + 1) // 2, kind)
+    chance = random.Random(kind.__name__)
+    for code, calls in chance.sample(functions(), 8):
+        check(plain, code, which(chance.choice(CALLS), calls), kind)
+
+
+@pytest.mark.parametrize("name", ["remove", "is_active", "_all"])
+def test_a_fault_where_the_last_mode_is_taken_off(plain: Outcome, name: str) -> None:
+    ((code, calls),) = [
+        found
+        for found in functions()
+        if found[0].co_qualname == name and found[0].co_filename.endswith("hooks/modes.py")
+    ]
+    check(plain, code, calls, RuntimeError)
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("seed", range(12))
-def test_a_fault_in_many_functions(plain: Outcome, seed: int) -> None:
+@pytest.mark.parametrize("part", range(6))
+@pytest.mark.parametrize(
+    ("call", "kind"),
+    [*((call, RuntimeError) for call in CALLS), ("middle", MemoryError)],
+    ids=lambda value: value if isinstance(value, str) else value.__name__,
+)
+def test_a_fault_in_every_function(
+    plain: Outcome, call: str, kind: type[Exception], part: int
+) -> None:
     wrong = []
-    for code, calls in functions()[seed::12]:
+    for code, calls in functions()[part::6]:
         try:
-            check(plain, code, (calls + 1) // 2, RuntimeError)
-        except (AssertionError, RuntimeError) as error:
+            check(plain, code, which(call, calls), kind)
+        except (AssertionError, kind) as error:
             wrong.append(str(error))
     assert wrong == []

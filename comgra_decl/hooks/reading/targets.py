@@ -58,9 +58,9 @@ class Targets(TorchFunctionMode):
     def pause(self) -> None:
         """A model is called: what happens within is none of our business."""
         if self._inserted:
-            self._inserted = False
             self._capture = None
             modes.remove(self)
+            self._inserted = False  # last: what a fault has left is taken off when tracing ends
 
     def interrupt(self) -> None:
         """A model is called that may be none of the training's: a teacher, a target network."""
