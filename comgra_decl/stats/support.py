@@ -43,6 +43,8 @@ _NUMBERS = frozenset(
     if hasattr(torch, name)
 ) | frozenset(_VIA_INTEGER)
 
+_functorch: Any = torch._C._functorch  # untyped
+
 PLAIN = (Tensor, torch.nn.Parameter)
 """Types that need no `plain`, unless they are wrapped by functorch."""
 
@@ -72,14 +74,20 @@ def plain(tensor: Tensor) -> Tensor:
     """Returns the local, ordinary tensor behind `tensor`.
 
     A DTensor gives its local shard (rows of other ranks are merged offline, nothing communicates);
-    asynchronous results of collectives are waited for.
+    asynchronous results of collectives are waited for; what `torch.func.grad`, `vjp` and `jvp`
+    wrap to follow derivatives are the same numbers.
 
     Raises:
-        CannotReduceError: for wrappers that hold no numbers of their own (functorch levels, fake
+        CannotReduceError: for wrappers that hold no numbers of their own (what vmap makes, fake
             tensors, subclasses with their own dispatch, uninitialised parameters).
     """
+    while _functorch.is_gradtrackingtensor(tensor):
+        tensor = _functorch.get_unwrapped(tensor)
     if is_functorch_wrapped(tensor):
-        raise CannotReduceError("cannot reduce a tensor inside a functorch transform (vmap, grad)")
+        raise CannotReduceError(
+            "cannot reduce a tensor inside vmap (functorch), where there is one slice only; "
+            "comgra.node(tensor, name) records what goes in and what comes out"
+        )
     kind = type(tensor)
     if kind in PLAIN:
         return tensor

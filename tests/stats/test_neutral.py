@@ -95,7 +95,7 @@ def test_surroundings_do_not_matter(name: str) -> None:
         check(tensors, reduce(tensors, by))
 
 
-def test_inside_vmap_and_grad_plain_tensors_are_reduced_and_wrapped_ones_refused() -> None:
+def test_inside_vmap_plain_tensors_are_reduced_and_wrapped_ones_refused() -> None:
     x = torch.randn(3, 4)
     by = reducer()
     steps = []
@@ -108,7 +108,28 @@ def test_inside_vmap_and_grad_plain_tensors_are_reduced_and_wrapped_ones_refused
         return (row * 2).sum()
 
     torch.vmap(look)(x)
-    torch.func.grad(look)(x[0])
+    torch.vmap(torch.func.grad(look))(x)
+    for reduced in steps:
+        check([(x, 0)], reduced)
+
+
+@pytest.mark.filterwarnings("ignore:.torch.jit.script:DeprecationWarning")  # jvp uses it
+def test_what_is_wrapped_to_follow_derivatives_is_reduced() -> None:
+    x = torch.randn(3, 4)
+    by = reducer()
+    steps = []
+
+    def look(wrapped: torch.Tensor) -> torch.Tensor:
+        for values in (False, True):
+            assert by.add(wrapped, batch_dim=0, values=values) == 0
+            steps.append(ready(by.finish()))
+        return (wrapped * 2).square().sum()
+
+    torch.func.grad(look)(x)
+    torch.func.grad(lambda y: torch.func.grad(look)(y).sum())(x)
+    torch.func.vjp(look, x)
+    torch.func.jvp(look, (x,), (torch.ones(3, 4),))
+    assert len(steps) == 8
     for reduced in steps:
         check([(x, 0)], reduced)
 
