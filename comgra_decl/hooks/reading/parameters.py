@@ -35,6 +35,7 @@ class Parameters:
     def __init__(self, *, on_fault: Callable[[BaseException], None]) -> None:
         self._on_fault = on_fault
         self._plans: dict[int, TensorPlan] = {}  # by the id of the parameter or buffer
+        self._lent: list[TensorPlan] = []  # of which a call was given another tensor to use
         self._handles: list[RemovableHandle] = []
         self._watched: set[int] = set()
         self._before: dict[int, torch.Tensor] = {}  # parameters as the optimizer found them
@@ -53,6 +54,12 @@ class Parameters:
         if self._stepping is not None:  # a closure: the model is discovered within the step
             self._remember(self._stepping)
 
+    def _take_back(self) -> None:
+        """Knows again what modules hold by themselves (see `torch.func.functional_call`)."""
+        for plan in self._lent:
+            self._plans[id(plan.tensor)] = plan
+        self._lent.clear()
+
     def plan_of(self, tensor: torch.Tensor | None) -> TensorPlan | None:
         """Returns the plan of a parameter or buffer that is traced, else None."""
         plan = self._plans.get(id(tensor))
@@ -67,6 +74,8 @@ class Parameters:
             if tensor is None or isinstance(tensor, _UNINITIALIZED):
                 continue
             self._plans[id(tensor)] = tensor_plan
+            if type(tensor) is torch.Tensor and tensor_plan.slot.kind == "parameter":
+                self._lent.append(tensor_plan)
             wanted = tensor_plan.capture
             if wanted.buffer if tensor_plan.slot.kind == "buffer" else wanted.parameter:
                 capture.add(tensor_plan.slot, tensor, batch_dim=None, values=wanted.values)
@@ -119,6 +128,7 @@ class Parameters:
 
     def before_step(self, parameters: Iterable[torch.Tensor]) -> None:
         """Keeps what an optimizer is about to change, where updates are wanted."""
+        self._take_back()
         self._stepping = list(parameters)
         self._remember(self._stepping)
 
@@ -135,6 +145,7 @@ class Parameters:
         capture: StepCapture,
     ) -> None:
         """Reads what an optimizer has just used, and what it made of it."""
+        self._take_back()
         self._stepping = None
         shared = isinstance(optimizer, torch.optim.LBFGS)  # one state for all its parameters
         for parameter in parameters:
@@ -194,7 +205,7 @@ class Parameters:
         """A step begins: forgets the gradients of one that was dropped."""
         for handle in self._handles:
             handle.remove()
-        for held in (self._handles, self._watched, self._raw, self._shares):
+        for held in (self._handles, self._watched, self._raw, self._shares, self._lent):
             held.clear()
 
     def release(self) -> None:
