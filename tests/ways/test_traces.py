@@ -14,6 +14,7 @@ import torch
 from torch.nn import functional as F
 
 import comgra_decl as comgra
+from tests.launch.programs import python
 from tests.ways.models import Net, batches
 from tests.ways.proof import Outcome, Told, attached, outcome, same, seeded
 
@@ -147,3 +148,39 @@ def test_a_training_that_is_ended_by_a_signal(tmp_path: Path, sent: signal.Signa
     steps = list(run.steps)
     assert steps == [*range(len(steps))]
     assert len(steps) > 1
+
+
+BEFORE = """
+    import os, signal, sys, time, torch
+    import comgra_decl as comgra
+    from comgra_decl.store import RunWriter
+
+    def commit(*_):
+        os.kill(os.getpid(), signal.SIGTERM)
+        time.sleep(60)
+
+    RunWriter.commit = commit
+    model = torch.nn.Linear(3, 2)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    with comgra.trace("debug", root=sys.argv[1], group="g"):
+        while True:
+            model(torch.randn(4, 3)).sum().backward()
+            optimizer.step()
+"""
+
+
+def test_a_training_that_is_ended_before_anything_was_committed(tmp_path: Path) -> None:
+    """Its run is there and empty, and the next one lies beside it."""
+    (tmp_path / "script.py").write_text(textwrap.dedent(BEFORE))
+    done = python(tmp_path, "script.py", "runs")
+    assert done.returncode == -signal.SIGTERM
+    (summary,) = comgra.list_runs(tmp_path / "runs")
+    assert (summary.state, summary.records) == ("stopped", 0)
+    run = comgra.open_run(summary.path)
+    assert (len(run.records), [*run.steps], run.nodes) == (0, [], [])
+    assert run.findings().empty
+    model = Net()
+    with comgra.trace(SPEC, root=tmp_path / "runs", group="g") as session:
+        step(model, torch.optim.SGD(model.parameters(), lr=0.1))
+    assert session.path != summary.path
+    assert comgra.open_run(tmp_path / "runs").path == session.path
