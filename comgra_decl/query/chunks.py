@@ -111,13 +111,5 @@ def chunks(snapshot: Snapshot) -> Iterator[Chunk]:
 
 def _rows(view: View, family: str, records: NDArray[np.int64]) -> NDArray[Any]:
     """Returns all slots of these records, [k, slots, ...]."""
-    if type(view) is View:
-        first, last = int(records[0]), int(records[-1]) + 1
-        return view.rows(family, first, last)[records - first]
-    rows = [view.row(family, record) for record in records.tolist()]  # several ranks, joined
-    slots = len(view.slots)
-    fill = np.nan if rows[0].dtype.kind == "f" else 0
-    result = np.full((len(rows), slots, *rows[0].shape[1:]), fill, rows[0].dtype)
-    for line, row in zip(result, rows, strict=True):
-        line[: len(row)] = row[:slots]
-    return result
+    first, last = int(records[0]), int(records[-1]) + 1
+    return view.rows(family, first, last)[records - first]

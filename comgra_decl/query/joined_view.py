@@ -5,14 +5,14 @@ Slots and steps are matched by name and number, never by their place in a databa
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping
 from functools import cached_property
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
+from comgra_decl.errors import DamagedRunError
 from comgra_decl.records import Note, SlotInfo, SlotKey, Structure
 from comgra_decl.store import RunMeta
 from comgra_decl.store.layout import SYSTEM_COLUMNS, RecordColumn
@@ -20,16 +20,9 @@ from comgra_decl.store.parts import Part, cut
 from comgra_decl.store.sessions import Session
 from comgra_decl.store.view import View
 
-from . import joining, rank_facts
-
-
-@dataclass
-class _Member:
-    """One rank: its view, and its slots (-1: none) and records for each of the joint ones."""
-
-    view: View
-    ids: NDArray[np.int64]
-    records: NDArray[np.int64]
+from . import joining, rank_differences, rank_facts
+from .member import Member
+from .readings import Columns, Lost, Reading, stacked
 
 
 class JoinedView(View):
@@ -64,7 +57,7 @@ class JoinedView(View):
         if not complete:
             records = [np.empty(0, np.int64) for _ in views]
         self._members = [
-            _Member(view, np.array([-1 if s is None else s.id for s in slots], np.int64), mine)
+            Member(view, np.array([-1 if s is None else s.id for s in slots], np.int64), mine)
             for view, slots, mine in zip(views.values(), listed, records, strict=True)
         ]
         self._slots = rank_facts.joint_slots(listed)
@@ -174,31 +167,22 @@ class JoinedView(View):
 
     def has_column(self, record: int, slot: int) -> bool:
         """Whether the slot existed, on any rank, when the record was written."""
-        return any(self._has(member, record, slot) for member in self._members)
-
-    def _has(self, member: _Member, record: int, slot: int) -> bool:
-        own = int(member.ids[slot])
-        return own >= 0 and member.view.has_column(int(member.records[record]), own)
+        return any(member.has(record, slot) for member in self._members)
 
     def row(self, family: str, record: int, *inner: int | slice) -> NDArray[Any]:
-        """Returns a record's array of a family, [slots, ...], or what `inner` selects of it."""
-        tables = [self._own_row(member, family, record) for member in self._members]
-        if family == "agg":
-            joined = self._joined_table(np.stack(tables).astype(np.float64))
-        else:
-            edges = np.stack([self._own_row(m, "agg", record) for m in self._members])
-            joined = self._joined_inner(family, tables, edges)
+        """Returns a record's array of a family, [slots, ...], or what `inner` selects of it.
+
+        Raises:
+            DamagedRunError: a histogram that was asked for is damaged on a rank.
+        """
+        joined, lost = self._joined_of(family, lambda m, name: m.row(name, record))
+        if lost is not None and np.any(lost[inner[:1]] if inner else lost):
+            raise DamagedRunError(f"histograms of record {record} are damaged, see `run.losses`")
         return joined[inner] if inner else joined
 
     def rows(self, family: str, first: int, last: int) -> NDArray[Any]:
         """Returns all slots over the common records from `first` to `last` - 1."""
-        tables = [self._own_rows(member, family, first, last) for member in self._members]
-        if family == "agg":
-            table = self._joined_table(np.stack(tables).astype(np.float64))
-        else:
-            edges = np.stack([self._own_rows(m, "agg", first, last) for m in self._members])
-            table = self._joined_inner(family, tables, edges)
-        return self._without_lost(family, table, first)
+        return self._joined_of(family, lambda m, name: m.rows(name, first, last))[0]
 
     def series(self, family: str, slot: int, *inner: int | slice) -> NDArray[Any]:
         """Returns one slot over all common records, [n, ...]; a "kpi" column is the ranks' mean."""
@@ -207,16 +191,9 @@ class JoinedView(View):
                 [(member.view, member.records) for member in self._members], slot - SYSTEM_COLUMNS
             )
         if family == "agg":
-            columns = self._columns(inner[0] if inner else slice(None))
-            joined = [self._series_column(name, slot) for name in columns]
-            single = bool(inner) and isinstance(inner[0], int)
-            series = joined[0] if single else np.stack(joined, -1)
-            return self._without_lost(family, series[:, None], only=slot)[:, 0]
-        edges = np.stack([self._own_series(m, "agg", slot)[:, None] for m in self._members])
-        own = [self._own_series(member, family, slot)[:, None] for member in self._members]
-        table = self._joined_inner(family, own, edges, slot)
-        table = self._without_lost(family, table, only=slot)[:, 0]
-        return table[(slice(None), *inner)] if inner else table
+            return self._joined_series(slot, inner[0] if inner else slice(None))
+        table, _ = self._series_table(family, slot)
+        return table[(slice(None), 0, *inner)]
 
     def heat(self, family: str, *inner: int | slice) -> NDArray[Any]:
         """Returns one column of all slots over all common records, [n, slots]."""
@@ -225,24 +202,22 @@ class JoinedView(View):
             return table[(slice(None), slice(None), *inner)]
         if self._joined is None:
             return np.empty((self.n, 0), np.float32)
+        columns = Columns(lambda name: stacked([m.heat(self._at(name)) for m in self._members]))
+        return self._joined.column(self.meta.columns[int(inner[0])], columns.data, columns.lost)
 
-        def read(name: str) -> NDArray[np.float64]:
-            return np.stack([self._own_heat(member, self._at(name)) for member in self._members])
-
-        joined = self._joined.column(self.meta.columns[int(inner[0])], read)
-        return self._without_lost(family, joined)
-
-    def lost(self, family: str, slot: int) -> NDArray[np.bool_] | None:
-        """Returns which common records of a slot were found to be damaged on any rank."""
-        members = [(m.view, m.records, int(m.ids[slot])) for m in self._members]
-        return rank_facts.lost_on_any(members, family)
-
-    def _without_lost(
-        self, family: str, table: NDArray[Any], first: int = 0, *, only: int | None = None
-    ) -> NDArray[Any]:
-        """Returns a table [records, slots, ...] in which nothing is joined of some ranks only."""
-        lost = [self.lost(family, s) for s in (range(len(self.slots)) if only is None else [only])]
-        return rank_facts.without(table, lost, first)
+    def lost(self, family: str, slot: int) -> Lost:
+        """Returns which common records of a slot lack something that is damaged on a rank."""
+        names = dict.fromkeys((family, "agg"))
+        found = [
+            lost
+            for m in self._members
+            for name in names
+            if (lost := m.lost(name, slot)) is not None
+        ]
+        if not found or family != "hist":
+            return np.logical_or.reduce(found) if found else None
+        _, lost = self._series_table(family, slot)
+        return None if lost is None else lost[:, 0]
 
     # -- joining
 
@@ -253,84 +228,68 @@ class JoinedView(View):
             raise KeyError(name)
         return columns.index(name)
 
-    def _columns(self, index: int | slice) -> list[str]:
-        names = self.meta.columns
-        return names[index] if isinstance(index, slice) else [names[index]]
+    def _joined_of(
+        self, family: str, read: Callable[[Member, str], Reading], chosen: slice = slice(None)
+    ) -> tuple[NDArray[Any], Lost]:
+        """Joins an array [..., slots, ...] of a family, given how it is read of a rank.
 
-    def _joined_table(self, tables: NDArray[np.float64]) -> NDArray[np.float32]:
-        """Joins tables [ranks, ..., slots, columns] of statistics."""
-        if self._joined is None:
-            return np.asarray(tables[0], np.float32)
-        joined = [
-            self._joined.column(name, lambda column: tables[..., self._at(column)])
-            for name in self.meta.columns
-        ]
-        return np.stack(joined, -1)
+        Args:
+            family: of arrays.
+            read: reads an array of a family, the other one's or that of the statistics beside it.
+            chosen: the slots that are read.
 
-    def _series_column(self, name: str, slot: int) -> NDArray[np.float32]:
-        one = joining.Ranks([[self._own_slot(member, slot)] for member in self._members])
-
-        def read(column: str) -> NDArray[np.float64]:
-            at = self._at(column)
-            series = [self._own_series(member, "agg", slot, at) for member in self._members]
-            return np.stack(series).astype(np.float64)[..., None]
-
-        return one.column(name, read)[..., 0]
-
-    def _joined_inner(
-        self,
-        family: str,
-        tables: Sequence[NDArray[Any]],
-        edges: NDArray[np.float32],
-        slot: int | None = None,
-    ) -> NDArray[Any]:
-        """Joins samples or histograms [..., slots, ...], given the statistics beside them."""
-        chosen = slice(None) if slot is None else slice(slot, slot + 1)
+        Returns:
+            The array; and of histograms, which slots [..., slots] have none because it is damaged.
+        """
+        beside = stacked([read(member, "agg") for member in self._members])
+        if family == "agg":
+            return self._joined_table(beside), None
+        own = stacked([read(member, family) for member in self._members])
         slots = self.slots[chosen]
         joints = np.array([joining.how_joined(one) for one in slots], np.int64)
-        if family == "smp":
-            whole = None
-            if (joints == joining.Joint.PIECES).any():
-                listed = [[self._own_slot(m, s.id) for s in slots] for m in self._members]
-                whole = self._whole(joining.Ranks(listed), edges.astype(np.float64))
-            return rank_facts.join_samples(tables, joints, whole)
-        return rank_facts.join_counts(tables, edges.astype(np.float64), joints)
+        if family == "hist":
+            return rank_facts.join_counts(own, beside, joints)
+        whole = None
+        if (joints == joining.Joint.PIECES).any():
+            listed = [[m.slot(s.id) for s in slots] for m in self._members]
+            whole = self._whole(joining.Ranks(listed), beside)
+        return rank_facts.join_samples(own, joints, whole), None
 
-    def _whole(self, ranks: joining.Ranks, edges: NDArray[np.float64]) -> NDArray[np.float32]:
+    def _series_table(self, family: str, slot: int) -> tuple[NDArray[Any], Lost]:
+        """Returns samples or histograms of one slot, [n, 1, ...], as `_joined_of`."""
+        one = slice(slot, slot + 1)
+        return self._joined_of(family, lambda m, name: m.series(name, slot)[:, None], one)
+
+    def _columns(self, table: Reading) -> Columns:
+        """Returns the columns of a table [ranks, ..., slots, columns]."""
+        return Columns(lambda name: table[..., self._at(name)])
+
+    def _joined_table(self, table: Reading) -> NDArray[np.float32]:
+        """Joins a table [ranks, ..., slots, columns] of statistics."""
+        if self._joined is None:
+            return np.asarray(table.data[0], np.float32)
+        read = self._columns(table)
+        names = self.meta.columns
+        return np.stack([self._joined.column(name, read.data, read.lost) for name in names], -1)
+
+    def _joined_series(self, slot: int, index: int | slice) -> NDArray[np.float32]:
+        """Joins columns of the statistics of a slot: [n], or [n, columns]."""
+
+        def read(name: str) -> Reading:
+            at = self._at(name)
+            return stacked([m.series("agg", slot, at) for m in self._members])[..., None]
+
+        one, columns = joining.Ranks([[m.slot(slot)] for m in self._members]), Columns(read)
+        if isinstance(index, slice):
+            names = self.meta.columns[index]
+            return np.stack([one.column(n, columns.data, columns.lost)[:, 0] for n in names], -1)
+        return one.column(self.meta.columns[index], columns.data, columns.lost)[:, 0]
+
+    def _whole(self, ranks: joining.Ranks, table: Reading) -> NDArray[np.float32]:
         """Returns the statistics [..., slots, statistics] of tensors that ranks hold parts of."""
+        read = self._columns(table)
         names = [f"{statistic}.mean" for statistic in self.meta.statistics]
-        joined = [ranks.column(name, lambda c: edges[..., self._at(c)]) for name in names]
-        return np.stack(joined, -1)
-
-    # -- reading one rank
-
-    def _own_slot(self, member: _Member, slot: int) -> SlotInfo | None:
-        own = int(member.ids[slot])
-        return None if own < 0 else member.view.slots[own]
-
-    def _own_row(self, member: _Member, family: str, record: int) -> NDArray[Any]:
-        return rank_facts.arranged(
-            member.view.row(family, int(member.records[record])), member.ids, 0
-        )
-
-    def _own_rows(self, member: _Member, family: str, first: int, last: int) -> NDArray[Any]:
-        records = member.records[first:last]
-        start, stop = (int(records[0]), int(records[-1]) + 1) if len(records) else (0, 0)
-        table = member.view.rows(family, start, stop)[records - start]
-        return rank_facts.arranged(table, member.ids, 1)
-
-    def _own_series(
-        self, member: _Member, family: str, slot: int, *inner: int | slice
-    ) -> NDArray[Any]:
-        own = int(member.ids[slot])
-        if own >= 0:
-            return member.view.series(family, own, *inner)[member.records]
-        like = member.view.series(family, 0, *inner)[member.records]
-        return np.full_like(like, np.nan if like.dtype.kind == "f" else 0)
-
-    def _own_heat(self, member: _Member, column: int) -> NDArray[np.float64]:
-        table = member.view.heat("agg", column)[member.records]
-        return rank_facts.arranged(table, member.ids, 1).astype(np.float64)
+        return np.stack([ranks.column(name, read.data, read.lost) for name in names], -1)
 
     # -- values
 
@@ -344,10 +303,9 @@ class JoinedView(View):
         joint = joining.how_joined(self.slots[slot])
         if joint is joining.Joint.SAMPLES and sample is not None:
             number, own = divmod(sample, max(1, self._count))
-            return self._own_value(self._members[number], record, slot, own, part)
+            return self._members[number].value(record, slot, own, part)
         if joint is joining.Joint.COPIES:
-            read = (self._own_value(m, record, slot, sample, part) for m in self._members)
-            return next((value for value in read if value is not None), None)
+            return self._copied_value(record, slot, sample, part)
         whole = self._whole_value(record, slot, joint)
         if whole is None or (sample is not None and sample >= len(whole)):
             return None
@@ -355,27 +313,32 @@ class JoinedView(View):
         box, rest = cut(part, whole.shape)
         return whole[box][rest]
 
+    def _copied_value(
+        self, record: int, slot: int, sample: int | None, part: Part
+    ) -> NDArray[Any] | None:
+        """Returns the first rank's value that can be read."""
+        damage: DamagedRunError | None = None
+        for member in self._members:
+            try:
+                value = member.value(record, slot, sample, part)
+            except DamagedRunError as error:
+                damage = error
+                continue
+            if value is not None:
+                return value
+        if damage is not None:
+            raise damage
+        return None
+
     def _whole_value(self, record: int, slot: int, joint: joining.Joint) -> NDArray[Any] | None:
-        parts = [self._own_value(member, record, slot) for member in self._members]
+        parts = [member.value(record, slot) for member in self._members]
         there = [part for part in parts if part is not None]
         if not there:
             return None
         if joint is joining.Joint.SAMPLES:
             return np.concatenate(there)
-        pieces = [self._own_slot(member, slot) for member in self._members]
+        pieces = [member.slot(slot) for member in self._members]
         return rank_facts.assemble(self.slots[slot].shape, pieces, parts)
-
-    def _own_value(
-        self,
-        member: _Member,
-        record: int,
-        slot: int,
-        sample: int | None = None,
-        part: Part = ...,
-    ) -> NDArray[Any] | None:
-        if not self._has(member, record, slot):
-            return None
-        return member.view.value(int(member.records[record]), int(member.ids[slot]), sample, part)
 
     def value_slots(self, record: int) -> list[int]:
         """Returns the slots of which any rank holds raw values."""
@@ -388,7 +351,7 @@ class JoinedView(View):
     # -- copies that are none
 
     @cached_property
-    def differences(self) -> list[rank_facts.Difference]:
+    def differences(self) -> list[rank_differences.Difference]:
         """Tensors that ought to be the same on all ranks and are not, in some looked-at records."""
         copies = [s for s in self.slots if joining.how_joined(s) is joining.Joint.COPIES]
         ids = [slot.id for slot in copies]
@@ -396,7 +359,10 @@ class JoinedView(View):
             return []
 
         def rows(record: int) -> NDArray[Any]:
-            return np.stack([self._own_row(m, "agg", record)[ids] for m in self._members])
+            read = stacked([member.row("agg", record)[ids] for member in self._members])
+            if read.lost is not None:  # what is damaged is no difference
+                read.data[read.lost.any(-1)] = np.nan
+            return read.data
 
         steps = self.records[:, RecordColumn.STEP].astype(np.int64)
-        return rank_facts.differing(copies, steps, rows, self.meta.columns)
+        return rank_differences.differing(copies, steps, rows, self.meta.columns)

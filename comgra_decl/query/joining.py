@@ -30,6 +30,8 @@ from numpy.typing import NDArray
 
 from comgra_decl.records import SlotInfo
 
+from .readings import Lost
+
 Floats = NDArray[np.float64]
 Read = Callable[[str], Floats]
 """Reads a column of all ranks, float64 [ranks, ..., slots]; NaN where a rank has no such record."""
@@ -70,30 +72,57 @@ class Ranks:
         self.joints = np.array([how_joined(slot) for slot in known], np.int64)
         self.elements = _elements(slots)
 
-    def column(self, name: str, read: Read) -> NDArray[np.float32]:
+    def column(
+        self, name: str, read: Read, lost: Callable[[str], Lost] = lambda _: None
+    ) -> NDArray[np.float32]:
         """Returns a column "statistic.how", "rows" or "histogram.low" of all ranks together.
 
         Args:
             name: the column.
             read: reads a column of the single ranks; KeyError where none has it.
+            lost: says what of it is missing because it is damaged. Of copies, another is taken;
+                nothing else is joined of some ranks only, it is missing.
 
         Returns:
             float32 [..., slots].
         """
-        there = ~np.isnan(read("nonfinite.mean"))
+        there, unknown = _present(read, lost)
         out = np.full(there.shape[1:], np.nan)
         for joint, formula in _FORMULAS.items():
             chosen = self.joints == joint
-            if chosen.any():
+            if not chosen.any():
+                continue
+            here, used = there[..., chosen], {name}
+            if joint is Joint.COPIES and (gone := lost(name)) is not None:
+                here = here & ~gone[..., chosen]
 
-                def part(column: str, chosen: NDArray[np.bool_] = chosen) -> Floats:
-                    return read(column)[..., chosen]
+            def part(
+                column: str, chosen: NDArray[np.bool_] = chosen, used: set[str] = used
+            ) -> Floats:
+                used.add(column)
+                return read(column)[..., chosen]
 
-                with np.errstate(all="ignore"):
-                    out[..., chosen] = formula(
-                        name, part, there[..., chosen], self.elements[:, chosen]
-                    )
+            with np.errstate(all="ignore"):
+                joined = formula(name, part, here, self.elements[:, chosen])
+            if joint is not Joint.COPIES:
+                for gone in (unknown, *(lost(column) for column in used)):
+                    if gone is not None:
+                        joined = np.where(gone[..., chosen].any(0), np.nan, joined)
+            out[..., chosen] = joined
         return out.astype(np.float32)
+
+
+def _present(read: Read, lost: Callable[[str], Lost]) -> tuple[NDArray[np.bool_], Lost]:
+    """Returns which ranks have a record of a slot, and of which of them that is not known.
+
+    "nonfinite.mean" and "rows" are numbers wherever there is one.
+    """
+    there, gone = ~np.isnan(read("nonfinite.mean")), lost("nonfinite.mean")
+    if gone is None:
+        return there, None
+    rows_gone = lost("rows")
+    unknown = None if rows_gone is None else gone & rows_gone
+    return np.where(gone, ~np.isnan(read("rows")), there), unknown
 
 
 def _elements(slots: list[list[SlotInfo | None]]) -> Floats:
@@ -114,12 +143,12 @@ def _elements(slots: list[list[SlotInfo | None]]) -> Floats:
 
 
 def _of_samples(name: str, read: Read, there: NDArray[np.bool_], _elements: Floats) -> Floats:
+    if name.startswith("histogram."):
+        return _range(name, read(name))
     rows = np.where(there, read("rows"), 0.0)
     rows = np.where(np.isnan(rows), 1.0, rows)
     if name == "rows":
         return np.where(there.any(0), rows.sum(0), np.nan)
-    if name.startswith("histogram."):
-        return _range(name, read(name))
     statistic, _, how = name.rpartition(".")
     counted = rows > 0
     if how == "abs_max":

@@ -2,35 +2,23 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 import pandas as pd
 from numpy.typing import NDArray
 
-from comgra_decl.records import Note, SlotInfo, SlotKey
+from comgra_decl.records import Note, SlotInfo
 from comgra_decl.store.dense import MISSING
 from comgra_decl.store.layout import SYSTEM_COLUMNS, RecordColumn
 from comgra_decl.store.scalars import LOST, ROW
 from comgra_decl.store.view import View
 
 from .joining import Joint, join_histograms
-
-_TOLERANCE = 1e-5
-"""Relative difference above which sums over equal tensors do not differ by rounding alone."""
-
-
-class Difference(NamedTuple):
-    """A tensor that ought to be the same on all ranks: where it was first seen not to be.
-
-    `size` is the largest relative difference of any of its statistics.
-    """
-
-    key: SlotKey
-    step: int
-    size: float
+from .rank_differences import Difference, told
+from .readings import Lost, Reading
 
 
 def common_records(views: Sequence[View]) -> list[NDArray[np.int64]]:
@@ -157,7 +145,7 @@ def join_reports(
         new = [w for w in (report or {}).get("warnings", []) if w not in warnings]
         warnings += [f"rank {rank}: {warning}" for warning in new]
     if differences:
-        warnings.append(_told(differences))
+        warnings.append(told(differences))
     return joined | {"warnings": warnings}
 
 
@@ -187,99 +175,30 @@ def _about(finding: dict[str, Any]) -> tuple[str, str | None]:
     return finding["rule"], None if place is None else place["node"]
 
 
-def _told(differences: Sequence[Difference]) -> str:
-    first = min(differences, key=lambda difference: difference.step)
-    names = [f"{d.key.node} {d.key.role} ({d.key.pass_})" for d in differences]
-    shown = ", ".join(names[:5]) + (", ..." if len(names) > 5 else "")
-    return (
-        f"{len(differences)} tensors that ought to be the same on all ranks are not, seen first "
-        f"at step {first.step}: {shown}; what is shown of them is the first rank's"
-    )
-
-
-def differing(
-    copies: Sequence[SlotInfo],
-    steps: NDArray[np.int64],
-    rows: Callable[[int], NDArray[Any]],
-    columns: Sequence[str],
-) -> list[Difference]:
-    """Returns which of some tensors are not the same on all ranks, in up to 16 records.
-
-    Args:
-        copies: tensors that ought to be the same.
-        steps: of each common record.
-        rows: returns the statistics [ranks, copies, columns] of a record.
-        columns: their names.
-    """
-    looked = np.unique(np.linspace(0, len(steps) - 1, min(len(steps), 16)).astype(np.int64))
-    found: dict[int, Difference] = {}
-    for record in looked.tolist():
-        for at, size in unequal(rows(record), columns):
-            if at not in found:
-                found[at] = Difference(copies[at].key, int(steps[record]), size)
-    return list(found.values())
-
-
-def unequal(rows: NDArray[np.float32], columns: Sequence[str]) -> Iterator[tuple[int, float]]:
-    """Yields (place, relative difference) of the tensors whose statistics differ between ranks.
-
-    Args:
-        rows: [ranks, tensors, columns]; NaN where a rank has no such record.
-        columns: their names.
-    """
-    at = [i for i, name in enumerate(columns) if name.endswith(".mean")]
-    there = ~np.isnan(rows[..., columns.index("nonfinite.mean")])
-    values = rows[..., at].astype(np.float64)
-    scale = np.nanmax(np.where(np.isfinite(values), np.abs(values), 0.0), (0, 2))
-    for place in np.flatnonzero(there.sum(0) > 1).tolist():
-        mine = values[there[:, place], place]
-        with np.errstate(all="ignore"):
-            spread = np.abs(mine - mine[0]) / max(float(scale[place]), np.finfo(np.float32).tiny)
-        same = (mine == mine[0]) | (np.isnan(mine) & np.isnan(mine[0]))
-        size = float(np.where(same, 0.0, np.nan_to_num(spread, nan=np.inf)).max())
-        if size > _TOLERANCE:
-            yield place, size
-
-
-def differences_table(differences: Sequence[Difference]) -> pd.DataFrame:
-    """Returns one line per tensor, see `Run.rank_differences`."""
-    keys = [difference.key for difference in differences]
-    return pd.DataFrame(
-        {
-            "node": np.array([key.node for key in keys], object),
-            "role": np.array([key.role for key in keys], object),
-            "iteration": np.array([key.iteration for key in keys], np.int64),
-            "pass": np.array([key.pass_ for key in keys], object),
-            "first_step": np.array([d.step for d in differences], np.int64),
-            "difference": np.array([d.size for d in differences], np.float64),
-        }
-    )
-
-
 # -- samples, histograms, values -----------------------------------------------------------------
 
 
 def join_samples(
-    tables: Sequence[NDArray[np.float32]],
-    joints: NDArray[np.int64],
-    whole: NDArray[np.float32] | None,
+    tables: Reading, joints: NDArray[np.int64], whole: NDArray[np.float32] | None
 ) -> NDArray[np.float32]:
     """Lays the samples of the ranks one after another: [..., slots, ranks * samples, statistics].
 
     A tensor that all ranks have, or have parts of, is its own sample 0.
 
     Args:
-        tables: of each rank, [..., slots, samples, statistics].
+        tables: [ranks, ..., slots, samples, statistics].
         joints: how the slots are joined.
         whole: statistics [..., slots, statistics] of tensors that ranks have parts of.
     """
-    joined = np.concatenate(tables, axis=-2)
+    joined: NDArray[np.float32] = np.concatenate(tables.data, axis=-2)
     alike = joints != Joint.SAMPLES
     if alike.any():
         joined[..., alike, 1:, :] = np.nan
-        first = np.stack([table[..., 0, :] for table in tables])  # [ranks, ..., slots, statistics]
-        there = (~np.isnan(first)).any(-1, keepdims=True).argmax(0)[None]
-        copies = np.take_along_axis(first, there, 0)[0]
+        first = tables[..., 0, :]  # [ranks, ..., slots, statistics]
+        there = (~np.isnan(first.data)).any(-1, keepdims=True)
+        if first.lost is not None:
+            there = there & ~first.lost
+        copies = np.take_along_axis(first.data, there.argmax(0)[None], 0)[0]
         joined[..., alike, 0, :] = copies[..., alike, :]
     pieces = joints == Joint.PIECES
     if whole is not None:
@@ -314,51 +233,32 @@ def join_extra(parts: Sequence[dict[str, Any]], count: int) -> dict[str, Any]:
     return parts[0]
 
 
-def without(
-    table: NDArray[Any], lost: Sequence[NDArray[np.bool_] | None], first: int
-) -> NDArray[Any]:
-    """Returns a table [records, slots, ...] from record `first` on without what slots have lost."""
-    for column, records in enumerate(lost):
-        if records is not None:
-            gone = records[first : first + len(table)]
-            table[gone, column] = np.nan if table.dtype.kind == "f" else 0
-    return table
-
-
-def lost_on_any(
-    whose: Sequence[tuple[View, NDArray[np.int64], int]], family: str
-) -> NDArray[np.bool_] | None:
-    """Returns which common records of a slot were found to be damaged on any rank; None if none.
-
-    Args:
-        whose: of each rank its view, its common records, and the slot's number there (-1: none).
-        family: of arrays. Samples and histograms are joined by the statistics beside them.
-    """
-    found = []
-    for view, records, slot in whose:
-        for name in (family, "agg") if slot >= 0 else ():
-            lost = view.lost(name, slot)
-            if lost is not None:
-                found.append(lost[records])
-    return np.logical_or.reduce(found) if found else None
-
-
 def join_counts(
-    tables: Sequence[NDArray[Any]], statistics: NDArray[np.float64], joints: NDArray[np.int64]
-) -> NDArray[np.int64]:
+    tables: Reading, statistics: Reading, joints: NDArray[np.int64]
+) -> tuple[NDArray[np.int64], Lost]:
     """Adds histograms [..., slots, bins]; of copies, takes the first rank's that has one.
 
     Args:
-        tables: counts of each rank.
+        tables: counts [ranks, ..., slots, bins].
         statistics: [ranks, ..., slots, columns], whose last two columns are the ranges.
         joints: how the slots are joined.
+
+    Returns:
+        The counts, and which of them [..., slots] are missing because a rank's are lost.
     """
-    counts = np.stack(tables).astype(np.int64)
-    low, high = statistics[..., -2], statistics[..., -1]
+    counts = tables.data.astype(np.int64)
+    low, high = (statistics.data[..., at].astype(np.float64) for at in (-2, -1))
     there = (counts.sum(-1) > 0).argmax(0)
     single = np.take_along_axis(counts, there[None, ..., None], 0)[0]
-    copies = (joints == Joint.COPIES)[:, None]
-    return np.where(copies, single, join_histograms(counts, low, high))
+    copies = joints == Joint.COPIES
+    joined = np.where(copies[:, None], single, join_histograms(counts, low, high))
+    parts = [r.lost.any(-1) for r in (tables, statistics[..., -2:]) if r.lost is not None]
+    if not parts:
+        return joined, None
+    gone = np.logical_or.reduce(parts)  # [ranks, ..., slots]
+    missing = gone.any(0) & ~(copies & single.any(-1))
+    joined[missing] = 0
+    return joined, missing
 
 
 def assemble(
@@ -393,15 +293,3 @@ def joint_slots(listed: list[list[SlotInfo | None]]) -> list[SlotInfo]:
     columns = zip(*listed, strict=True)
     first = [next(slot for slot in column if slot is not None) for column in columns]
     return [replace(slot, id=number) for number, slot in enumerate(first)]
-
-
-def arranged(table: NDArray[Any], ids: NDArray[np.int64], axis: int) -> NDArray[Any]:
-    """Returns a rank's slots in joint order; NaN (counts: 0) where it has none."""
-    shape = [*table.shape]
-    there = (ids >= 0) & (ids < shape[axis])
-    shape[axis] = len(ids)
-    out = np.full(shape, np.nan if table.dtype.kind == "f" else 0, table.dtype)
-    index: list[Any] = [slice(None)] * table.ndim
-    index[axis] = np.flatnonzero(there)
-    out[tuple(index)] = table.take(ids[there], axis=axis)
-    return out

@@ -6,10 +6,10 @@ from typing import TYPE_CHECKING, Any, Self
 
 import pandas as pd
 
-from comgra_decl.store.location import Where, as_path, location
+from comgra_decl.store.location import Location, Where, location
 
 from .joined_view import JoinedView
-from .rank_facts import differences_table
+from .rank_differences import differences_table
 from .ranks import JoinedReader, open_reader
 from .snapshot import Snapshot
 from .tables import sessions_table
@@ -23,7 +23,7 @@ class RunFacts:
 
     def __init__(self, path: Where, *, rank: int | None = None) -> None:
         """Use `open_run`, and `rank` of a run that several processes have written."""
-        self.path = as_path(location(path))
+        self.path: Location = location(path)
         self._reader = open_reader(self.path, rank)
         self._current: Snapshot | None = None
         self._rank = rank

@@ -10,23 +10,19 @@ from typing import Any
 import tensorstore as ts
 
 from comgra_decl.errors import DamagedRunError, RunNotFoundError
-from comgra_decl.records import Note
 
 from .database import Database, database_exists, new_context
-from .layout import HEAD_KEY, LOGS, RUN_KEY, ArrayForm, log_key
+from .layout import HEAD_KEY, LOGS, RUN_KEY, log_key
 from .location import Remote, Where, location
-from .logs import read_slot
 from .meta import RunMeta, check_version, writer_alive
-from .plausible import check_form, check_head
+from .plausible import check_head
 from .scalars import ScalarReader
-from .view import Tables, View
+from .tables import WRONG, Tables
+from .view import View
 
 CACHE_BYTES = 128 << 20
 """Decoded chunks and index nodes kept by all readers of this process together."""
 
-
-_WRONG = (KeyError, TypeError, ValueError, IndexError, OverflowError, AttributeError)
-"""What reading JSON of a wrong form raises."""
 
 _CREATION = 10.0
 """Seconds for which a run without its first key counts as being created."""
@@ -160,7 +156,7 @@ class Reader:
         check_version(head, where=self._db.path)
         try:
             check_head(head)
-        except _WRONG as error:
+        except WRONG as error:
             raise DamagedRunError(f"{self._db.path}: key {HEAD_KEY!r} is wrong: {error}") from error
 
     def _load(self) -> View:
@@ -190,27 +186,14 @@ class Reader:
             if not isinstance(rows, list) or not rows:
                 raise DamagedRunError(f"{self._db.path}: key {key!r} holds no rows.")
             for row in rows:
-                self._take_row(name, known, row, key)
+                try:
+                    self._tables.take(name, known, row)
+                except WRONG as error:
+                    raise DamagedRunError(
+                        f"{self._db.path}: key {key!r} is wrong at {error}."
+                    ) from error
                 known += 1
                 self._tables.counts[name] = known
-
-    def _take_row(self, name: str, number: int, row: Any, key: str) -> None:
-        tables = self._tables
-        try:
-            if name == "slots":
-                tables.slots.append(read_slot(number, row))
-            elif name == "names":
-                tables.names.setdefault(str(row[0]), []).append(str(row[1]))
-            elif name == "arrays":
-                form = check_form(ArrayForm.from_json(row))
-                tables.forms[form.name] = form
-            elif name == "notes":
-                tables.notes.append(Note(int(row[0]), str(row[1]), float(row[2]), str(row[3])))
-            else:
-                lanes = tables.lanes.setdefault(str(row[0]), {})
-                lanes[int(row[1])] = len(lanes)
-        except _WRONG as error:
-            raise DamagedRunError(f"{self._db.path}: key {key!r} is wrong at {error}.") from error
 
 
 def _no_manifest(db: Database) -> RunNotFoundError | DamagedRunError:

@@ -80,16 +80,21 @@ class Salvage:
             self._split(data, form, box, error)
             return data[tuple(slice(None) if isinstance(i, slice) else 0 for i in index)]
 
-    def lost(self, family: str, slot: int) -> NDArray[np.bool_] | None:
-        """Returns of which records [n] a slot was found to be lost; None if of none."""
+    def lost(self, family: str, *index: int | slice) -> NDArray[np.bool_] | None:
+        """Returns what of an index of (record, slot, ...) was found to be lost; None if nothing."""
         boxes = [box for name, box in self._lost if name == family]
-        boxes = [box for box in boxes if box[1][0] <= slot < box[1][1]]
         if not boxes:
             return None
-        records = np.zeros(len(self._records), bool)
-        for (first, last), *_ in boxes:
-            records[first:last] = True
-        return records
+        ends = _box(self._forms[f"{family}/row"], index)
+        gone = np.zeros([high - low for low, high in ends], bool)
+        for box in boxes:
+            pairs = zip(ends, box, strict=True)
+            gone[tuple(slice(max(0, a - low), max(0, b - low)) for (low, _), (a, b) in pairs)] = (
+                True
+            )
+        if not gone.any():
+            return None
+        return gone[tuple(slice(None) if isinstance(i, slice) else 0 for i in index)]
 
     def _fill(self, data: Data, form: ArrayForm, box: Box) -> None:
         """Reads a box into `data`, of which nothing is there where it is lost."""

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field, replace
 from functools import cached_property, lru_cache
 from typing import Any
 
@@ -17,9 +16,7 @@ from comgra_decl.records import Note, SlotInfo, SlotKey, Structure
 
 from .database import Database
 from .layout import (
-    LOGS,
     SYSTEM_COLUMNS,
-    ArrayForm,
     RecordColumn,
     document_key,
     graph_key,
@@ -28,42 +25,14 @@ from .layout import (
 from .meta import RunMeta
 from .parts import Part, cut
 from .plausible import check_edges, check_facts, check_records
-from .salvage import Salvage, reserve
+from .salvage import Salvage, TooLargeError, reserve
 from .scalars import LOST as LOST_SCALAR
 from .scalars import ScalarReader
 from .sessions import Session, read_sessions, superseded
 from .surviving import LOST, FactsReader
+from .tables import WRONG, Tables
 
 Index = tuple[int | slice, ...]
-
-_WRONG = (KeyError, TypeError, ValueError, IndexError, OverflowError)
-"""What reading JSON of a wrong form raises."""
-
-
-@dataclass
-class Tables:
-    """The logs read so far, and the numeric facts of all records [n, SYSTEM_COLUMNS]."""
-
-    slots: list[SlotInfo] = field(default_factory=list)
-    names: dict[str, list[str]] = field(default_factory=dict)
-    forms: dict[str, ArrayForm] = field(default_factory=dict)
-    lanes: dict[str, dict[int, int]] = field(default_factory=dict)
-    notes: list[Note] = field(default_factory=list)
-    records: NDArray[np.float64] = field(default_factory=lambda: np.empty((0, SYSTEM_COLUMNS)))
-    counts: dict[str, int] = field(default_factory=lambda: dict.fromkeys(LOGS, 0))
-    losses: list[str] = field(default_factory=list)
-
-    def snapshot(self) -> Tables:
-        """Returns a copy that later rows do not reach."""
-        return replace(
-            self,
-            slots=list(self.slots),
-            names={table: list(rows) for table, rows in self.names.items()},
-            forms=dict(self.forms),
-            lanes={name: dict(lanes) for name, lanes in self.lanes.items()},
-            notes=list(self.notes),
-            losses=list(self.losses),
-        )
 
 
 class View:
@@ -179,25 +148,40 @@ class View:
     def row(self, family: str, record: int, *inner: int | slice) -> NDArray[Any]:
         """Returns a record's array of a family, [width, ...], or what `inner` selects of it.
 
-        Slots from `width` on did not exist when the record was written.
+        Slots from `width` on did not exist when the record was written. Statistics of which a part
+        is damaged are given without it.
+
+        Raises:
+            DamagedRunError: all of it is damaged, or some of it and the counts of histograms have
+                no NaN.
         """
         self._refuse_lost(record)
         form = "blk" if self.records[record, RecordColumn.FORM] else "row"
-        width = int(self.records[record, RecordColumn.WIDTH])
-        rest = inner or (slice(0, width),)
+        rest = inner or (slice(0, int(self.records[record, RecordColumn.WIDTH])),)
         try:
             return self._read(f"{family}/{form}", record, *rest)
+        except TooLargeError:
+            raise
         except DamagedRunError:
-            if form == "blk" or record >= self.n // self._block * self._block:
-                raise  # there is no other copy
-            return self._read(f"{family}/blk", record, *rest)
+            form = "blk" if record < self.n // self._block * self._block else "row"
+            where = slice(record, record + 1), *rest
+            found: NDArray[Any] = self._salvage.read(f"{family}/{form}", *where)[0]
+            lost = self._salvage.lost(family, *where)
+            if lost is not None and (lost.all() or found.dtype.kind != "f"):
+                raise
+            return found
 
     def lost(self, family: str, slot: int) -> NDArray[np.bool_] | None:
         """Returns which records [n] of a slot were found to be damaged; None if none were.
 
         What `series`, `heat` and `rows` have read until now; they give fill values there.
         """
-        return self._salvage.lost(family, slot)
+        lost = self._salvage.lost(family, slice(0, self.n), slot)
+        return None if lost is None else np.logical_or.reduce(lost.reshape(self.n, -1), 1)
+
+    def lost_in(self, family: str, *index: int | slice) -> NDArray[np.bool_] | None:
+        """Returns what of (records, slots, ...) was found to be damaged; None if nothing was."""
+        return self._salvage.lost(family, *index)
 
     def has_column(self, record: int, slot: int) -> bool:
         """Whether the slot existed when the record was written."""
@@ -333,7 +317,7 @@ class View:
             edges = [(int(a), int(b), bool(gradient)) for a, b, gradient in row["edges"]]
             check_edges(edges, nodes=len(keys))
             return Structure(row["hash"], keys, list(row["kinds"]), edges, list(row["cuts"]))
-        except _WRONG as error:
+        except WRONG as error:
             raise DamagedRunError(f"{self._db.path}: key {key!r} is wrong at {error}.") from error
 
     def _fact(self, name: str, record: int) -> Any:
@@ -355,7 +339,7 @@ class View:
         key = step_key(first)
         try:
             return check_facts(self._db.read_json(key))
-        except _WRONG as error:
+        except WRONG as error:
             raise DamagedRunError(f"{self._db.path}: key {key!r} is wrong at {error}.") from error
 
     # -- arrays

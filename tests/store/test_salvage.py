@@ -114,6 +114,26 @@ def test_a_damaged_record_of_the_open_block_is_the_only_one_missing(
         view.row("agg", 520)
 
 
+def test_a_record_of_many_tensors_is_shown_without_those_that_are_damaged(tmp_path: Path) -> None:
+    truth, run = Truth(), tmp_path / "run"
+    writer = RunWriter.create(run, truth.meta)
+    batch = truth.batch(3, range(300))
+    writer.commit([batch])
+    truth.keep([batch])
+    writer.close()
+    damage(run, "agg/row/c/1/1/0", "hist/row/c/1/1/0")
+    view = Reader(run).view
+    expected = truth._dense("agg", view, 3)[1]
+    assert same(view.row("agg", 1)[:256], expected[:256])
+    assert np.isnan(view.row("agg", 1)[256:]).all()
+    assert same(view.row("agg", 1, 255), expected[255])
+    for refused in (("agg", 1, 256), ("hist", 1), ("hist", 1, 299)):
+        with pytest.raises(DamagedRunError, match=f"{refused[0]}/row"):
+            view.row(*refused)
+    assert view.losses[0] == "statistics of step 3 are left out: 'agg/row' is damaged"
+    assert same(view.row("hist", 1, 255), truth._dense("hist", view, 3)[1, 255])
+
+
 def test_one_damaged_chunk_costs_its_own_slots_and_column_only(run: Path, truth: Truth) -> None:
     (key,) = [key for key in chunks(run, "agg/blk") if key.endswith("c/1/0/3")]
     form = Reader(run).view.tables.forms["agg/blk"]

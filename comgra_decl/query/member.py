@@ -1,0 +1,99 @@
+"""One rank of a run, read by the slots and records that all ranks together have."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from comgra_decl.errors import DamagedRunError
+from comgra_decl.records import SlotInfo
+from comgra_decl.store.parts import Part
+from comgra_decl.store.view import View
+
+from .readings import Lost, Reading
+
+
+@dataclass(frozen=True, eq=False)
+class Member:
+    """A rank's view, and its slots (-1: none) and records for each of the joint ones."""
+
+    view: View
+    ids: NDArray[np.int64]
+    records: NDArray[np.int64]
+
+    def slot(self, slot: int) -> SlotInfo | None:
+        """Returns the rank's own slot."""
+        own = int(self.ids[slot])
+        return None if own < 0 else self.view.slots[own]
+
+    def has(self, record: int, slot: int) -> bool:
+        """Whether the slot existed on this rank when the record was written."""
+        own = int(self.ids[slot])
+        return own >= 0 and self.view.has_column(int(self.records[record]), own)
+
+    def row(self, family: str, record: int) -> Reading:
+        """Returns a record's array of a family, [slots, ...]."""
+        own = int(self.records[record])
+        try:
+            data = self.view.row(family, own)
+        except DamagedRunError:
+            return self.rows(family, record, record + 1)[0]
+        lost = self.view.lost_in(family, slice(own, own + 1), slice(0, len(data)))
+        gone = None if lost is None else _arranged(lost[0], self.ids, 0)
+        return Reading(_arranged(data, self.ids, 0), gone)
+
+    def rows(self, family: str, first: int, last: int) -> Reading:
+        """Returns all slots over the joint records from `first` to `last` - 1."""
+        records = self.records[first:last]
+        start, stop = (int(records[0]), int(records[-1]) + 1) if len(records) else (0, 0)
+        data = self.view.rows(family, start, stop)[records - start]
+        lost = self.view.lost_in(family, slice(start, stop), slice(0, len(self.view.slots)))
+        gone = None if lost is None else _arranged(lost[records - start], self.ids, 1)
+        return Reading(_arranged(data, self.ids, 1), gone)
+
+    def series(self, family: str, slot: int, *inner: int | slice) -> Reading:
+        """Returns one slot over all joint records, [n, ...]."""
+        own = int(self.ids[slot])
+        if own < 0:
+            like = self.view.series(family, 0, *inner)[self.records]
+            return Reading(np.full_like(like, np.nan if like.dtype.kind == "f" else 0))
+        data = self.view.series(family, own, *inner)[self.records]
+        lost = self.view.lost_in(family, slice(0, self.view.n), own, *inner)
+        return Reading(data, None if lost is None else lost[self.records])
+
+    def heat(self, column: int) -> Reading:
+        """Returns one column of the statistics of all slots over all joint records, [n, slots]."""
+        data = self.view.heat("agg", column)[self.records]
+        everything = slice(0, self.view.n), slice(0, len(self.view.slots))
+        lost = self.view.lost_in("agg", *everything, column)
+        gone = None if lost is None else _arranged(lost[self.records], self.ids, 1)
+        return Reading(_arranged(data, self.ids, 1), gone)
+
+    def lost(self, family: str, slot: int) -> Lost:
+        """Returns which joint records of a slot were found to be damaged."""
+        own = int(self.ids[slot])
+        lost = None if own < 0 else self.view.lost(family, own)
+        return None if lost is None else lost[self.records]
+
+    def value(
+        self, record: int, slot: int, sample: int | None = None, part: Part = ...
+    ) -> NDArray[Any] | None:
+        """Returns a part of a slot's values on this rank, see `View.value`."""
+        if not self.has(record, slot):
+            return None
+        return self.view.value(int(self.records[record]), int(self.ids[slot]), sample, part)
+
+
+def _arranged(table: NDArray[Any], ids: NDArray[np.int64], axis: int) -> NDArray[Any]:
+    """Returns a rank's slots in joint order; NaN (counts: 0) where it has none."""
+    shape = [*table.shape]
+    there = (ids >= 0) & (ids < shape[axis])
+    shape[axis] = len(ids)
+    out = np.full(shape, np.nan if table.dtype.kind == "f" else 0, table.dtype)
+    index: list[Any] = [slice(None)] * table.ndim
+    index[axis] = np.flatnonzero(there)
+    out[tuple(index)] = table.take(ids[there], axis=axis)
+    return out

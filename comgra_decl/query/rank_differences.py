@@ -1,0 +1,96 @@
+"""Copies that are none: tensors that ought to be the same on all ranks of a run and are not."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+import pandas as pd
+from numpy.typing import NDArray
+
+from comgra_decl.records import SlotInfo, SlotKey
+
+_TOLERANCE = 1e-5
+"""Relative difference above which sums over equal tensors do not differ by rounding alone."""
+
+
+class Difference(NamedTuple):
+    """A tensor that ought to be the same on all ranks: where it was first seen not to be.
+
+    `size` is the largest relative difference of any of its statistics.
+    """
+
+    key: SlotKey
+    step: int
+    size: float
+
+
+def differing(
+    copies: Sequence[SlotInfo],
+    steps: NDArray[np.int64],
+    rows: Callable[[int], NDArray[Any]],
+    columns: Sequence[str],
+) -> list[Difference]:
+    """Returns which of some tensors are not the same on all ranks, in up to 16 records.
+
+    Args:
+        copies: tensors that ought to be the same.
+        steps: of each common record.
+        rows: returns the statistics [ranks, copies, columns] of a record.
+        columns: their names.
+    """
+    looked = np.unique(np.linspace(0, len(steps) - 1, min(len(steps), 16)).astype(np.int64))
+    found: dict[int, Difference] = {}
+    for record in looked.tolist():
+        for at, size in unequal(rows(record), columns):
+            if at not in found:
+                found[at] = Difference(copies[at].key, int(steps[record]), size)
+    return list(found.values())
+
+
+def unequal(rows: NDArray[np.float32], columns: Sequence[str]) -> Iterator[tuple[int, float]]:
+    """Yields (place, relative difference) of the tensors whose statistics differ between ranks.
+
+    Args:
+        rows: [ranks, tensors, columns]; NaN where a rank has no such record.
+        columns: their names.
+    """
+    at = [i for i, name in enumerate(columns) if name.endswith(".mean")]
+    there = ~np.isnan(rows[..., columns.index("nonfinite.mean")])
+    values = rows[..., at].astype(np.float64)
+    scale = np.nanmax(np.where(np.isfinite(values), np.abs(values), 0.0), (0, 2))
+    for place in np.flatnonzero(there.sum(0) > 1).tolist():
+        mine = values[there[:, place], place]
+        with np.errstate(all="ignore"):
+            spread = np.abs(mine - mine[0]) / max(float(scale[place]), np.finfo(np.float32).tiny)
+        same = (mine == mine[0]) | (np.isnan(mine) & np.isnan(mine[0]))
+        size = float(np.where(same, 0.0, np.nan_to_num(spread, nan=np.inf)).max())
+        if size > _TOLERANCE:
+            yield place, size
+
+
+def differences_table(differences: Sequence[Difference]) -> pd.DataFrame:
+    """Returns one line per tensor, see `Run.rank_differences`."""
+    keys = [difference.key for difference in differences]
+    return pd.DataFrame(
+        {
+            "node": np.array([key.node for key in keys], object),
+            "role": np.array([key.role for key in keys], object),
+            "iteration": np.array([key.iteration for key in keys], np.int64),
+            "pass": np.array([key.pass_ for key in keys], object),
+            "first_step": np.array([d.step for d in differences], np.int64),
+            "difference": np.array([d.size for d in differences], np.float64),
+        }
+    )
+
+
+def told(differences: Sequence[Difference]) -> str:
+    """Returns a warning that says which tensors differ."""
+    first = min(differences, key=lambda difference: difference.step)
+    names = [f"{d.key.node} {d.key.role} ({d.key.pass_})" for d in differences]
+    shown = ", ".join(names[:5]) + (", ..." if len(names) > 5 else "")
+    return (
+        f"{len(differences)} tensors that ought to be the same on all ranks are not, seen first "
+        f"at step {first.step}: {shown}; what is shown of them is the first rank's"
+    )

@@ -1,0 +1,59 @@
+"""The tables of a run: rows of JSON that only ever grow, as they were read so far."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from comgra_decl.records import Note, SlotInfo
+
+from .layout import LOGS, SYSTEM_COLUMNS, ArrayForm
+from .logs import read_slot
+from .plausible import check_form
+
+WRONG = (KeyError, TypeError, ValueError, IndexError, OverflowError, AttributeError)
+"""What reading JSON of a wrong form raises."""
+
+
+@dataclass
+class Tables:
+    """The logs read so far, and the numeric facts of all records [n, SYSTEM_COLUMNS]."""
+
+    slots: list[SlotInfo] = field(default_factory=list)
+    names: dict[str, list[str]] = field(default_factory=dict)
+    forms: dict[str, ArrayForm] = field(default_factory=dict)
+    lanes: dict[str, dict[int, int]] = field(default_factory=dict)
+    notes: list[Note] = field(default_factory=list)
+    records: NDArray[np.float64] = field(default_factory=lambda: np.empty((0, SYSTEM_COLUMNS)))
+    counts: dict[str, int] = field(default_factory=lambda: dict.fromkeys(LOGS, 0))
+    losses: list[str] = field(default_factory=list)
+
+    def snapshot(self) -> Tables:
+        """Returns a copy that later rows do not reach."""
+        return replace(
+            self,
+            slots=list(self.slots),
+            names={table: list(rows) for table, rows in self.names.items()},
+            forms=dict(self.forms),
+            lanes={name: dict(lanes) for name, lanes in self.lanes.items()},
+            notes=list(self.notes),
+            losses=list(self.losses),
+        )
+
+    def take(self, log: str, number: int, row: Any) -> None:
+        """Takes a row of a log; one of `WRONG` if it has not the form in which it is written."""
+        if log == "slots":
+            self.slots.append(read_slot(number, row))
+        elif log == "names":
+            self.names.setdefault(str(row[0]), []).append(str(row[1]))
+        elif log == "arrays":
+            form = check_form(ArrayForm.from_json(row))
+            self.forms[form.name] = form
+        elif log == "notes":
+            self.notes.append(Note(int(row[0]), str(row[1]), float(row[2]), str(row[3])))
+        else:
+            lanes = self.lanes.setdefault(str(row[0]), {})
+            lanes[int(row[1])] = len(lanes)
