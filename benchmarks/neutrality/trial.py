@@ -21,6 +21,7 @@ from benchmarks.neutrality.oracle import Seen, first_step
 from benchmarks.neutrality.program import STEPS, Program, seed_everything
 from benchmarks.neutrality.state import State, bits, gradients_and_parameters, state_of
 from benchmarks.neutrality.surroundings import functions, surroundings
+from comgra_decl.store.location import Location
 
 EVERYTHING: dict[str, Any] = {
     "nodes": {
@@ -233,7 +234,7 @@ def _control(verdict: Verdict, plain: _Training, build: Callable[[], Program]) -
 # -- the record ----------------------------------------------------------------------------------
 
 
-def _look(verdict: Verdict, path: Path | None, traced: _Training, seen: Seen) -> None:
+def _look(verdict: Verdict, path: Location | None, traced: _Training, seen: Seen) -> None:
     """Compares what was recorded with what the program itself says and hooks of torch saw."""
     assert path is not None
     run = comgra.open_run(path)

@@ -14,6 +14,7 @@ if TYPE_CHECKING:
     from lightning.pytorch import Callback, LightningModule, Trainer
 
     from comgra_decl.spec import Spec
+    from comgra_decl.store.location import Location
 else:
     try:
         from lightning.pytorch import Callback
@@ -60,7 +61,7 @@ class TraceCallback(Callback):
         self._stages = frozenset(stages)
 
     @property
-    def path(self) -> Path | None:
+    def path(self) -> Location | None:
         """The folder of the run in progress, or of the last one."""
         return self._recording.path
 

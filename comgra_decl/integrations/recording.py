@@ -19,6 +19,7 @@ from comgra_decl.launch.masking import masked
 if TYPE_CHECKING:
     from comgra_decl.launch.session import Session
     from comgra_decl.spec import Spec
+    from comgra_decl.store.location import Location
 
 
 class Recording:
@@ -50,7 +51,7 @@ class Recording:
         place = {"root": root, "group": group, "name": name}
         self._spec = placed(load_spec(spec, overrides), place)
         self._session: Session | None = None
-        self.path: Path | None = None
+        self.path: Location | None = None
 
     def begin(self, config: Mapping[str, Any]) -> None:
         """Starts a run; one that is still open is finished first.

@@ -13,6 +13,7 @@ if TYPE_CHECKING:
     from transformers import TrainerCallback, TrainerControl, TrainerState, TrainingArguments
 
     from comgra_decl.spec import Spec
+    from comgra_decl.store.location import Location
 else:
     try:
         from transformers import TrainerCallback
@@ -53,7 +54,7 @@ class TraceCallback(TrainerCallback):
         self._recording = Recording(spec, root=root, group=group, name=name, overrides=overrides)
 
     @property
-    def path(self) -> Path | None:
+    def path(self) -> Location | None:
         """The folder of the run in progress, or of the last one."""
         return self._recording.path
 

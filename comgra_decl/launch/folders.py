@@ -59,10 +59,10 @@ class Place:
 
 
 def create_run_folder(run: RunSpec, context: RunContext) -> Path:
-    """Creates the folder of a new run of one process; see `place_run`."""
-    from comgra_decl.store.location import as_path
-
-    return as_path(place_run(run, context, rank=None).path)
+    """Creates the folder of a new run of one process on this machine; see `place_run`."""
+    place = place_run(run, context, rank=None).path
+    assert isinstance(place, Path), f"{place} is in a bucket"
+    return place
 
 
 def place_run(

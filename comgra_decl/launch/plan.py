@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import statistics
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from comgra_decl.records import StepBatch
@@ -14,6 +13,7 @@ if TYPE_CHECKING:
 
     from comgra_decl.query import Run
     from comgra_decl.spec import Spec
+    from comgra_decl.store.location import Location
 
 HORIZONS = (1_000, 10_000, 100_000)
 """Lengths of a training, in steps, for which a plan foretells records and disk."""
@@ -84,7 +84,7 @@ class Plan:
         return INCOMPLETE if self.unmatched or not self.tensors else OK
 
 
-def make_plan(spec: Spec, path: Path | None, measured: Measured) -> Plan:
+def make_plan(spec: Spec, path: Location | None, measured: Measured) -> Plan:
     """Returns the plan for `spec` after a dry run whose run lies at `path`."""
     run = _opened(path)
     if run is None or not len(run.records):
@@ -115,7 +115,7 @@ def recorded_steps(spec: Spec, steps: int) -> int:
     return count
 
 
-def _opened(path: Path | None) -> Run | None:
+def _opened(path: Location | None) -> Run | None:
     from comgra_decl.query import open_run
 
     try:

@@ -4,10 +4,9 @@ from __future__ import annotations
 
 from contextlib import suppress
 from dataclasses import dataclass
-from pathlib import Path
 
 from comgra_decl.errors import ComgraError, FormatError, RunNotFoundError, StoreError
-from comgra_decl.store.location import Location, Remote, Where, as_path, location
+from comgra_decl.store.location import Location, Remote, Where, location
 
 from .opening import run_folders
 from .ranks import open_reader
@@ -15,14 +14,14 @@ from .ranks import open_reader
 
 @dataclass(frozen=True)
 class RunSummary:
-    """One run of a list; `path` is a `Remote` where it lies in a bucket.
+    """One run of a list; `path` is its folder, or a `Remote` where it lies in a bucket.
 
     `state` is "waiting", "live", "finished", "stopped" or, where `error` says why it cannot be
     read, "damaged" or "unreadable" (a newer format). `records` and `last_step` (of training, None
     if there is none yet) are as of now, `started` is in unix seconds.
     """
 
-    path: Path
+    path: Location
     group: str
     name: str
     state: str
@@ -50,7 +49,7 @@ def _summary(path: Location) -> RunSummary | None:
         reader = open_reader(path)
         head = reader.head
         return RunSummary(
-            path=as_path(path),
+            path=path,
             group=path.absolute().parent.name,
             name=path.absolute().name,
             state=reader.state,
@@ -76,4 +75,4 @@ def _broken(path: Location, state: str, reason: str) -> RunSummary:
     if not isinstance(where, Remote):
         with suppress(OSError):
             started = where.stat().st_mtime
-    return RunSummary(as_path(path), where.parent.name, where.name, state, 0, None, started, reason)
+    return RunSummary(path, where.parent.name, where.name, state, 0, None, started, reason)

@@ -7,6 +7,7 @@ import shutil
 import tempfile
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
+from typing import overload
 
 from comgra_decl.errors import DamagedRunError, RunNotFoundError, StoreError
 
@@ -22,7 +23,7 @@ from .database import (
 )
 from .inventory import Region, edge_of, fact_regions, is_superseded, keys_of
 from .layout import HEAD_KEY, RUN_KEY, RecordColumn
-from .location import Location, Remote, Where, as_path, location
+from .location import Location, Remote, Where, location
 from .reader import Reader
 from .remote import Objects, databases_within
 from .verify import newest_version
@@ -36,6 +37,16 @@ _COMMIT_BYTES = 64 << 20
 """Bytes per transaction; each makes one file."""
 
 
+@overload
+def copy_run(
+    path: Where,
+    to: Path,
+    *,
+    version: int | None = None,
+    compact: bool = False,
+    progress: Progress | None = None,
+) -> Path: ...
+@overload
 def copy_run(
     path: Where,
     to: Where,
@@ -43,7 +54,15 @@ def copy_run(
     version: int | None = None,
     compact: bool = False,
     progress: Progress | None = None,
-) -> Path:
+) -> Location: ...
+def copy_run(
+    path: Where,
+    to: Where,
+    *,
+    version: int | None = None,
+    compact: bool = False,
+    progress: Progress | None = None,
+) -> Location:
     """Copies a run into the folder `to`, which appears when it is whole; also from or to a bucket.
 
     The copy is the run as of the moment of the call. That of a run which is still being written
@@ -82,7 +101,7 @@ def copy_run(
 
     target = location(to)
     if isinstance(target, Remote):
-        return as_path(_into_bucket(_free(target, source.name), fill))
+        return _into_bucket(_free(target, source.name), fill)
     return _into_folder(_target(source, target), fill)
 
 
@@ -140,11 +159,14 @@ def _counterpart(part: Location, source: Location, target: Location) -> Location
     return target / part.relative_to(source)
 
 
-def databases(run: Location) -> list[Path]:
+@overload
+def databases(run: Path) -> list[Path]: ...
+@overload
+def databases(run: Location) -> Sequence[Location]: ...
+def databases(run: Location) -> Sequence[Location]:
     """Returns the places of a run's databases: its own, or one for each rank."""
     if isinstance(run, Remote):
-        found = databases_within(run)
-        return [as_path(p) for p in found if p in (run, run / RANKS / p.name)]
+        return [p for p in databases_within(run) if p in (run, run / RANKS / p.name)]
     ranks = run / RANKS
     there = [run, *(sorted(ranks.iterdir()) if ranks.is_dir() and not ranks.is_symlink() else [])]
     return [path for path in there if not path.is_symlink() and database_exists(path)]

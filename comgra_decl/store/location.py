@@ -10,7 +10,6 @@ import os
 import re
 from dataclasses import dataclass
 from pathlib import Path, PurePath, PurePosixPath
-from typing import cast
 
 from comgra_decl.errors import StoreError
 
@@ -88,15 +87,6 @@ def location(where: Where) -> Location:
             "gs://BUCKET/PREFIX"
         )
     return Remote(found["scheme"], bucket, "/".join(_parts(key)))
-
-
-def as_path(place: Location) -> Path:
-    """Returns a place, typed as what it nearly always is.
-
-    What people are handed (`run.path`, `session.path`) is a path unless they asked for a bucket
-    themselves; then it is a `Remote`, which has a name, a parent and a text, but no files.
-    """
-    return cast(Path, place)
 
 
 def joined(base: Path, where: str) -> Location:

@@ -72,7 +72,7 @@ def test_the_overrides_of_the_readme_are_valid() -> None:
 def test_the_notebook_of_the_tutorial_runs(
     bugged: Run, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.chdir(Path(bugged.path).parents[2])
+    monkeypatch.chdir(Path(str(bugged.path)).parents[2])
     exec(block("docs/tutorial.md", "python", "open_run"), {})
     close, far = map(float, capsys.readouterr().out.split())
     assert close > far > 0

@@ -37,7 +37,7 @@ def traced(tmp_path: Path, at: Callable[[Session], None] = lambda _: None) -> tu
     with comgra.trace(spec, root=tmp_path, group="g") as session:
         at(session)
         found = seeded(train, Told(listening=False))
-    assert session.path is not None
+    assert isinstance(session.path, Path)
     return found, session.path
 
 
@@ -123,7 +123,7 @@ def test_a_run_whose_folder_is_removed_meanwhile(
     plain: Outcome, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     def remove(session: Session) -> None:
-        assert session.path is not None
+        assert isinstance(session.path, Path)
         shutil.rmtree(session.path)
 
     with caplog.at_level(logging.ERROR, "comgra_decl"):

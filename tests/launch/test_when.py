@@ -82,7 +82,7 @@ def test_a_disk_budget_ends_recording_before_it_is_exceeded(tmp_path: Path) -> N
     model = nn.Linear(3, 2)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     with comgra.trace({"nodes": NODES, "schedule": schedule}, root=tmp_path) as session:
-        assert session.path is not None
+        assert isinstance(session.path, Path)
         for number in range(60):
             if number == 20:  # something else fills the folder meanwhile
                 (session.path / "notes.txt").write_bytes(bytes(60_000))

@@ -40,7 +40,7 @@ def root(tmp_path: Path) -> Path:
 
 
 def test_runs_are_listed_oldest_first(root: Path) -> None:
-    found = [(run.path.relative_to(root).as_posix(), run.state) for run in list_runs(root)]
+    found = [(str(run.path).removeprefix(f"{root}/"), run.state) for run in list_runs(root)]
     assert found == [
         ("alone", "waiting"),
         ("a/first", "finished"),
@@ -55,7 +55,7 @@ def test_runs_are_listed_oldest_first(root: Path) -> None:
 
 def test_a_relative_root_gives_relative_paths(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(root.parent)
-    assert {run.path.parts[0] for run in list_runs("runs")} == {"runs"}
+    assert {str(run.path).split("/")[0] for run in list_runs("runs")} == {"runs"}
     assert open_run("runs/a").name == "second"
 
 

@@ -118,7 +118,7 @@ def test_torchrun_and_an_unmodified_script(tmp_path: Path, script: Path) -> None
     run = the_run(tmp_path / "runs")
     assert run.group == "train"
     assert run.facts["ranks"] == {"rank": 0, "world_size": 2, "recorded": [0, 1]}
-    assert (run.path / "spec.yaml").exists()
+    assert Path(str(run.path), "spec.yaml").exists()
 
 
 @pytest.mark.slow
@@ -176,7 +176,7 @@ def test_only_the_ranks_that_the_spec_names_are_recorded(tmp_path: Path, script:
     assert run.ranks == [1]
     assert list(run.steps) == [0, 1, 2, 3]
     assert run.series("input", "mean", role="input").tolist() == [1.0, 2.0, 3.0, 4.0]
-    assert not (run.path / "ranks").exists()
+    assert not Path(str(run.path), "ranks").exists()
 
 
 # -- who is who ----------------------------------------------------------------------------------

@@ -112,7 +112,7 @@ def test_f11_nothing_in_a_run_is_executed(tmp_path: Path, monkeypatch: pytest.Mo
     run = recorded(tmp_path)
     planted = pickle.dumps(Harm())
     for file in ("plan.pkl", "config.pkl", "trace.ocdbt/planted", "sitecustomize.py"):
-        (run.path / file).write_bytes(planted)
+        Path(str(run.path), file).write_bytes(planted)
 
     def refuse(*_: object, **__: object) -> None:
         raise AssertionError("a pickle was read")
