@@ -14,7 +14,7 @@ export PIP_DISABLE_PIP_VERSION_CHECK := 1
 export PIP_NO_COMPILE := 1
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test check lint format bench neutrality docs clean
+.PHONY: help demo test check lint format bench neutrality docs clean browser
 
 help:  ## show this list
 	@sed -n 's/^\([a-z]*\):.*## */  make \1\t/p' $(MAKEFILE_LIST) | expand -t 18
@@ -24,8 +24,8 @@ demo: $(VENV)/.demo  ## train the tutorial with tracing and look at it (Ctrl-C e
 
 test: lint check  ## set everything up, then lint, check types and run every test
 
-check: $(VENV)/.test
-	@chromium="$$(.ci/chromium)" && CHROMIUM="$$chromium" $(BIN)/python -m pytest \
+check: $(VENV)/.test browser
+	@CHROMIUM="$$(.ci/chromium)" $(BIN)/python -m pytest \
 		-n auto --maxprocesses 4 --dist worksteal $(ARGS)
 
 lint: $(VENV)/.test  ## ruff and mypy only
@@ -62,13 +62,16 @@ $(BIN)/python:
 		echo "Python 3.11 or newer is needed; say which: make PYTHON=python3.12 ..."; exit 1; }
 	$(PYTHON) -m venv $(VENV) || { rm -rf $(VENV); exit 1; }
 
-$(VENV)/.demo: $(BIN)/python pyproject.toml constraints.txt
-	$(BIN)/python -m pip install --quiet --editable '.[examples]'
+$(VENV)/.demo: $(BIN)/python pyproject.toml constraints.txt .ci/install.py
+	$(BIN)/python .ci/install.py '.[examples]'
 	@touch $@
 
-$(VENV)/.test: $(BIN)/python pyproject.toml constraints.txt
-	$(BIN)/python -m pip install --quiet --editable '.[dev]'
+$(VENV)/.test: $(BIN)/python pyproject.toml constraints.txt .ci/install.py
+	$(BIN)/python .ci/install.py '.[dev]'
 	@touch $@ $(VENV)/.demo
+
+browser:  # while the environment is made, where make may do two things at once
+	@.ci/chromium >/dev/null
 
 # Beside the environment, not in it: torchvision's wheels are made for a torch with CUDA, and where
 # torch has none, other libraries that find torchvision fail when they import it.
