@@ -128,6 +128,10 @@ class Rule(ABC):
     def missing(self, scene: Scene) -> str | None:
         """Returns why it could not look, and what to add to the spec; None if it could."""
 
+    def follows(self, finding: Finding, other: Finding) -> bool:
+        """Whether a finding of this rule is explained by one of another rule."""
+        return other.rule in self.explained_by
+
     def marks(self) -> dict[int, int]:
         """Returns the slots that it has found something about, with the first step."""
         return {}

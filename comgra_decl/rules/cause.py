@@ -20,7 +20,7 @@ class Causes:
 
     Values come from what is upstream of them, gradients from what is downstream. A walk goes on
     while the next tensor is unusual itself (a rule says so, or its size does) and was so no later
-    than the finding; it ends at the furthest such tensor.
+    than the finding began. The cause is the tensor that was so first; of several, the furthest.
 
     Args:
         scene: the run.
@@ -40,39 +40,41 @@ class Causes:
         place = finding.place
         if place is None or finding.chain:
             return finding
-        path = self._walk(SlotKey(*_key(place)), finding.last_step)
+        path = self._walk(SlotKey(*_key(place)), finding.first_step)
         if len(path) < 2:
             return finding
-        links = [self._link(key) for key in reversed(path)]
+        here = Link(place, finding.first_step, finding.rule)
+        links = [*(self._link(key) for key in reversed(path[1:])), here]
         if len(links) > MOST_LINKS:
             links = [*links[: MOST_LINKS // 2], *links[-MOST_LINKS // 2 :]]
         return replace(finding, chain=tuple(links))
 
     def _walk(self, start: SlotKey, until: int) -> list[SlotKey]:
-        """Returns the way to the furthest unusual tensor, breadth first; `start` comes first."""
+        """Returns the way to the earliest unusual tensor, breadth first; `start` comes first."""
         next_to = self._downstream if is_gradient(start.pass_) else self._upstream
         before: dict[SlotKey, SlotKey | None] = {start: None}
-        waiting, last = [start], start
+        began = {start: until}
+        waiting = [start]
         for key in waiting:
-            last = key
             for other in next_to.get(key._replace(pass_="forward"), ()):
                 there = other._replace(pass_=start.pass_)
-                if there not in before and self._began(there, until):
-                    before[there] = key
+                first = self._began(there)
+                if there not in before and first is not None and first <= until:
+                    before[there], began[there] = key, first
                     waiting.append(there)
+        earliest = min(began.values())
+        step: SlotKey | None = [key for key in waiting if began[key] == earliest][-1]
         path: list[SlotKey] = []
-        step: SlotKey | None = last
         while step is not None:
             path.insert(0, step)
             step = before[step]
         return path
 
-    def _began(self, key: SlotKey, until: int) -> bool:
-        slot = self._scene.table.by_key.get(key)
-        if slot is None:
-            return False
+    def _began(self, key: SlotKey) -> int | None:
+        """Returns since which step a tensor is unusual, None if it is not."""
+        slot = self._scene.table.by_key.get(key, -1)
         mark = self._marks.get(slot) or self._unusual.of(slot)
-        return mark is not None and mark[0] <= until
+        return None if mark is None else mark[0]
 
     def _link(self, key: SlotKey) -> Link:
         slot = self._scene.table.by_key.get(key, -1)

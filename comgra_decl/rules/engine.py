@@ -151,7 +151,7 @@ class Engine:
             try:
                 found += rule.findings(self.scene)
                 for slot, step in rule.marks().items():
-                    marks.setdefault(slot, (step, rule.name))
+                    marks[slot] = min(marks.get(slot, (step, rule.name)), (step, rule.name))
             except Exception as error:  # noqa: BLE001
                 self._give_up(rule, error)
         causes = Causes(self.scene, marks, self._unusual)
@@ -192,11 +192,12 @@ def _in_turn(window: Window, first: int, first_evaluation: int) -> Iterator[tupl
 
 def _explained(findings: list[Finding], rules: Sequence[Rule]) -> list[Finding]:
     """Says of findings which earlier one explains them."""
-    explained_by = {rule.name: rule.explained_by for rule in rules}
+    by_name = {rule.name: rule for rule in rules}
     result = []
     for finding in findings:
+        rule = by_name[finding.rule]
         for other in findings:
-            if other.rule in explained_by[finding.rule] and other.first_step <= finding.last_step:
+            if rule.follows(finding, other) and other.first_step <= finding.last_step:
                 finding = replace(finding, because=other.rule)
                 break
         result.append(finding)

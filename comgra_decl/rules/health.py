@@ -83,7 +83,7 @@ CHECKLIST = (
              ("vanishing_gradient", "exploding_gradient"), ("gradients",)),
     Question("dynamics", "Are updates of a healthy size?",
              ("large_update", "small_update", "growing_weight"), ("parameters",)),
-    Question("activations", "Are units alive?", ("dead_units", "all_zero")),
+    Question("activations", "Are units alive?", ("dead_units", "all_zero", "unchanged_output")),
     Question("activations", "Are they unsaturated?", ("saturated",)),
     Question("activations", "Do they keep spread and rank?",
              ("activation_drift", "rank_collapse"), ("activations", "values")),
@@ -92,7 +92,7 @@ CHECKLIST = (
     Question("architecture", "Does every branch take part?",
              ("branch_ignored", "gradient_imbalance"), ("structure",)),
     Question("architecture", "Does attention spread?",
-             ("attention_collapse",), ("attention",)),
+             ("attention_collapse", "attention_sink", "attention_diagonal"), ("attention",)),
     Question("architecture", "Do your own rules hold?", families=("",)),
 )  # fmt: skip
 """All questions, in their order."""

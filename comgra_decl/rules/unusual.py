@@ -74,7 +74,7 @@ class Unusual:
             (self._own, "its size left what it was at first by a factor of {:.3g}"),
             (self._among, "its size is {:.3g} times off that of its siblings"),
         ):
-            if slot < len(streak.first) and streak.first[slot] >= 0:
+            if 0 <= slot < len(streak.first) and streak.first[slot] >= 0:
                 factor = 10 ** min(300.0, float(streak.worst[slot]))
                 return int(streak.first[slot]), sentence.format(factor)
         return None

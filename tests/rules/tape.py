@@ -47,6 +47,9 @@ class Tape:
     structure: Structure | None = None
     documents: dict[str, Any] = field(default_factory=dict)
     skipped: set[int] = field(default_factory=set)
+    statistics: tuple[str, ...] = STATISTICS
+    extra: list[dict[int, list[float]]] = field(default_factory=list)
+    """Of each record, the statistics beyond the usual ones, by slot."""
 
     def slot(
         self,
@@ -87,7 +90,7 @@ class Tape:
 
     def play(self, *rules: Rule, window: int = 7) -> Engine:
         """Shows all of it to rules, `window` records or numbers at a time."""
-        engine = Engine(list(rules), STATISTICS)
+        engine = Engine(list(rules), self.statistics)
         engine.add_slots(self.slots)
         if self.structure is not None:
             engine.add_structure(self.structure)
@@ -113,13 +116,17 @@ class Tape:
 
     def _window(self, engine: Engine, part: slice) -> Window:
         rows = self.rows[part]
-        table = np.full((len(rows), len(self.slots), len(STATISTICS), len(AGGREGATES)), np.nan)
+        usual, many = len(STATISTICS), len(self.statistics)
+        table = np.full((len(rows), len(self.slots), many, len(AGGREGATES)), np.nan)
         for i, tensors in enumerate(rows):
             for slot, tensor in tensors.items():
-                table[i, slot] = statistics_of(tensor, self.slots[slot].batch_dim)
+                table[i, slot, :usual] = statistics_of(tensor, self.slots[slot].batch_dim)
+        for i, extra in enumerate(self.extra[part]):
+            for slot, values in extra.items():
+                table[i, slot, usual:, 0] = values
         return Window(
             table=engine.scene.table,
-            statistics=STATISTICS,
+            statistics=self.statistics,
             first=part.start,
             steps=np.array(self.steps[part]),
             types=list(self.modes[part]),

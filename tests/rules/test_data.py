@@ -46,6 +46,8 @@ def test_batches_of_one_class_each() -> None:
     batches = np.repeat(np.arange(20) % 10, 32).reshape(20, 32)
     (found,) = labels(batches).findings(SingleClass())
     assert found.first_step == 0
+    batches[:, 7] += 1  # one sample of 32 is another one
+    assert not labels(batches).findings(SingleClass())
 
 
 def test_sorted_batches_are_not_shuffled_and_shuffled_ones_are() -> None:
@@ -105,6 +107,7 @@ def test_a_branch_of_a_ten_thousandth_does_not_count() -> None:
     assert found.place is not None
     assert (found.place.node, found.place.pass_) == ("mlp", "grad")
     assert not branches(1e-2).findings(BranchIgnored())
+    assert not branches(1e-2).findings(GradientImbalance())
     assert not branches(1e-4, records=15).findings(BranchIgnored())
 
 
@@ -184,20 +187,20 @@ def test_a_net_without_anything_like_a_rectifier_is_not_judged() -> None:
     assert tape.findings(RectifiedAnswer()) == []
 
 
-def test_a_branch_that_is_cut_off_is_named() -> None:
+@pytest.mark.parametrize("cut", [True, False])
+def test_a_branch_that_is_cut_off_is_named(cut: bool) -> None:
     tape = Tape()
     w1 = tape.slot("a", (4, 4), role="weight", kind="parameter")
     w2 = tape.slot("b", (4, 4), role="weight", kind="parameter")
     a, b = tape.slot("a", (8, 4)), tape.slot("b", (8, 4))
     loss = tape.slot("loss", (), kind="loss")
     gradient = tape.slot("b", (4, 4), role="weight", kind="parameter", pass_="grad")
-    tape.graph([(w1, a), (w2, b), (b, loss)], cut=[(a, b)])
+    whole = [(w1, a), (w2, b), (b, loss), *([] if cut else [(a, b)])]
+    tape.graph(whole, cut=[(a, b)] if cut else [])
     tape.documents["modules"] = [
         {"node": name, "parameters": {"weight": {"trainable": True, "tied_to": None}}}
         for name in "ab"
     ]
     for _ in range(3):
         tape.record({i: np.ones(tape.slots[i].shape) for i in (w1, w2, a, b, gradient)})
-    (found,) = tape.findings(Detached())
-    assert found.place is not None
-    assert found.place.node == "a"
+    assert [str(found.place) for found in tape.findings(Detached())] == ["a"] * cut

@@ -37,6 +37,15 @@ def test_a_gradient_that_dies_is_found_where_it_dies(window: int) -> None:
     assert found.evidence["share of the upper quartile"] == pytest.approx(5e-4)
 
 
+def test_a_gradient_that_dies_over_the_training_is_found_though_it_is_not_the_smallest() -> None:
+    """The first layer's share falls from 10 to 0.009 of the upper quartile, which is 1."""
+    early, later = [10.0, 1.0, 1.0, 1.0, 1.0, 1.0], [9e-3, 1.0, 1.0, 1.0, 1.0, 1.0]
+    (found,) = chain([early] * 6 + [later] * 12).findings(VanishingGradient())
+    assert found.place is not None
+    assert (found.place.node, found.first_step, found.also) == ("layer0", 6, 0)
+    assert not chain([early] * 6 + [[1.1e-2, *later[1:]]] * 12).findings(VanishingGradient())
+
+
 def test_a_gradient_of_zero_or_a_little_less_is_not_vanishing() -> None:
     assert not chain([[0.0, 2e-3, 1, 1, 1, 1]] * 20).findings(VanishingGradient())
 

@@ -84,13 +84,16 @@ def test_without_updates_the_change_of_the_norm_stands_for_them() -> None:
     assert not sparse.findings(LargeUpdate())
 
 
-def test_updates_of_a_ten_millionth_change_nothing() -> None:
+@pytest.mark.parametrize(("ratio", "found"), [(1e-7, 1), (1e-4, 0)])
+def test_updates_of_a_ten_millionth_change_nothing(ratio: float, found: int) -> None:
     tape, a, b = network()
     update = tape.slot("a", (4, 4), role="weight", kind="parameter", pass_="update")
     for _ in range(10):
-        tape.record({a: WEIGHT, b: WEIGHT, update: WEIGHT * 1e-7})
-    (found,) = tape.findings(SmallUpdate())
-    assert found.evidence["update / weight"] == pytest.approx(1e-7, rel=1e-4)
+        tape.record({a: WEIGHT, b: WEIGHT, update: WEIGHT * ratio})
+    findings = tape.findings(SmallUpdate())
+    assert [f.evidence["update / weight"] for f in findings] == pytest.approx(
+        [ratio] * found, rel=1e-4
+    )
 
 
 def test_a_weight_that_grows_to_twelve_times_its_size_grows_without_end() -> None:

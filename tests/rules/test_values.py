@@ -7,11 +7,11 @@ from collections.abc import Sequence
 import numpy as np
 import pytest
 
+from comgra_decl.records import STATISTICS
 from comgra_decl.rules.activations.dead import DeadUnits
 from comgra_decl.rules.activations.rank import RankCollapse
 from comgra_decl.rules.activations.saturated import Saturated
 from comgra_decl.rules.activations.spread import ActivationDrift, PoorInitialisation
-from comgra_decl.rules.attention.collapse import AttentionCollapse
 from comgra_decl.rules.precision.half import HalfOverflow, HalfUnderflow
 from comgra_decl.rules.precision.nonfinite import Nonfinite
 from comgra_decl.rules.values.independent import InputIndependence
@@ -104,16 +104,28 @@ def test_a_rectifier_that_returns_zeros_is_dead() -> None:
     assert found.first_step == 5
 
 
+def test_a_rectifier_that_is_given_zeros_is_not_to_blame() -> None:
+    tape = Tape()
+    before, relu = tape.slot("lin", (4, 6)), tape.slot("act", (4, 6), class_="ReLU")
+    tape.graph([(before, relu)])
+    for _ in range(8):
+        tape.record({before: 0 * ONES, relu: 0 * ONES})
+    assert not tape.findings(DeadUnits())
+    (zero,) = tape.findings(AllZero())
+    assert str(zero.place) == "lin"
+
+
 @pytest.mark.parametrize(
     ("class_", "value", "slope"), [("Tanh", 0.99, 1 - 0.99**2), ("Sigmoid", 0.999, 4 * 0.000999)]
 )
 def test_saturation_is_a_flat_slope(class_: str, value: float, slope: float) -> None:
     tape = Tape()
     act = tape.slot("act", (4, 6), class_=class_)
+    half_way = tape.slot("half", (4, 6), class_=class_)
     for step in range(9):
-        tape.record({act: ONES * (0.5 if step < 3 else value)})
+        tape.record({act: ONES * (0.5 if step < 3 else value), half_way: ONES * 0.9})
     (found,) = tape.findings(Saturated())
-    assert found.first_step == 3
+    assert (found.first_step, found.also) == (3, 0)
     assert found.evidence["relative slope"] == pytest.approx(slope, rel=1e-3)
 
 
@@ -167,6 +179,22 @@ def test_activations_that_fade_away_drift() -> None:
     assert not spread([[1.0, 1.0]] * 6 + [[1.0, 1 / 900]] * 4).findings(ActivationDrift())
 
 
+@pytest.mark.parametrize(("rank", "steps"), [(3.9, [6]), (4.1, [])])  # of 20 at first
+def test_a_weight_that_keeps_a_fifth_of_its_rank_has_not_collapsed(
+    rank: float, steps: list[int]
+) -> None:
+    tape = Tape(statistics=(*STATISTICS, "effective_rank"))
+    weight = tape.slot("a", (20, 20), role="weight", kind="parameter")
+    other = tape.slot("b", (20, 20), role="weight", kind="parameter")
+    for step in range(12):
+        tape.record({weight: ONES, other: ONES})
+        tape.extra.append({weight: [rank if step > 5 else 20.0], other: [20.0]})
+    found = tape.findings(RankCollapse())
+    assert [(str(f.place), f.first_step, f.also) for f in found] == [
+        ("a weight", step, 0) for step in steps
+    ]
+
+
 def test_rank_says_what_it_lacks() -> None:
     tape, slots = network()
     tape.record(dict.fromkeys(slots, ONES))
@@ -193,15 +221,3 @@ def test_an_output_of_zeros_is_found() -> None:
     (found,) = tape.findings(AllZero())
     assert found.place is not None
     assert (found.place.node, found.first_step) == ("b", 2)
-
-
-def test_attention_on_one_token_has_collapsed() -> None:
-    tape = Tape()
-    slot = tape.slot("attn", (2, 3, 5, 5), class_="Softmax")
-    even, one = np.full((2, 3, 5, 5), 0.2), np.zeros((2, 3, 5, 5))
-    one[..., 0] = 1
-    for step in range(9):
-        tape.record({slot: even if step < 3 else one})
-    (found,) = tape.findings(AttentionCollapse())
-    assert found.first_step == 3
-    assert found.evidence["tokens"] == pytest.approx(1.0)

@@ -10,6 +10,7 @@ from pydantic import Field
 
 from comgra_decl.rules.base import Patient, Scene, SlotRule
 from comgra_decl.rules.memory import Bools, Slots
+from comgra_decl.rules.paths import single_sources
 from comgra_decl.rules.table import Mask, SlotTable
 from comgra_decl.rules.window import Window
 from comgra_decl.spec.base import Number
@@ -35,7 +36,8 @@ class DeadUnits(SlotRule):
     definition = (
         "For `patience` records, more than `share` of the gradient of a bias is exactly zero "
         "though not all gradients are (such a bias belongs to a unit that no sample "
-        "of the batch has activated), or more than `zeros` of a rectifier's output is zero."
+        "of the batch has activated), or more than `zeros` of a rectifier's output is zero though "
+        "not all of what enters it is."
     )
     source = (
         "SageMaker Debugger (more than half of a layer's units dead), the debugging chapter "
@@ -48,11 +50,16 @@ class DeadUnits(SlotRule):
     explained_by = ("nonfinite", "large_update")
     Parameters = DeadParameters
     statistics = ("zero_fraction",)
-    evidence = "share of zeros"
+    evidence, of_graph = "share of zeros", True
     needs = "outputs or gradients of biases, {select: '**', capture: [output, parameter_grad]}"
 
+    def __init__(self, parameters: Any = None) -> None:
+        super().__init__(parameters)
+        self._sources: Slots = np.zeros(0, np.int64)
+
     def wants(self, table: SlotTable) -> Mask:
-        """Returns rectifiers' outputs and the gradients of biases."""
+        """Returns rectifiers' outputs and the gradients of biases; learns what enters those."""
+        self._sources = single_sources(self.scene)
         rectified = table.outputs & table.where(lambda i: i.module_class in RECTIFIERS)
         biases = table.parameter_gradients & table.where(
             lambda i: i.key.role == "bias" and len(i.shape) == 1 and i.shape[0] > 3
@@ -65,10 +72,19 @@ class DeadUnits(SlotRule):
         bias = window.table.parameter_gradients[at]
         limit = np.where(bias, self.parameters.share, self.parameters.zeros)
         hit = zeros > limit
+        source = self._sources[at]
+        empty = window.read("zero_fraction", np.maximum(source, 0)) == 1  # what enters is to blame
+        hit &= bias | (source < 0) | ~empty
         if bias.any():
             nothing = (zeros[:, bias] == 1).all(1)  # nothing is trained at all: not this rule's
             hit[np.ix_(nothing, bias)] = False
         return hit, zeros
+
+    def ordered(self, scene: Scene, fired: Slots) -> Slots:
+        """Returns rectifiers first, as they ran; then biases, the one nearest to the loss first."""
+        bias = scene.table.parameter_gradients[fired]
+        order = scene.table.order[fired] * np.where(bias, -1, 1)
+        return fired[np.lexsort((order, bias, self.streak.first[fired]))]
 
     def sentence(self, scene: Scene, slot: int) -> str:
         """Says how many are dead."""

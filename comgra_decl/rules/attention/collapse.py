@@ -8,13 +8,12 @@ import numpy as np
 from numpy.typing import NDArray
 from pydantic import Field
 
+from comgra_decl.rules.attention.patterns import could_be_attention
 from comgra_decl.rules.base import Patient, Scene, SlotRule
 from comgra_decl.rules.memory import Bools, Slots
 from comgra_decl.rules.table import Mask, SlotTable
 from comgra_decl.rules.window import Window
 from comgra_decl.spec.base import Number
-
-_FEWEST_TOKENS = 4
 
 
 class AttentionParameters(Patient):
@@ -50,9 +49,13 @@ class AttentionCollapse(SlotRule):
     lowest, evidence = True, "tokens"
     needs = "attention probabilities, as the preset `attention` does"
 
+    def __init__(self, parameters: Any = None) -> None:
+        super().__init__(parameters)
+        self._seen = False
+
     def wants(self, table: SlotTable) -> Mask:
         """Returns what could be attention by its shape."""
-        return table.outputs & table.where(_could_be)
+        return table.outputs & table.where(could_be_attention)
 
     def measure(self, window: Window, at: Slots) -> tuple[Bools, NDArray[Any]]:
         """Counts the tokens that rows are spread over."""
@@ -62,7 +65,13 @@ class AttentionCollapse(SlotRule):
         are &= np.abs(window.read("mean", at) * tokens - 1) < 1e-2
         spread = rows / window.read("l2", at).astype(np.float64) ** 2
         spread = np.where(are, spread, np.nan)
+        self._seen = self._seen or bool(are.any())
         return spread < self.parameters.tokens, spread
+
+    def missing(self, scene: Scene) -> str | None:
+        """Returns why it could not look."""
+        nothing = None if self._seen else f"no attention is recorded; add to `nodes`: {self.needs}"
+        return super().missing(scene) or nothing
 
     def sentence(self, scene: Scene, slot: int) -> str:
         """Says how few tokens it looks at."""
@@ -71,7 +80,3 @@ class AttentionCollapse(SlotRule):
             f"{scene.table.place(slot)} is spread over {self.streak.worst[slot]:.2f} of {tokens} "
             "tokens: attention has collapsed."
         )
-
-
-def _could_be(info: Any) -> bool:
-    return len(info.shape) >= 3 and info.shape[-1] >= _FEWEST_TOKENS and info.shape[-2] > 1

@@ -10,7 +10,7 @@ from pydantic import Field
 
 from comgra_decl.rules.base import Patient, Scene, SlotRule
 from comgra_decl.rules.gradients.sizes import gradients, largest_of_node
-from comgra_decl.rules.memory import Bools, Slots, row_quantile
+from comgra_decl.rules.memory import Bools, Early, Slots, row_quantile
 from comgra_decl.rules.table import Mask, SlotTable
 from comgra_decl.rules.window import Window
 from comgra_decl.spec.base import Int, Number
@@ -25,6 +25,9 @@ class VanishingParameters(Patient):
     ratio: Annotated[Number, Field(gt=0, lt=1)] = 1e-3
     """A gradient is too small below this share of the upper quartile of all gradients."""
 
+    fall: Annotated[Number, Field(gt=0, lt=1)] = 1e-3
+    """Below this part of the share that it had at first, it has died during the training."""
+
 
 class VanishingGradient(SlotRule):
     """Gradients that die on their way to the first layers."""
@@ -34,8 +37,9 @@ class VanishingGradient(SlotRule):
     definition = (
         "The l2 norm of the gradient of a module's output (of a weight, where outputs' gradients "
         "are not recorded) is below `ratio` times the upper quartile of all such gradients of the "
-        "step, in every iteration of the module, for `patience` records, though not exactly zero. "
-        "At least four are compared."
+        "step, in every iteration of the module, for `patience` records, though not exactly zero; "
+        "or that share is below `fall` times what it was at first (median of five records). At "
+        "least four are compared."
     )
     source = (
         "AutoTrainer (norm of the first layer below 1e-3 of that of the last one); relative to the "
@@ -51,6 +55,10 @@ class VanishingGradient(SlotRule):
     lowest, backwards, evidence = True, True, "share of the upper quartile"
     needs = "gradients, such as {select: '**', capture: [output_grad]}"
 
+    def __init__(self, parameters: Any = None) -> None:
+        super().__init__(parameters)
+        self._early = Early(5)
+
     def wants(self, table: SlotTable) -> Mask:
         """Returns the gradients of outputs, or else of weights."""
         return gradients(table)
@@ -62,7 +70,8 @@ class VanishingGradient(SlotRule):
         enough = (~np.isnan(known)).sum(1) >= 4
         share = largest_of_node(window.table, at, known) / row_quantile(known, 0.75)
         share[~enough] = np.nan
-        return share < self.parameters.ratio, share
+        fallen = share < self.parameters.fall * self._early.look(at, share)
+        return (share < self.parameters.ratio) | fallen, share
 
     def sentence(self, scene: Scene, slot: int) -> str:
         """Says how small it is."""

@@ -2,16 +2,24 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection, Sequence
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
+from comgra_decl.records import SlotKey
 from comgra_decl.rules.base import Scene, SlotRule
 from comgra_decl.rules.finding import MOST_OTHERS, Finding, Place
 from comgra_decl.rules.memory import Bools, Previous, Slots
 from comgra_decl.rules.table import Mask, SlotTable
 from comgra_decl.rules.window import Window
+
+_SAID = {
+    "none": "never had a gradient",
+    "zero": "gets a gradient of exactly zero",
+    "unknown": "never changes",
+}
 
 
 class Untrained(SlotRule):
@@ -72,22 +80,42 @@ class Untrained(SlotRule):
         found = list(dict.fromkeys(found))
         if not found:
             return []
-        lead = found[0]
-        never = lead in missing
-        what = "never had a gradient" if never else "gets a gradient of exactly zero"
-        if not never and not scene.table.parameter_gradients.any():
-            what = "never changes"
+        lead, gradient = self._lead(scene, found, missing)
         return [
             self.finding(
                 scene,
                 place=lead,
                 first_step=0,
-                message=f"{lead} could be trained and is not: it {what}.",
-                evidence={"records": scene.records},
+                message=f"{lead} could be trained and is not: it {_SAID[gradient]}.",
+                evidence={"records": scene.records, "gradient": gradient},
                 also=len(found) - 1,
-                others=tuple(found[1 : MOST_OTHERS + 1]),
+                others=tuple(place for place in found if place != lead)[:MOST_OTHERS],
             )
         ]
+
+    def follows(self, finding: Finding, other: Finding) -> bool:
+        """A gradient of zero is explained by a rectifier that lets nothing through, too."""
+        if finding.evidence["gradient"] == "zero" and other.rule == "dead_units":
+            return other.place is not None and other.place.pass_ == "forward"
+        return super().follows(finding, other)
+
+    def _lead(
+        self, scene: Scene, found: Sequence[Place], missing: Collection[Place]
+    ) -> tuple[Place, str]:
+        """Returns the parameter to be named, and what it gets for a gradient."""
+        never = [place for place in found if place in missing]
+        if never:
+            return never[0], "none"
+        if not scene.table.parameter_gradients.any():
+            return found[0], "unknown"
+        # it comes from the loss, and has ended at the layer that it meets first
+        return max(found, key=lambda place: self._ran(scene, place)), "zero"
+
+    def _ran(self, scene: Scene, place: Place) -> int:
+        """Returns when the node of a parameter ran in a step; -1 where that is not known."""
+        keys = (SlotKey(place.node, place.role, 0, pass_) for pass_ in ("forward", "grad"))
+        slots = [scene.table.by_key[key] for key in keys if key in scene.table.by_key]
+        return max((int(scene.table.order[slot]) for slot in slots), default=-1)
 
     def _is_still(self, scene: Scene, slot: int) -> bool:
         """Whether it is so in nearly all records: an expert may wait for its first token."""

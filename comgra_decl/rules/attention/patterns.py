@@ -1,0 +1,156 @@
+"""Attention whose pattern says that it does nothing: all on one token, or each on itself."""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+from typing import Annotated, Any
+
+import numpy as np
+from numpy.typing import NDArray
+from pydantic import Field
+
+from comgra_decl.records import SlotInfo
+from comgra_decl.rules.base import Patient, Scene, SlotRule
+from comgra_decl.rules.memory import Bools, Slots
+from comgra_decl.rules.table import Mask, SlotTable
+from comgra_decl.rules.window import Window
+from comgra_decl.spec.base import Int, Number
+
+FEWEST_TOKENS = 4
+"""Attention to fewer tokens has no pattern."""
+
+
+def could_be_attention(info: SlotInfo) -> bool:
+    """Whether a tensor could be attention [..., queries, tokens] by its shape."""
+    return len(info.shape) >= 3 and info.shape[-1] >= FEWEST_TOKENS and info.shape[-2] > 1
+
+
+class PatternParameters(Patient):
+    """What can be said of rules about patterns of attention."""
+
+    share: Annotated[Number, Field(gt=0, lt=1)] = 0.9
+    """So much of all attention is too much."""
+
+    every: Annotated[Int, Field(ge=1)] = 10
+    """Every so many records are looked at, since their values have to be read."""
+
+    patience: Annotated[Int, Field(ge=1)] = 3
+    """For so many of these in a row it must be so."""
+
+
+class _Pattern(SlotRule):
+    """Looks at the values of attention, of the recorded samples."""
+
+    severity = "hint"
+    certainty = 0.5
+    explained_by = ("nonfinite",)
+    Parameters = PatternParameters
+    evidence = "share of attention"
+    needs = "attention with `values: true`, as the preset `attention` does"
+
+    def __init__(self, parameters: Any = None) -> None:
+        super().__init__(parameters)
+        self._seen = False
+
+    def wants(self, table: SlotTable) -> Mask:
+        """Returns what could be attention by its shape."""
+        return table.outputs & table.where(could_be_attention)
+
+    def look(self, window: Window) -> None:
+        """Takes those of the next records whose turn it is."""
+        number = window.first + np.arange(len(window))
+        rows = np.flatnonzero(number % self.parameters.every == 0)
+        if len(rows):
+            self._take(window.only(rows, int(number[rows[0]])))
+
+    def measure(self, window: Window, at: Slots) -> tuple[Bools, NDArray[Any]]:
+        """Looks at the values of each record."""
+        share = np.full((len(window), len(at)), np.nan)
+        for row, column in np.ndindex(*share.shape):
+            values = window.details.values(row, int(at[column]))
+            if values is not None and _is_attention(values):
+                share[row, column] = self.share_of(np.asarray(values, np.float64))
+                self._seen = True
+        return share > self.parameters.share, share
+
+    def missing(self, scene: Scene) -> str | None:
+        """Returns why it could not look."""
+        nothing = None if self._seen else f"no attention is recorded; add to `nodes`: {self.needs}"
+        return super().missing(scene) or nothing
+
+    @staticmethod
+    @abstractmethod
+    def share_of(attention: NDArray[np.float64]) -> float:
+        """Returns how much of attention [samples, ..., queries, tokens] has the pattern."""
+
+
+class AttentionSink(_Pattern):
+    """Attention that goes to one and the same token from everywhere."""
+
+    name = "attention_sink"
+    definition = (
+        "Of the attention of all queries, heads and recorded samples, more than `share` goes to "
+        "the same token, the first one or another, for `patience` of the records looked at."
+    )
+    source = (
+        "Attention sinks: Xiao et al., Efficient Streaming Language Models (2024), who find more "
+        "than half of it at the first token in most heads; the debugging chapter's vertical stripe."
+    )
+    advice = (
+        "Some heads do this when they have nothing to say; all of them hand on the same value "
+        "to every token. See whether the mask lets anything else through, and look for logits that "
+        "grow: normalise queries and keys, lower the learning rate."
+    )
+
+    @staticmethod
+    def share_of(attention: NDArray[np.float64]) -> float:
+        """Returns the share of the token that gets most."""
+        by_token = attention.reshape(-1, attention.shape[-1]).mean(0)
+        return float(by_token.max())
+
+    def sentence(self, scene: Scene, slot: int) -> str:
+        """Says how much it is."""
+        return (
+            f"{self.streak.worst[slot]:.0%} of {scene.table.place(slot)} is at one token, wherever "
+            "it looks from."
+        )
+
+
+class AttentionDiagonal(_Pattern):
+    """Attention of each token to itself alone."""
+
+    name = "attention_diagonal"
+    definition = (
+        "Of the attention of all queries, heads and recorded samples, from as many queries as "
+        "there are tokens, more than `share` lies on the diagonal, for `patience` of the records "
+        "looked at."
+    )
+    source = "The debugging chapter's diagonal pattern; own default."
+    advice = (
+        "Attention that looks at itself hands on its input: look at the mask (is it inverted?), at "
+        "the dimension of the softmax, and at queries and keys, which may be the same projection."
+    )
+
+    def wants(self, table: SlotTable) -> Mask:
+        """Returns what could be attention of tokens to themselves."""
+        return super().wants(table) & table.where(lambda i: i.shape[-2:-1] == i.shape[-1:])
+
+    @staticmethod
+    def share_of(attention: NDArray[np.float64]) -> float:
+        """Returns the mean of the diagonal."""
+        return float(np.diagonal(attention, axis1=-2, axis2=-1).mean())
+
+    def sentence(self, scene: Scene, slot: int) -> str:
+        """Says how much it is."""
+        return (
+            f"{self.streak.worst[slot]:.0%} of {scene.table.place(slot)} is of tokens to "
+            "themselves: it hands on what it is given."
+        )
+
+
+def _is_attention(values: NDArray[Any]) -> bool:
+    """Whether rows of values [samples, ..., queries, tokens] are shares that add up to 1."""
+    if values.ndim < 3 or not len(values):
+        return False
+    sums = np.asarray(values, np.float64).sum(-1)
+    return bool((values >= 0).all() and np.abs(sums - 1).max() < 1e-2)

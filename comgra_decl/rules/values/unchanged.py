@@ -1,0 +1,89 @@
+"""Outputs that stay the same although what they are computed from changes."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from comgra_decl.rules.base import Scene, SlotRule
+from comgra_decl.rules.memory import Bools, Previous, Slots
+from comgra_decl.rules.paths import sources_of
+from comgra_decl.rules.table import Mask, SlotTable
+from comgra_decl.rules.window import Window
+
+_COMPARED = (("mean", "mean"), ("mean", "std"), ("l2", "mean"), ("l2", "std"))
+
+
+class UnchangedOutput(SlotRule):
+    """Outputs that stay the same although what they are computed from changes."""
+
+    name = "unchanged_output"
+    certainty = 0.5
+    definition = (
+        "Mean and l2 norm of an output, in the mean and the deviation over the batch, are exactly "
+        "those of the record before, though those of a floating-point tensor that it is computed "
+        "from (by the dependency graph) are not, for `patience` records in a row. Left out are "
+        "outputs of zeros and ones, which differ without it being seen there."
+    )
+    source = (
+        "SageMaker Debugger (tensors that are alike over the last three saved steps); exact here, "
+        "and only where what enters changes."
+    )
+    advice = (
+        "Look for what throws the input away: a softmax over a dimension of one element, a clamp "
+        "or a saturated function, a result that is cached, or multiplication by zero."
+    )
+    explained_by = ("nonfinite", "dead_units", "all_zero", "saturated", "input_independence")
+    statistics = ("mean", "std", "l2", "min", "max")
+    evidence, of_graph = "mean", True
+    needs = "outputs and what enters them, with `graph: true`"
+
+    def __init__(self, parameters: Any = None) -> None:
+        super().__init__(parameters)
+        self._before = [Previous() for _ in _COMPARED]
+        self._sources: Slots = np.zeros(0, np.int64)  # those of all columns, one after another
+        self._starts: Slots = np.zeros(0, np.int64)
+
+    def wants(self, table: SlotTable) -> Mask:
+        """Returns outputs of modules that are computed from floating-point tensors."""
+        mask, lists = np.zeros(len(table), np.bool_), []
+        outputs, sources = table.outputs, sources_of(self.scene)
+        for slot in sorted(sources):
+            given = [s for s in sources[slot] if table.floating[s] and not table.parameters[s]]
+            if outputs[slot] and given:
+                mask[slot] = True
+                lists.append(given)
+        self._sources = np.array([s for given in lists for s in given], np.int64)
+        self._starts = np.cumsum([0, *map(len, lists)], dtype=np.int64)[:-1]
+        return mask
+
+    def measure(self, window: Window, at: Slots) -> tuple[Bools, NDArray[Any]]:
+        """Compares each tensor, and what enters it, with the record before."""
+        everything = np.arange(len(window.table))
+        same = np.ones((len(window), len(everything)), np.bool_)
+        changed = np.zeros(same.shape, np.bool_)
+        for (name, over), before in zip(_COMPARED, self._before, strict=True):
+            value = window.read(name, everything, over).astype(np.float64)
+            known = before.look(everything, value)
+            same &= value == known
+            changed |= (value != known) & ~np.isnan(value) & ~np.isnan(known)
+        entering = np.logical_or.reduceat(changed[:, self._sources], self._starts, axis=1)
+        return same[:, at] & entering & ~_ones_and_zeros(window, at), window.read("mean", at)
+
+    def sentence(self, scene: Scene, slot: int) -> str:
+        """Says since when."""
+        return (
+            f"{scene.table.place(slot)} is exactly the same in every record from step "
+            f"{self.streak.first[slot]} on, though what it is computed from is not."
+        )
+
+
+def _ones_and_zeros(window: Window, at: Slots) -> Bools:
+    """Returns where a tensor holds both ones and zeros and nothing else, as a one-hot code does."""
+    total = window.read("mean", at).astype(np.float64) * window.table.elements[at]
+    squares = window.read("l2", at).astype(np.float64) ** 2
+    between = (window.read("min", at) >= 0) & (window.read("max", at) <= 1)
+    both = (window.read("std", at) > 0) & (np.abs(total - squares) <= 1e-4 * squares)
+    return np.asarray(between & both)
