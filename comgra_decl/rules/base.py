@@ -252,6 +252,13 @@ class SlotRule(Rule):
         """Returns those of the slots with a streak (one at least) that are worth a finding."""
         return fired
 
+    def in_every_iteration(self, scene: Scene, fired: Slots) -> Slots:
+        """Returns those of the slots whose tensor shows it in all iterations: a state may be 0."""
+        tensor = scene.table.tensors
+        often = np.flatnonzero(self.streak.seen >= self.patience)
+        others = tensor[np.setdiff1d(often, fired)]
+        return fired[~np.isin(tensor[fired], others)]
+
     def ordered(self, scene: Scene, fired: Slots) -> Slots:
         """Returns the slots, the one that shows it first at the front."""
         order = scene.table.order[fired]

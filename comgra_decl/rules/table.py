@@ -76,6 +76,13 @@ class SlotTable:
         return np.array(places, np.int64)
 
     @cached_property
+    def tensors(self) -> NDArray[np.int64]:
+        """A number for the tensor of each slot, [n]: the same for all its iterations."""
+        numbers: dict[SlotKey, int] = {}
+        keys = (info.key._replace(iteration=0) for info in self.infos)
+        return np.array([numbers.setdefault(key, len(numbers)) for key in keys], np.int64)
+
+    @cached_property
     def forward(self) -> NDArray[np.int64]:
         """The slot of the same tensor in the forward pass, [n]; -1 where there is none."""
         found = [self.by_key.get(i.key._replace(pass_="forward"), -1) for i in self.infos]

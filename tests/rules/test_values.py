@@ -214,6 +214,15 @@ def test_outputs_that_become_equal_for_all_samples_do_not_depend_on_the_input() 
     assert (found.place.node, found.first_step, found.also) == ("b", 6, 0)
 
 
+@pytest.mark.parametrize("iterations", [1, 2])
+def test_the_first_state_of_a_loop_may_be_zero(iterations: int) -> None:
+    tape = Tape()
+    slots = [tape.slot("cell", (4, 6), iteration=i) for i in range(2)]
+    for _ in range(8):
+        tape.record({slot: ONES * (i >= iterations) for i, slot in enumerate(slots)})
+    assert [found.also for found in tape.findings(AllZero())] == [1] * (iterations == 2)
+
+
 def test_an_output_of_zeros_is_found() -> None:
     tape, (a, b, c) = network()
     for step in range(8):

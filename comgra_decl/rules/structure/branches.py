@@ -71,6 +71,10 @@ class _Branches(SlotRule):
         found = share[:, at]
         return (found < self.parameters.ratio) & late[:, None], found
 
+    def chosen(self, scene: Scene, fired: Slots) -> Slots:
+        """Leaves out what only some iterations show: the first state of a loop is often zero."""
+        return self.in_every_iteration(scene, fired)
+
 
 class BranchIgnored(_Branches):
     """A branch that is so small beside the one it is added to that it does nothing."""
@@ -80,7 +84,8 @@ class BranchIgnored(_Branches):
     definition = (
         "Of several tensors of one shape from which another of this shape is computed (a residual "
         "branch and what it is added to), one has an l2 norm below `ratio` times that of the "
-        "largest, for `patience` records, the first `after` left alone."
+        "largest, in every iteration within a step, for `patience` records, the first `after` left "
+        "alone."
     )
     source = "comgra's plan (residual connections that are ignored)."
     advice = (
@@ -111,7 +116,8 @@ class GradientImbalance(_Branches):
     certainty = 0.45
     definition = (
         "Of several tensors of one shape that are combined, one has a gradient below `ratio` times "
-        "that of another (l2), for `patience` records, the first `after` left alone."
+        "that of another (l2), in every iteration within a step, for `patience` records, the first "
+        "`after` left alone."
     )
     source = "comgra and torchexplorer, whose users look for it by eye; own default."
     advice = "Rescale or normalise the branches; look for saturation or detach() in the small one."

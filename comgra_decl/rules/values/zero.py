@@ -19,8 +19,8 @@ class AllZero(SlotRule):
     name = "all_zero"
     certainty = 0.6
     definition = (
-        "The output of a module is exactly zero in all elements of all samples, for `patience` "
-        "records in a row."
+        "The output of a module is exactly zero in all elements of all samples, in every iteration "
+        "within a step, for `patience` records in a row."
     )
     source = "SageMaker Debugger (all values zero)."
     advice = (
@@ -40,6 +40,10 @@ class AllZero(SlotRule):
         """Looks for a largest magnitude of zero."""
         size = window.read("abs_max", at, "abs_max")
         return size == 0, np.asarray(size)
+
+    def chosen(self, scene: Scene, fired: Slots) -> Slots:
+        """Leaves out what only some iterations show: the first state of a loop is often zero."""
+        return self.in_every_iteration(scene, fired)
 
     def sentence(self, scene: Scene, slot: int) -> str:
         """Says that it is zero."""
