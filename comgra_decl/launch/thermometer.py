@@ -72,9 +72,13 @@ def reading(readings: list[Reading], end: Callable[[], BaseException]) -> Iterat
 def readings_of(run: Run, step: int | None = None) -> list[Reading]:
     """Returns the readings of a recorded step, the first one unless another is wanted.
 
+    There are none where no step of the training was recorded.
+
     The mean of a recorded tensor is that of all its values; its standard deviation is the mean of
     those of the samples, which is what the run holds.
     """
+    if step is None and not len(run.steps):
+        return []
     at = int(run.steps[0]) if step is None else step
     slots, row = run.slots, run.row(at)
     found = []

@@ -9,6 +9,7 @@ import torch
 from torch import nn
 
 import comgra_decl
+from comgra_decl.launch.cli import main
 from comgra_decl.launch.thermometer import Reading, reading, readings_of
 
 
@@ -50,3 +51,26 @@ def test_a_recorded_step_gives_the_same_means(tmp_path: Path) -> None:
     assert found["0"].in_mean == pytest.approx(float(x.mean()), rel=1e-5)
     each = hidden.std(dim=1, correction=0).mean()
     assert found["0"].out_std == pytest.approx(float(each), rel=1e-5)
+    assert main_ends(["thermometer", str(session.path), "0"]) == 0
+    for odd in (["abc"], ["0", "1"], ["-3"], ["7"]):
+        assert main_ends(["thermometer", str(session.path), *odd]) == 2, odd
+
+
+def main_ends(arguments: list[str]) -> object:
+    try:
+        main(arguments)
+    except SystemExit as end:
+        return end.code
+    return 0
+
+
+@pytest.mark.parametrize("odd", [["nowhere.py"], ["--", "nowhere.py"], ["-m"], ["--"]])
+def test_what_is_no_script_is_said(odd: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+    assert main_ends(["thermometer", *odd]) == 2
+    assert capsys.readouterr().err.startswith("comgra-decl thermometer: ")
+
+
+def test_a_run_without_steps_has_no_readings(tmp_path: Path) -> None:
+    with comgra_decl.trace("debug", root=tmp_path) as session:
+        pass
+    assert main_ends(["thermometer", str(session.path)]) == 3

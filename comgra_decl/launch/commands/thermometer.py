@@ -5,8 +5,12 @@ from __future__ import annotations
 import sys
 from collections.abc import Sequence
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from comgra_decl.launch.exits import Exit
+
+if TYPE_CHECKING:
+    from comgra_decl.launch.thermometer import Reading
 
 PANEL = "Look"
 
@@ -26,25 +30,38 @@ Colours: green, the spread is between 0.5 and 2; yellow and red, larger; cyan an
 def passed_on(arguments: Sequence[str]) -> None:
     """Print mean and spread into and out of every layer in one step, in colours."""
     from comgra_decl.launch.script import UsageError
-    from comgra_decl.launch.thermometer import Reading, reading, readings_of
-    from comgra_decl.launch.watched import Enough, called, refuse, run_watched
+    from comgra_decl.launch.watched import refuse
     from comgra_decl.launch.watched_tables import print_readings
+    from comgra_decl.store.location import Remote, location
 
     if not arguments or arguments[0] in ("-h", "--help"):
         sys.stdout.write(USAGE)
         return
-    if Path(arguments[0]).is_dir() and len(arguments) <= 2:
-        from comgra_decl.query import open_run
-
-        step = int(arguments[1]) if arguments[1:] and arguments[1].isdecimal() else None
-        print_readings(readings_of(open_run(arguments[0]), step))
-        return
     try:
-        call = called(arguments)
+        recorded = isinstance(location(arguments[0]), Remote) or Path(arguments[0]).is_dir()
+        readings = _of_run(arguments) if recorded else _of_script(arguments)
     except UsageError as error:
         refuse("thermometer", error, USAGE)
-    readings: list[Reading] = []
-    run_watched(call, reading(readings, Enough))
     print_readings(readings)
     if not readings:
         sys.exit(Exit.WANTING)
+
+
+def _of_run(arguments: Sequence[str]) -> list[Reading]:
+    from comgra_decl.launch.script import UsageError
+    from comgra_decl.launch.thermometer import readings_of
+    from comgra_decl.query import open_run
+
+    run, *rest = arguments
+    if len(rest) > 1 or not all(step.isdecimal() for step in rest):
+        raise UsageError(f"RUN [STEP] takes a run and a number, not {' '.join(arguments)!r}")
+    return readings_of(open_run(run), int(rest[0]) if rest else None)
+
+
+def _of_script(arguments: Sequence[str]) -> list[Reading]:
+    from comgra_decl.launch.thermometer import reading
+    from comgra_decl.launch.watched import Enough, called, run_watched
+
+    readings: list[Reading] = []
+    run_watched(called(arguments), reading(readings, Enough))
+    return readings
