@@ -11,6 +11,8 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from comgra_decl.errors import StoreError
+from comgra_decl.launch.room import LEFT, STARTING, demand
 from comgra_decl.records import Note, RawStep, Said, StepBatch
 
 if TYPE_CHECKING:
@@ -71,10 +73,11 @@ class Session:
         """Creates the run's folder and attaches to the program.
 
         Raises:
-            StoreError: the folder cannot be created.
+            StoreError: the folder cannot be created, or there is no memory left.
         """
         if not self._spec.enabled or self._hooks is not None:
             return
+        demand(STARTING)
         rank = self._rank()
         if not self._records(rank):
             return
@@ -217,6 +220,10 @@ class Session:
             raw.documents["ranks"], self._late_facts = self._late_facts, None
         if self._writer is not None:
             self._writer.put(raw)
+            try:
+                demand(LEFT)
+            except StoreError as error:
+                self._writer.fail(error)
 
     def _put_said(self, said: Said) -> None:
         """Takes what was said of steps, on the training thread."""
@@ -333,6 +340,7 @@ class Session:
         """Turns raw sums into what is stored, on the writer thread."""
         from comgra_decl.stats.choosing import choose_samples
 
+        demand(LEFT)
         balanced = self._spec.samples.by is not None
         for step in steps:
             if step.wait is not None:

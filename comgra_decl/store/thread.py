@@ -143,7 +143,19 @@ class WriterThread:
             self._room.notify_all()
         self._thread.join(timeout)
         if self._thread.is_alive():
-            self._fail(StoreError(f"the last records could not be written within {timeout} s."))
+            self.fail(StoreError(f"the last records could not be written within {timeout} s."))
+
+    def fail(self, error: BaseException) -> None:
+        """Drops what waits, takes nothing more, and reports the first error; from any thread."""
+        with self._work:
+            first, self._failed = not self._failed, True
+            self._queue.clear()
+            self._waiting_said.clear()
+            self._bytes = 0
+            self._work.notify()
+            self._room.notify_all()
+        if first:
+            self._on_error(error)
 
     def _has_room(self, size: int) -> bool:
         """Waits, with the lock held, until the queue takes `size` bytes; False: it is over."""
@@ -176,7 +188,7 @@ class WriterThread:
                 writer.usage = self._usage.document()
                 self._patiently(writer.close)
         except BaseException as error:  # noqa: BLE001 - the training must never notice
-            self._fail(error)
+            self.fail(error)
             _close_after(writer, error)
 
     def _gather(self, writer: RunWriter) -> bool:
@@ -312,17 +324,6 @@ class WriterThread:
             with self._work:
                 self._work.wait_for(lambda: self._failed, pause)
             pause = min(2 * pause, _LONGEST_PAUSE)
-
-    def _fail(self, error: BaseException) -> None:
-        with self._work:
-            first, self._failed = not self._failed, True
-            self._queue.clear()
-            self._waiting_said.clear()
-            self._bytes = 0
-            self._work.notify()
-            self._room.notify_all()
-        if first:
-            self._on_error(error)
 
 
 def _close_after(writer: RunWriter | None, error: BaseException) -> None:
