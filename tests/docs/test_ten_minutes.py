@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import re
 import shlex
-import subprocess
 import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
+
+from tests.support.forked import forked
 
 PAGE = Path(__file__).parents[2] / "docs" / "ten-minutes.md"
 BLOCKS = re.findall(r"```(python|bash)\n(.*?)```", PAGE.read_text(), re.DOTALL)
@@ -17,14 +18,14 @@ PROGRAM = "import sys; from comgra_decl.launch.cli import main; main(sys.argv[1:
 
 
 def command(line: str) -> list[str] | None:
-    """Returns how to run a line of a shell; None for what serves until it is stopped."""
+    """Returns what to give Python for a line of a shell; None for a server."""
     words = shlex.split(line)
     if words[:2] == ["comgra-decl", "view"]:
         return None
     if words[0] == "comgra-decl":
-        return [sys.executable, "-c", PROGRAM, *words[1:]]
+        return ["-c", PROGRAM, *words[1:]]
     assert words[0] == "python"
-    return [sys.executable, *words[1:]]
+    return words[1:]
 
 
 def test_every_block_of_the_tour_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -39,9 +40,7 @@ def test_every_block_of_the_tour_runs(tmp_path: Path, monkeypatch: pytest.Monkey
             exec(compile(code, str(PAGE), "exec"), namespace)
         else:
             for line in filter(None, map(command, code.splitlines())):
-                done = subprocess.run(
-                    line, capture_output=True, text=True, check=False, timeout=120
-                )
+                done = forked(tmp_path, *line)
                 assert done.returncode == 0, done.stderr
     for name in ("train", "mine"):
         sys.modules.pop(name, None)

@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import os
-import subprocess
-import sys
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -12,6 +9,9 @@ from typing import Any
 
 import pytest
 import torch
+
+from tests.launch.programs import python
+from tests.support.forked import forked
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
 
@@ -57,17 +57,9 @@ def train(tmp_path_factory: pytest.TempPathFactory) -> Train:
 
 def _train(example: str, arguments: tuple[str, ...], folder: Path) -> Outcome:
     script = EXAMPLES / example / "train.py"
-    command = [sys.executable, str(script), *SHORT[example], "save=checkpoint.pt", *arguments]
-    environment = {**os.environ, "OMP_NUM_THREADS": "1", "HYDRA_FULL_ERROR": "1"}
-    result = subprocess.run(
-        command,
-        cwd=folder,
-        env=environment,
-        capture_output=True,
-        text=True,
-        timeout=300,
-        check=False,  # the output says more than the exit status
-    )
+    command = [str(script), *SHORT[example], "save=checkpoint.pt", *arguments]
+    run = python if example == "digits" else forked  # one of them as a user starts it
+    result = run(folder, *command, env={"HYDRA_FULL_ERROR": "1"})
     assert result.returncode == 0, result.stdout + result.stderr
     checkpoint = torch.load(folder / "checkpoint.pt", weights_only=True)
     return Outcome(folder, result.stdout, checkpoint)

@@ -18,6 +18,7 @@ from comgra_decl.spec import load_spec
 from comgra_decl.spec.loading import presets
 from tests.launch.conftest import FakeSession
 from tests.launch.programs import HYDRA_DATACLASS, HYDRA_YAML, loss_of, plain_loss, python
+from tests.support.forked import forked
 
 
 def composed(overlay: Any = None, **app: Any) -> Any:
@@ -146,26 +147,25 @@ def test_one_word_on_the_command_line_records_a_training(yaml_app: Path) -> None
 
 
 def test_a_dataclass_config_keeps_its_keys(dataclass_app: Path) -> None:
-    traced = python(dataclass_app, "train.py", "+comgra=debug", "+comgra.schedule.steps=[0,5]")
+    traced = forked(dataclass_app, "train.py", "+comgra=debug", "+comgra.schedule.steps=[0,5]")
     assert loss_of(traced.stdout) == plain_loss(), traced.stderr
     run = open_run(dataclass_app / "runs")
     assert list(run.steps) == [0, 5]
     assert run.config == {"lr": 0.1}
 
 
-@pytest.mark.slow
 def test_the_long_form_changes_the_spec_and_a_changed_folder_does_not_move_the_run(
     yaml_app: Path,
 ) -> None:
     long_form = [f"hydra.callbacks.comgra.{c}" for c in ("run.root=far", "schedule.every=4")]
-    done = python(yaml_app, "train.py", "+comgra=light", *long_form, "hydra.job.chdir=true")
+    done = forked(yaml_app, "train.py", "+comgra=light", *long_form, "hydra.job.chdir=true")
     assert done.returncode == 0, done.stderr
     assert "outputs" in next(line for line in done.stdout.splitlines() if line.startswith("cwd"))
     assert list(open_run(yaml_app / "far" / "train").steps) == [0, 4, 8]
 
 
 def test_each_job_of_a_sweep_is_a_run(yaml_app: Path) -> None:
-    done = python(yaml_app, "train.py", "-m", "+comgra=light", "+comgra.schedule.every=3,6")
+    done = forked(yaml_app, "train.py", "-m", "+comgra=light", "+comgra.schedule.every=3,6")
     assert done.returncode == 0, done.stderr
     runs = [open_run(summary.path) for summary in list_runs(yaml_app / "runs")]
     assert sorted(list(run.steps) for run in runs) == [[0, 3, 6, 9], [0, 6]]
@@ -218,7 +218,7 @@ def test_both_forms_of_an_override_mean_the_same() -> None:
 
 
 def test_a_wrong_spec_ends_the_application_before_the_training(yaml_app: Path) -> None:
-    done = python(
+    done = forked(
         yaml_app,
         "train.py",
         "+comgra=debug",
@@ -234,10 +234,7 @@ def test_a_wrong_spec_ends_the_application_before_the_training(yaml_app: Path) -
     assert "Traceback" not in done.stderr
 
 
-@pytest.mark.parametrize(
-    ("ending", "code"),
-    [pytest.param("raise SystemExit(5)", 5, marks=pytest.mark.slow), ("1 / 0", 1)],
-)
+@pytest.mark.parametrize(("ending", "code"), [("raise SystemExit(5)", 5), ("1 / 0", 1)])
 def test_a_run_is_complete_however_the_application_ends(
     yaml_app: Path, ending: str, code: int
 ) -> None:
@@ -245,7 +242,7 @@ def test_a_run_is_complete_however_the_application_ends(
     (yaml_app / "train.py").write_text(
         text.replace("    train()\n", f"    train()\n    {ending}\n")
     )
-    traced = python(yaml_app, "train.py", "+comgra=debug")
+    traced = forked(yaml_app, "train.py", "+comgra=debug")
     assert traced.returncode == code
     assert loss_of(traced.stdout) == plain_loss()
     run = open_run(yaml_app / "runs")

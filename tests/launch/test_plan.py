@@ -13,6 +13,7 @@ from comgra_decl.launch.plan import recorded_steps
 from comgra_decl.launch.plan_tables import size_text
 from comgra_decl.spec import Scheduler, load_spec
 from tests.launch.programs import HYDRA_YAML, TRAINING, Ended, command, python
+from tests.support.forked import forked
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
 
@@ -128,12 +129,11 @@ def test_the_program_ends_cleanly_and_early(folder: Path) -> None:
     assert done.stdout.count("What the spec catches") == 1
 
 
-@pytest.mark.slow
 def test_a_hydra_application_has_a_plan(tmp_path: Path) -> None:
     (tmp_path / "conf").mkdir()
     (tmp_path / "conf" / "config.yaml").write_text("lr: 0.1\n")
     (tmp_path / "train.py").write_text(HYDRA_YAML)
-    done = python(tmp_path, "train.py", "+comgra=debug", "+comgra.dry_run=true")
+    done = forked(tmp_path, "train.py", "+comgra=debug", "+comgra.dry_run=true")
     assert done.returncode == 0, done.stderr
     assert "What the spec catches" in done.stdout
     assert "nothing was kept" in done.stdout
@@ -142,7 +142,7 @@ def test_a_hydra_application_has_a_plan(tmp_path: Path) -> None:
 
 def test_the_tutorial_has_a_plan(tmp_path: Path) -> None:
     script = str(EXAMPLES / "tutorial" / "train.py")
-    done = python(
+    done = forked(
         tmp_path, script, "+comgra=light", "+comgra.dry_run=true", "hydra.output_subdir=null"
     )
     assert done.returncode == 0, done.stderr

@@ -15,6 +15,7 @@ from comgra_decl.launch.script import Call, UsageError, main, parse
 from comgra_decl.query import list_runs, open_run
 from tests.launch.conftest import FakeSession
 from tests.launch.programs import SCRIPT, TRAINING, loss_of, plain_loss, python
+from tests.support.forked import forked
 
 
 @pytest.mark.parametrize(
@@ -162,7 +163,7 @@ def test_a_script_that_is_missing_is_said(tmp_path: Path) -> None:
 def test_a_root_that_cannot_be_written_does_not_stop_the_script(folder: Path) -> None:
     (folder / "runs").write_text("in the way")
     plain = python(folder, "code/tell.py")
-    traced = python(folder, "-m", "comgra_decl", "code/tell.py")
+    traced = forked(folder, "-m", "comgra_decl", "code/tell.py")
     assert traced.stdout == plain.stdout
     assert traced.returncode == 0
     assert "nothing is recorded: no run can be created" in traced.stderr

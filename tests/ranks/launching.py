@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import os
 import socket
-import subprocess
-import sys
 from pathlib import Path
+
+from tests.support.forked import Program
 
 
 def free_port() -> int:
@@ -34,20 +34,13 @@ def run_ranks(
 ) -> list[tuple[int, str]]:
     """Runs `python ARGUMENTS` once for each rank; returns exit code and output of each."""
     port = free_port()
-    processes = [
-        subprocess.Popen(
-            [sys.executable, *map(str, arguments)],
-            env=environment(rank, world_size, port),
-            stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
-            text=True,
-            cwd=cwd,
-        )
+    programs = [
+        Program(cwd or Path.cwd(), *arguments, env=environment(rank, world_size, port))
         for rank in range(world_size)
     ]
     try:
-        outputs = [process.communicate(timeout=timeout)[0] for process in processes]
+        ends = [program.ended(timeout) for program in programs]
     finally:
-        for process in processes:
-            process.kill()
-    return [(p.returncode, text) for p, text in zip(processes, outputs, strict=True)]
+        for program in programs:
+            program.process.kill()
+    return [(end.returncode, end.stdout + end.stderr) for end in ends]

@@ -142,7 +142,6 @@ def test_ranks_that_only_torch_distributed_knows(tmp_path: Path) -> None:
     ]
 
 
-@pytest.mark.slow
 def test_hydra_and_one_word(tmp_path: Path) -> None:
     script = tmp_path / "app.py"
     script.write_text(HYDRA)

@@ -36,7 +36,6 @@ dist.destroy_process_group()
 """
 
 
-@pytest.mark.slow
 def test_each_rank_goes_on_with_its_own_database(tmp_path: Path) -> None:
     """In processes of their own; a shorter form follows."""
     script, checkpoint = tmp_path / "train.py", tmp_path / "checkpoint.pt"

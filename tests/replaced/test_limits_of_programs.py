@@ -19,6 +19,7 @@ from torch.nn import functional as F
 import comgra_decl as comgra
 from comgra_decl.query import list_runs
 from tests.replaced.made import ALL, EVERYTHING, Made, losses_of, mlp
+from tests.support.forked import Program
 from tests.support.traced import traced, train
 
 
@@ -195,9 +196,8 @@ with comgra.trace("debug", root=sys.argv[1], group="g", name="same"):
 
 
 def test_l25_two_processes_with_one_name_have_two_runs(tmp_path: Path) -> None:
-    command = [sys.executable, "-c", RUNNER, str(tmp_path)]
-    for program in [subprocess.Popen(command) for _ in range(2)]:
-        assert program.wait(timeout=120) == 0
+    for program in [Program(tmp_path, "-c", RUNNER, tmp_path) for _ in range(2)]:
+        assert program.ended().returncode == 0
     runs = list_runs(tmp_path)
     assert sorted(run.name for run in runs) == ["same", "same-2"]
     assert [run.records for run in runs] == [5, 5]

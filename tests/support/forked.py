@@ -1,0 +1,117 @@
+"""Programs that begin with torch and comgra_decl imported, which otherwise takes four seconds.
+
+They are forked from a process that has done nothing but import, so they know nothing of each other
+or of the tests. For tests of what a program does; where the start of Python itself, its imports or
+the last things it does are what is tested, start a Python.
+"""
+
+from __future__ import annotations
+
+import atexit
+import builtins
+import multiprocessing
+import os
+import runpy
+import shutil
+import sys
+import tempfile
+import threading
+from collections.abc import Mapping
+from multiprocessing.context import ForkServerProcess
+from pathlib import Path
+from subprocess import CompletedProcess
+from types import ModuleType
+
+IMPORTED = ["torch._dynamo", "torch.distributed", "pandas", "hydra", "comgra_decl.launch.session"]
+IMPORTED += ["comgra_decl.hooks", "comgra_decl.query", "comgra_decl.rules.catalogue"]
+PATIENCE = 240
+
+
+class Program:
+    """`python ARGUMENTS` in a folder, already running.
+
+    Args:
+        folder: where it runs.
+        arguments: as Python's own: `-c CODE`, `-m MODULE` or a file, then what is theirs.
+        env: variables beside ours.
+    """
+
+    def __init__(
+        self, folder: Path, *arguments: object, env: Mapping[str, str] | None = None
+    ) -> None:
+        assert "COMGRA" not in os.environ, "what forks programs must not be traced itself"
+        context = multiprocessing.get_context("forkserver")
+        context.set_forkserver_preload(IMPORTED)
+        self._arguments = [*map(str, arguments)]
+        self._said = Path(tempfile.mkdtemp())
+        given = (str(folder), self._arguments, {**os.environ, **(env or {})}, str(self._said))
+        self.process: ForkServerProcess = context.Process(target=_be, args=given, daemon=True)
+        self.process.start()
+
+    def ended(self, timeout: float = PATIENCE) -> CompletedProcess[str]:
+        """Waits for its end; returns what came of it."""
+        self.process.join(timeout)
+        code = self.process.exitcode
+        if code is None:
+            self.process.kill()
+            raise TimeoutError(f"{self._arguments} has not ended after {timeout} seconds")
+        out, err = ((self._said / name).read_text() for name in ("out", "err"))
+        shutil.rmtree(self._said)
+        return CompletedProcess(self._arguments, code, out, err)
+
+
+def forked(
+    folder: Path, *arguments: object, env: Mapping[str, str] | None = None
+) -> CompletedProcess[str]:
+    """Runs `python ARGUMENTS` in a folder to its end."""
+    return Program(folder, *arguments, env=env).ended()
+
+
+def _be(folder: str, arguments: list[str], environment: dict[str, str], said: str) -> None:
+    """Becomes the program; never returns."""
+    for number, name in ((1, "out"), (2, "err")):
+        with Path(said, name).open("wb") as file:
+            os.dup2(file.fileno(), number)
+    sys.stdout = os.fdopen(1, "w", encoding="utf-8", closefd=False)
+    sys.stderr = os.fdopen(2, "w", encoding="utf-8", buffering=1, closefd=False)
+    os.environ.clear()
+    os.environ.update(environment)
+    os.chdir(folder)
+    code = _code_of(arguments)
+    atexit._run_exitfuncs()
+    sys.stdout.flush()
+    os._exit(code)
+
+
+def _code_of(arguments: list[str]) -> int:
+    """Runs the program as Python would; returns its exit code."""
+    try:
+        _run(arguments)
+        threading._shutdown()  # type: ignore[attr-defined]  # waits for threads, as Python does
+    except SystemExit as end:
+        if end.code is None or isinstance(end.code, int):
+            return end.code or 0
+        sys.stderr.write(f"{end.code}\n")
+        return 1
+    except BaseException:  # noqa: BLE001  (Python does the same)
+        sys.excepthook(*sys.exc_info())
+        return 1
+    return 0
+
+
+def _run(arguments: list[str]) -> None:
+    first, *rest = arguments
+    if first == "-m":
+        sys.argv, sys.path[0] = rest, str(Path.cwd())
+        runpy.run_module(rest[0], run_name="__main__", alter_sys=True)
+        return
+    main = ModuleType("__main__")
+    vars(main)["__builtins__"] = builtins
+    sys.modules["__main__"] = main
+    if first == "-c":
+        sys.argv, sys.path[0], name, code = ["-c", *rest[1:]], "", "<string>", rest[0]
+    else:
+        name, code = first, Path(first).read_text()
+        sys.argv, sys.path[0] = arguments, str(Path(first).resolve().parent)
+        main.__file__ = name
+    exec(compile(code, name, "exec"), vars(main))
