@@ -174,6 +174,21 @@ def failed() -> dict[str, Any]:
     return {"message": message, "state": state, "next": str(one.path)}
 
 
+def distributed() -> dict[str, Any]:
+    """Two processes that Lightning forks; what comes back is what the first of them trained."""
+    settings: dict[str, Any] = {"strategy": "ddp_fork", "devices": 2, "max_epochs": 1}
+    plain = seeded(lambda: fit(Classifier, **settings))
+    traced = seeded(lambda: fit(Classifier, callback("distributed"), **settings))
+    run = comgra.open_run(ROOT / "callback" / "distributed")
+    return {
+        "same": same(plain, traced),
+        "ranks": run.ranks,
+        "state": run.state,
+        "alike": run.rank_differences().empty,
+        "run": summary(run),
+    }
+
+
 def twice() -> dict[str, Any]:
     one = TraceCallback("debug", root=ROOT, group="twice", stages=("fit", "test"))
     model, t = Classifier(), trainer(one, max_epochs=1)
@@ -187,6 +202,7 @@ def twice() -> dict[str, Any]:
 
 if __name__ == "__main__":
     results = {
+        "distributed": distributed(),  # first: what forks should not have had threads of its own
         "plain": compared("plain", Classifier),
         "accumulated": compared(
             "accumulated", Classifier, accumulate_grad_batches=2, gradient_clip_val=0.1

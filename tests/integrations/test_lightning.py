@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 
+from comgra_decl.query import list_runs, open_run
 from tests.launch.programs import python
 
 pytestmark = pytest.mark.skipif(
@@ -18,6 +19,42 @@ pytestmark = pytest.mark.skipif(
 PROGRAM = Path(__file__).with_name("lightning_program.py")
 REPOSITORY = PROGRAM.parents[2]
 WAYS = ["plain", "accumulated", "bf16", "adversaries", "stopped"]
+
+
+DISTRIBUTED = """
+import hashlib
+import torch
+from lightning.pytorch import LightningModule, Trainer
+from torch.utils.data import DataLoader, TensorDataset
+
+
+class Model(LightningModule):
+    def __init__(self):
+        super().__init__()
+        parts = torch.nn.Linear(4, 8), torch.nn.ReLU(), torch.nn.Linear(8, 3)
+        self.net = torch.nn.Sequential(*parts)
+
+    def training_step(self, batch, index):
+        return torch.nn.functional.cross_entropy(self.net(batch[0]), batch[1])
+
+    def configure_optimizers(self):
+        return torch.optim.AdamW(self.parameters(), lr=0.01)
+
+
+if __name__ == "__main__":
+    torch.manual_seed(0)
+    model = Model()
+    data = TensorDataset(torch.linspace(-1, 1, 96).reshape(24, 4), torch.arange(24) % 3)
+    trainer = Trainer(
+        accelerator="cpu", devices=2, strategy="ddp", max_epochs=1, logger=False,
+        enable_checkpointing=False, enable_progress_bar=False, enable_model_summary=False,
+    )
+    trainer.fit(model, DataLoader(data, batch_size=4))
+    if trainer.is_global_zero:
+        bits = b"".join(p.detach().numpy().tobytes() for p in model.parameters())
+        print("trained", hashlib.sha256(bits).hexdigest())
+"""
+"""Lightning starts the second process itself, with the same command line."""
 
 
 @pytest.fixture(scope="module")
@@ -96,6 +133,31 @@ def test_an_exception_of_the_training_ends_the_run(results: dict[str, Any]) -> N
     assert results["failed"]["message"] == "the training's own"
     assert results["failed"]["state"] == "finished"
     assert results["failed"]["next"].endswith("failed-2")
+
+
+def test_the_ranks_of_a_distributed_training_are_one_run(results: dict[str, Any]) -> None:
+    found = results["distributed"]
+    assert found["same"]
+    assert (found["ranks"], found["state"], found["alike"]) == ([0, 1], "finished", True)
+    assert found["run"]["steps"] == [0, 1, 2]
+    assert {"net.0", "net.1", "net.3"} <= set(found["run"]["gradients"])
+
+
+@pytest.mark.slow
+def test_processes_that_lightning_starts_itself_record_one_run(tmp_path: Path) -> None:
+    (tmp_path / "train_it.py").write_text(DISTRIBUTED)
+    plain = python(tmp_path, "train_it.py")
+    traced = python(tmp_path, "train_it.py", env={"COMGRA": "debug"})
+    trained = [
+        [line for line in done.stdout.splitlines() if line.startswith("trained")]
+        for done in (plain, traced)
+    ]
+    assert trained[0] == trained[1]
+    assert len(trained[0]) == 1, plain.stderr
+    (summary,) = list_runs(tmp_path / "runs")
+    run = open_run(summary.path)
+    assert (run.ranks, run.state, [*run.steps]) == ([0, 1], "finished", [0, 1, 2])
+    assert run.rank_differences().empty
 
 
 def test_every_fit_is_a_run(results: dict[str, Any]) -> None:
