@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import subprocess
-import sys
 import threading
 import time
 from contextlib import suppress
@@ -16,6 +14,7 @@ import torch
 import comgra_decl as comgra
 from comgra_decl.errors import RunNotFoundError
 from tests.annotations.nets import Net, curve, traced
+from tests.support.forked import Program
 
 
 def test_four_thousand_losses_are_the_true_ones_bit_for_bit(tmp_path: Path) -> None:
@@ -213,8 +212,7 @@ thread._SAID_PATIENCE = 0.2  # seconds; it is five
 model = nn.Linear(2, 1)
 optimizer = torch.optim.SGD(model.parameters(), 0.01)
 with comgra.trace({"nodes": {"all": {"select": "**"}}, "schedule": {"first": 1, "every": 10**9}},
-                  root=sys.argv[1]) as session:
-    print(session.path, flush=True)
+                  root=sys.argv[1]):
     for step in range(10**9):
         model(torch.ones(1, 2)).sum().backward()
         comgra.kpi("step", step)
@@ -235,15 +233,12 @@ def _when_there_are(count: int, path: Path) -> pd.DataFrame:
 
 
 def test_after_kill_what_was_committed_is_there(tmp_path: Path) -> None:
-    command = [sys.executable, "-c", _ENDLESS, str(tmp_path)]
-    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
-        assert process.stdout is not None
-        try:
-            path = Path(process.stdout.readline().strip())
-            before = _when_there_are(300, path)
-        finally:
-            process.kill()
-    after = comgra.open_run(path).kpis()
+    program = Program(tmp_path, "-c", _ENDLESS, tmp_path)
+    try:
+        before = _when_there_are(300, tmp_path)
+    finally:
+        program.kill()
+    after = comgra.open_run(tmp_path).kpis()
     assert len(before) >= 300, "a run without records commits its numbers while it lives"
     assert after.head(len(before)).equals(before)
     told = after[after["name"] == "step"]

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import logging
-import subprocess
-import sys
 import time
 from collections.abc import Mapping
 from pathlib import Path
@@ -20,6 +18,7 @@ import comgra_decl as comgra
 from comgra_decl.keep import StepView
 from comgra_decl.query import Run
 from comgra_decl.records import SlotKey
+from tests.support.forked import Program
 
 BASE: dict[str, Any] = {
     "nodes": {
@@ -242,8 +241,7 @@ from tests.keep.test_end_to_end import BASE, train
 
 keep = {"ring": 3, "when": ["nonfinite"], "at_most": None}
 spec = {**BASE, "schedule": {"steps": [0]}, "keep": keep}
-with comgra.trace(spec, root=sys.argv[1]) as session:
-    print(session.path, flush=True)
+with comgra.trace(spec, root=sys.argv[1]):
     train(10**9, dict.fromkeys(range(50, 10**6, 50), float("nan")))
 """
 
@@ -265,15 +263,12 @@ def test_a_trigger_that_looks_at_nothing_is_said(
 
 
 def test_a_killed_training_keeps_what_was_committed(tmp_path: Path) -> None:
-    command = [sys.executable, "-c", ENDLESS, str(tmp_path)]
-    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
-        assert process.stdout is not None
-        path = process.stdout.readline().strip()
-        deadline = time.monotonic() + 60
-        while time.monotonic() < deadline and _stored(path) <= 20:
-            time.sleep(0.1)
-        process.kill()
-    run = comgra.open_run(path)
+    program = Program(tmp_path, "-c", ENDLESS, tmp_path)
+    deadline = time.monotonic() + 60
+    while time.monotonic() < deadline and _stored(tmp_path) <= 20:
+        time.sleep(0.1)
+    program.kill()
+    run = comgra.open_run(tmp_path)
     steps = run.steps.tolist()
     assert run.state == "stopped"
     assert len(steps) > 20
@@ -284,7 +279,7 @@ def test_a_killed_training_keeps_what_was_committed(tmp_path: Path) -> None:
     assert set(reasons(run)) == set(steps) - {0}
 
 
-def _stored(path: str) -> int:
+def _stored(path: Path) -> int:
     try:
         return len(comgra.open_run(path).steps)
     except comgra.ComgraError:

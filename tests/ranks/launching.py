@@ -42,5 +42,5 @@ def run_ranks(
         ends = [program.ended(timeout) for program in programs]
     finally:
         for program in programs:
-            program.process.kill()
+            program.kill()
     return [(end.returncode, end.stdout + end.stderr) for end in ends]

@@ -3,9 +3,6 @@
 from __future__ import annotations
 
 import pickle
-import signal
-import subprocess
-import sys
 import time
 from pathlib import Path
 
@@ -16,6 +13,7 @@ from torch import nn
 import comgra_decl as comgra
 from comgra_decl.errors import ComgraError, SpecError
 from comgra_decl.query import Run
+from tests.support.forked import Program
 from tests.support.traced import train
 
 SPEC = {"nodes": {"all": {"select": "**"}}, "schedule": {"first": 1_000_000}}
@@ -57,6 +55,7 @@ ENDLESS = """
 import sys
 import torch
 import comgra_decl as comgra
+from tests.support.forked import Program
 
 with comgra.trace("debug", root=sys.argv[1], name="run", overrides=["schedule.backoff=1.0"]):
     model = torch.nn.Linear(3, 2)
@@ -69,12 +68,11 @@ with comgra.trace("debug", root=sys.argv[1], name="run", overrides=["schedule.ba
 
 
 def test_f10_a_killed_training_keeps_its_records_and_its_curves(tmp_path: Path) -> None:
-    program = subprocess.Popen([sys.executable, "-c", ENDLESS, str(tmp_path)])
+    program = Program(tmp_path, "-c", ENDLESS, tmp_path)
     try:
         committed = _wait_for_records(tmp_path, 20)
     finally:
-        program.send_signal(signal.SIGKILL)
-        program.wait(timeout=60)
+        program.kill()
     run = comgra.open_run(tmp_path)
     assert len(run.steps) >= committed
     assert run.steps.tolist() == list(range(len(run.steps)))

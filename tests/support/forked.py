@@ -53,11 +53,16 @@ class Program:
         self.process.join(timeout)
         code = self.process.exitcode
         if code is None:
-            self.process.kill()
+            self.kill()
             raise TimeoutError(f"{self._arguments} has not ended after {timeout} seconds")
         out, err = ((self._said / name).read_text() for name in ("out", "err"))
         shutil.rmtree(self._said)
         return CompletedProcess(self._arguments, code, out, err)
+
+    def kill(self) -> None:
+        """Ends it as `kill -9` does, wherever it is."""
+        self.process.kill()
+        self.process.join()
 
 
 def forked(
