@@ -12,6 +12,12 @@ from .snapshot import Snapshot
 
 def structure(snapshot: Snapshot, step: int | None, type_: str | None) -> Structure | None:
     """Returns the graph of a record or, where it has none, of the nearest one before (or after)."""
+    digest = structure_hash(snapshot, step, type_)
+    return None if digest is None else snapshot.view.structure(digest)
+
+
+def structure_hash(snapshot: Snapshot, step: int | None, type_: str | None) -> str | None:
+    """Returns the hash of that graph, which takes no reading."""
     records = snapshot.records(type_)
     if not len(records):
         return None
@@ -22,7 +28,7 @@ def structure(snapshot: Snapshot, step: int | None, type_: str | None) -> Struct
         return None
     before = max(0, int(np.searchsorted(known, at, side="right")) - 1)
     code = int(snapshot.view.records[known[before], RecordColumn.STRUCTURE])
-    return snapshot.view.structure(snapshot.view.names("structure")[code])
+    return str(snapshot.view.names("structure")[code])
 
 
 def edges(snapshot: Snapshot, step: int | None, type_: str | None) -> list[tuple[str, str]]:

@@ -140,6 +140,10 @@ class Run(RunFacts):
         """Returns the dependency graph valid at a step (None: at the last), if there is one."""
         return graphs.structure(self._snapshot, step, type_)
 
+    def structure_hash(self, step: int | None = None, *, type_: str | None = None) -> str | None:
+        """Returns the hash of that graph; the same graph has the same hash in any run."""
+        return graphs.structure_hash(self._snapshot, step, type_)
+
     def edges(self, step: int | None = None, *, type_: str | None = None) -> list[tuple[str, str]]:
         """Returns (source node, sink node) of the graph valid at a step, each pair once.
 
