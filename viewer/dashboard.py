@@ -1,8 +1,7 @@
-"""One session: the state, the panes, and the one path by which anything on screen changes."""
+"""One session: the state, and the one path by which anything on screen changes."""
 
 from __future__ import annotations
 
-import html
 import logging
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -13,39 +12,29 @@ import panel as pn
 
 from comgra_decl.errors import ComgraError
 from comgra_decl.viewer import url
+from comgra_decl.viewer.ahead import Ahead
 from comgra_decl.viewer.components.base import Message
-from comgra_decl.viewer.components.urlsync import UrlSync
 from comgra_decl.viewer.custom import ViewsFile
-from comgra_decl.viewer.files import Files
-from comgra_decl.viewer.model.catalogue import Catalogue, RunEntry
-from comgra_decl.viewer.model.choices import run_choice
+from comgra_decl.viewer.model import likely
+from comgra_decl.viewer.model.catalogue import Catalogue
 from comgra_decl.viewer.model.compare import DIFFERENCE
 from comgra_decl.viewer.model.found import looks
 from comgra_decl.viewer.model.other import Other, other_of
 from comgra_decl.viewer.model.runview import RunView
 from comgra_decl.viewer.model.selection import Selection, resolve
-from comgra_decl.viewer.model.states import BRAND, Notice, head_of, notice_for
-from comgra_decl.viewer.panes.base import Pane, Shown, html_view, problem_card
-from comgra_decl.viewer.panes.graph import GraphPane
-from comgra_decl.viewer.panes.selectors import SelectorsPane
-from comgra_decl.viewer.panes.steps import StepsPane
-from comgra_decl.viewer.sections import sections
-from comgra_decl.viewer.state import SECTIONS, SELECTION, ViewState
+from comgra_decl.viewer.model.states import head_of, notice_for
+from comgra_decl.viewer.panes.base import Shown
+from comgra_decl.viewer.screen import Screen
+from comgra_decl.viewer.state import SELECTION, ViewState
 
 _LOG = logging.getLogger(__name__)
-_FILL = {"flex": "1 1 0", "min-height": "0", "overflow": "hidden"}
 _KEPT = ("section", "scale", "expanded", "pass_", "slicing", "order", "window",
          "other", "other_step", "axis")  # fmt: skip
 _OTHERS = ("run", "colour", "follow", "revision", "looked", "other_revision", "views", *_KEPT)
-_KEYS = """
-<div class="keys"><kbd>,</kbd> <kbd>.</kbd> previous, next step &middot; <kbd>Shift</kbd> ten<br>
-<kbd>/</kbd> find a node &middot; arrows walk the graph<br>
-<kbd>Enter</kbd> open a group &middot; drag in a chart to zoom</div>
-"""
 
 
 class Dashboard:
-    """The viewer of one session; `head`, `side` and `main` are what a page puts somewhere.
+    """The viewer of one session; `screen` is what a page shows of it.
 
     Everything that changes goes through `change`: it resolves what is wanted into what exists,
     sets the state once, and redraws the panes that read what has changed, in one message.
@@ -62,75 +51,23 @@ class Dashboard:
         self.catalogue = catalogue
         self._views = views
         self._other: Other | None = None
-        self.state = ViewState()
         self._view: RunView | None = None
         self._roles: dict[str, str] = {}
         self._entries: object = None
         self._waiting = False
-        self._ready = False
-        self._build()
         self._first_query: str | None = query
         self._restoring = False
+        self.state = ViewState()
+        self.screen = Screen(
+            self.change, state=self.state, runs=lambda: catalogue.entries, views=views
+        )
+        self._ahead = Ahead()
+        self.screen.url.on_message(self._on_url)
+        self.screen.graph.on_look(self._look_ahead)
         self.state.param.watch(self._on_state, [*SELECTION, *_OTHERS])
         with self._guarded():
             catalogue.poll(wait=True)
             self._restore(query, first=True)
-
-    # --- building ----------------------------------------------------------------------------
-
-    def _build(self) -> None:
-        self.graph = GraphPane(self.change)
-        self.steps = StepsPane(self.change)
-        self.selectors = SelectorsPane(
-            self.change, lambda: run_choice(self._runs(), self.state.run)
-        )
-        self.sections = sections(self.change, runs=self._runs, views=self._views)
-        self.files = Files(
-            lambda: (pane for section in self.sections.values() for pane in section.panes),
-            lambda: self.state.selection,
-        )
-        self.url = UrlSync(width=0, height=0, margin=0)
-        self.url.on_message(self._on_url)
-        self.head = html_view(sizing_mode=None)
-        self._tabs = html_view()
-        self._tabs.on_message(lambda message: self.change(section=message["send"]))
-        self._tabs.tokens = [key for key in SECTIONS if key != "views" or self._views is not None]
-        self._banner = html_view(visible=False)
-        self._notice = html_view(visible=False)
-        self._frame = [self.graph, self.steps]
-        self.graph.panel.styles = {"flex": "0 0 auto", "height": "max(210px, 34vh)"}
-        self.graph.panel.margin, self.steps.panel.margin = (10, 14, 4, 14), (0, 14)
-        self._workspace = pn.Column(
-            self.graph.panel, self.steps.panel, self._tabs,
-            *(section.holder for section in self.sections.values()),
-            sizing_mode="stretch_both", margin=0, visible=False, styles=_FILL,
-        )  # fmt: skip
-        self.main = pn.Column(
-            self._banner, self._notice, self._workspace, self.url, self.files.view,
-            sizing_mode="stretch_both", margin=0, styles=_FILL,
-        )  # fmt: skip
-        keys = html_view()
-        keys.html = _KEYS
-        self.side = pn.Column(self.selectors.panel, keys, sizing_mode="stretch_width", margin=0)
-
-    def _runs(self) -> tuple[RunEntry, ...]:
-        return self.catalogue.entries
-
-    def start(self) -> None:
-        """Lets the browser send: to be called when the page has loaded."""
-        self._ready = True
-        own = [self.url, self.head, self._tabs, self.files.view]
-        shown = [pane for section in self.sections.values() for pane in section.panes]
-        _make_ready([*self._frame, self.selectors, *shown], own)
-
-    def whole(self) -> pn.Row:
-        """Returns selectors, graph, steps and sections for a page of somebody else's."""
-        self.side.sizing_mode, self.side.width = "stretch_height", 220
-        return pn.Row(self.side, self._workspace, sizing_mode="stretch_both", margin=0)
-
-    def alone(self, what: Any) -> list[Any]:
-        """Returns what a page of somebody else's shows for `what`; never the address' keeper."""
-        return [self._notice] if self._view is None else [self._banner, what]
 
     # --- changing ----------------------------------------------------------------------------
 
@@ -151,14 +88,11 @@ class Dashboard:
             look = self.catalogue.look if self._view is None else self.catalogue.open
             view = look(run) if run else None
         except ComgraError as error:
-            self.state.run = run
-            self._show_notice(notice_for(self.catalogue, run, error))
+            self._give_notice(run, error)
             return
         if view is None or not len(view.run.records):
-            self._view = None
-            self.state.run = run
             self._waiting = True
-            self._show_notice(notice_for(self.catalogue, run, None))
+            self._give_notice(run, None)
             return
         if self._waiting:  # who has waited for the first record wants to see the next ones
             self._waiting = False
@@ -186,15 +120,18 @@ class Dashboard:
             "colour": colour if colour in painted else "kind",
             **{name: wanted.get(name, getattr(state, name)) for name in _KEPT},
         }
-        if others["section"] not in self._tabs.tokens:
+        if others["section"] not in self.screen.sections:
             others["section"] = state.param.section.default
         others["views"] = -1 if self._views is None else self._views.version
         if view is before and at.node != state.node and "expanded" not in wanted:
-            others["expanded"] = self.graph.revealed(at.node)
+            others["expanded"] = self.screen.graph.revealed(at.node)
         self._compare(view, at, others)
+        step = state.step
         state.put(at, **others)
-        if not self._workspace.visible:  # nothing changed since a notice took its place
-            self._refresh(frozenset())
+        if self.screen.blank:  # nothing changed since a notice took its place
+            self._draw(frozenset())
+        if step != at.step:
+            self._ahead.plan(likely.near_steps(view, at, step))
 
     def _compare(self, view: RunView, at: Selection, others: dict[str, Any]) -> None:
         """Opens what the run is compared with, while something on screen compares."""
@@ -209,29 +146,15 @@ class Dashboard:
 
     def _on_state(self, *events: Any) -> None:
         if self._view is not None:
-            self._refresh(frozenset(event.name for event in events))
+            self._draw(frozenset(event.name for event in events))
 
     # --- drawing -----------------------------------------------------------------------------
 
-    def _refresh(self, names: frozenset[str]) -> None:
+    def _draw(self, names: frozenset[str]) -> None:
         """Redraws what reads the changed names, and the address; all in one message."""
         assert self._view is not None
-        shown = self._shown(self._view)
-        if not self._workspace.visible:
-            names = frozenset(self.state.param)
         with pn.io.hold():
-            self._show_workspace()
-            if "section" in names or not self._tabs.html:
-                self._show_section()
-            if names & {"run", "revision"}:
-                self._show_head(head_of(self._view, self.state.run))
-            for pane in (*self._frame, self.selectors):
-                if pane.reads & names:
-                    pane.refresh(shown)
-            for section in self.sections.values():
-                section.refresh(names, shown)
-            if names & {"run", "revision", "section"}:
-                self.files.refresh()
+            self.screen.draw(names, self._shown(self._view))
             self._write_url(names)
 
     def _shown(self, view: RunView) -> Shown:
@@ -242,47 +165,21 @@ class Dashboard:
             axis=state.axis, other=self._other, run=state.run,
         )  # fmt: skip
 
-    def _show_section(self) -> None:
-        self._tabs.html = _tabs_html(self.state.section, self._tabs.tokens)
-        for key, section in self.sections.items():
-            made = section.show(key == self.state.section)
-            if self._ready:
-                _make_ready(made, [])
-
-    def _show_head(self, content: str) -> None:
-        content = f'<div class="head">{content}</div>'
-        if self.head.html != content:
-            self.head.html = content
-
-    def _show_workspace(self) -> None:
-        if not self._workspace.visible:
-            self._notice.visible = False
-            self._workspace.visible = True
-            self._tabs.html = ""
-
-    def _show_notice(self, notice: Notice) -> None:
+    def _give_notice(self, run: str, error: ComgraError | None) -> None:
+        """Says why a run cannot be shown, in its place."""
         self._view = None
+        self.state.run = run
         with pn.io.hold():
-            self._notice.html = (
-                f'<div class="notice big {notice.tone}"><h2>{html.escape(notice.title)}</h2>'
-                + "".join(f"<p>{html.escape(line)}</p>" for line in notice.lines)
-                + (f"<pre>{html.escape(notice.code)}</pre>" if notice.code else "")
-                + "</div>"
-            )
-            self._workspace.visible = False
-            self._notice.visible = True
-            self._show_head(BRAND)
-            self.selectors.only_runs()
+            self.screen.show_notice(notice_for(self.catalogue, run, error))
             self._write_url(frozenset({"run"}))
 
-    def _write_url(self, names: frozenset[str]) -> None:
-        """Tells the browser the address; going back or forward never makes a new entry."""
-        query = url.format_query(self.state)
-        if self._ready and query != self.url.query:
-            push = not self._restoring and bool(names & url.PUSHED)
-            self.url.param.update(query=query, push=push)
+    def _look_ahead(self, node: str, role: str) -> None:
+        """Reads what a click on a node would show, as long as the pointer rests there."""
+        if self._view is not None:
+            wanted = replace(self.state.selection, node=node, role=role)
+            self._ahead.plan(likely.tensor(self._view, resolve(self._view, wanted, self._roles)))
 
-    # --- what comes from outside -------------------------------------------------------------
+    # --- what is new on disk -----------------------------------------------------------------
 
     def poll(self) -> None:
         """Looks for new records and runs; nothing that is looked at moves unless it follows."""
@@ -300,12 +197,12 @@ class Dashboard:
         try:
             view = self.catalogue.look(self.state.run)
         except ComgraError as error:
-            self._show_notice(notice_for(self.catalogue, self.state.run, error))
+            self._give_notice(self.state.run, error)
             return
         if view is not self._view or view.revision != self.state.revision or self._moved(view):
             self._point(self.state.run, view, {})
         elif self.state.run:
-            self._show_head(head_of(view, self.state.run))
+            self.screen.show_head(head_of(view, self.state.run))
 
     def _moved(self, view: RunView) -> bool:
         """Whether findings, the other run or custom views are newer than what is on screen."""
@@ -323,9 +220,18 @@ class Dashboard:
 
     def _offer_runs(self) -> None:
         if self._view is None:
-            self.selectors.only_runs()
+            self.screen.selectors.only_runs()
         else:
-            self.selectors.refresh(self._shown(self._view))
+            self.screen.selectors.refresh(self._shown(self._view))
+
+    # --- the address -------------------------------------------------------------------------
+
+    def _write_url(self, names: frozenset[str]) -> None:
+        """Tells the browser the address; going back or forward never makes a new entry."""
+        query, address = url.format_query(self.state), self.screen.url
+        if self.screen.ready and query != address.query:
+            push = not self._restoring and bool(names & url.PUSHED)
+            address.param.update(query=query, push=push)
 
     def _on_url(self, message: Message) -> None:
         query = message["query"]
@@ -361,22 +267,7 @@ class Dashboard:
         except Exception as error:  # noqa: BLE001 - whatever it is, it must be seen
             if not isinstance(error, ComgraError):
                 _LOG.exception("the page could not be updated")
-            self._banner.html = problem_card("This change could not be shown", error)
-            self._banner.visible = True
+            self.screen.warn(error)
         else:
-            if self._banner.visible and not quiet:
-                self._banner.visible = False
-
-
-def _make_ready(panes: list[Pane], own: list[Any]) -> None:
-    for component in [*own, *(c for pane in panes for c in pane.components())]:
-        component.ready = True
-
-
-def _tabs_html(chosen: str, offered: list[str]) -> str:
-    buttons = "".join(
-        f'<button type="button" role="tab" data-send="{key}" '
-        f'aria-selected="{str(key == chosen).lower()}">{SECTIONS[key]}</button>'
-        for key in offered
-    )
-    return f'<div class="tabs" role="tablist">{buttons}</div>'
+            if not quiet:
+                self.screen.calm()

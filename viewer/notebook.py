@@ -17,10 +17,12 @@ from panel.io.resources import CDN_DIST, DIST_DIR
 from comgra_decl.errors import UnknownNameError, did_you_mean
 from comgra_decl.query import Run
 from comgra_decl.records import AGGREGATES
+from comgra_decl.viewer.components.base import Component
 from comgra_decl.viewer.dashboard import Dashboard
 from comgra_decl.viewer.model.catalogue import Catalogue, RunEntry
 from comgra_decl.viewer.model.runview import RunView
 from comgra_decl.viewer.panes.base import Pane
+from comgra_decl.viewer.screen import Screen
 
 _FIELDS = {
     "node": "node",
@@ -81,15 +83,28 @@ class Look(pn.Column):
     def save(self, filename: str | PathLike[Any] | IO[Any], *args: Any, **options: Any) -> None:
         """Writes it into an HTML file that needs no other file and no network.
 
+        Nobody answers there: what asks for numbers is left out.
+
         Args:
             filename: Path or file object.
             *args: As Panel's own `save` has them: `title`, ...
             **options: The same.
         """
         icons = {"app_favicon": "data:,", "apple_icon": "data:,"}
-        super().save(
-            filename, *args, **{"resources": INLINE, "template_variables": icons, **options}
-        )
+        shown = self.select(Component)  # type: ignore[no-untyped-call]
+        answered = [component for component in shown if component.ready]
+        _set_ready(answered, False)
+        try:
+            super().save(
+                filename, *args, **{"resources": INLINE, "template_variables": icons, **options}
+            )
+        finally:
+            _set_ready(answered, True)
+
+
+def _set_ready(components: list[Component], ready: bool) -> None:
+    for component in components:
+        component.ready = ready
 
 
 def _inline(sheet: Any) -> Any:
@@ -119,19 +134,18 @@ def look(
     """
     _load_panel()
     dashboard = Dashboard(OneRun(run))
+    screen = dashboard.screen
     wanted = _wanted(run, pass_, at)
-    dashboard.change(
-        **wanted, section=pane if pane in dashboard.sections else "inspect", follow=False
-    )
-    what = dashboard.whole() if pane is None else _part(dashboard, pane, pass_)
+    dashboard.change(**wanted, section=pane if pane in screen.sections else "inspect", follow=False)
+    what = screen.whole() if pane is None else _part(screen, pane, pass_)
     page = Look(
-        *dashboard.alone(what),
-        dashboard.files.view,
-        height=height or _height(pane, dashboard),
+        *screen.alone(what),
+        screen.files.view,
+        height=height or _height(pane, screen),
         sizing_mode="stretch_width",
         margin=0,
     )
-    pn.state.onload(dashboard.start)  # at once where there is no page that has yet to load
+    pn.state.onload(screen.start)  # at once where there is no page that has yet to load
     return page
 
 
@@ -161,23 +175,23 @@ def _wanted(run: Run, pass_: str, at: Mapping[str, Any]) -> dict[str, Any]:
     return wanted if pass_ == "forward" else {**wanted, "gradient": pass_}
 
 
-def _part(dashboard: Dashboard, name: str, pass_: str) -> Any:
+def _part(screen: Screen, name: str, pass_: str) -> Any:
     """Returns a section, or a pane by the name of its class; of two passes the one asked for."""
-    if name in dashboard.sections:
-        return dashboard.sections[name].holder
-    panes: dict[str, list[Pane]] = {"graph": [dashboard.graph], "steps": [dashboard.steps]}
-    for pane in dashboard.sections["inspect"].panes:
+    if name in screen.sections:
+        return screen.sections[name].holder
+    panes: dict[str, list[Pane]] = {"graph": [screen.graph], "steps": [screen.steps]}
+    for pane in screen.sections["inspect"].panes:
         panes.setdefault(type(pane).__name__.removesuffix("Pane").lower(), []).append(pane)
-    _known("pane", name, [*panes, *dashboard.sections])
+    _known("pane", name, [*panes, *screen.sections])
     panel = panes[name][-1 if pass_ != "forward" else 0].panel
     panel.styles, panel.margin = {"flex": "1 1 0", "min-height": "0"}, 0
     return panel
 
 
-def _height(pane: str | None, dashboard: Dashboard) -> int:
+def _height(pane: str | None, screen: Screen) -> int:
     if pane is None:
         return _WHOLE
-    return _SECTION if pane in dashboard.sections else _HEIGHTS.get(pane, _PANE)
+    return _SECTION if pane in screen.sections else _HEIGHTS.get(pane, _PANE)
 
 
 def _known(what: str, name: str, names: Iterable[str]) -> None:

@@ -69,8 +69,9 @@ def _page(catalogue: Catalogue, views: ViewsFile | None) -> Any:
     dashboard = Dashboard(catalogue, query=query, views=views)
 
     def begin() -> None:  # what changes while a page is being loaded may never be seen there
-        dashboard.start()
+        dashboard.screen.start()
         pn.state.add_periodic_callback(dashboard.poll, period=POLL)
 
     pn.state.onload(begin)
-    return shell(head=dashboard.head, side=dashboard.side, main=dashboard.main, title=TITLE)
+    screen = dashboard.screen
+    return shell(head=screen.head, side=screen.side, main=screen.main, title=TITLE)

@@ -22,6 +22,13 @@
       if (!this.obj.el.isConnected) return look.call(this, name); // no style sheet holds yet
       return remembered(this, name, () => look.call(this, name));
     };
+    // At each painting every part of a figure writes down where it is, mostly where it was. A style
+    // sheet written anew makes the browser style the page again before the next letter is drawn.
+    const { InlineStyleSheet } = Bokeh.require("core/dom");
+    const write = InlineStyleSheet.prototype._update;
+    InlineStyleSheet.prototype._update = function (css) {
+      if (this.el.textContent !== css) write.call(this, css);
+    };
     const { PlotView } = Bokeh.require("models/plots/plot_canvas");
     const size = Object.getOwnPropertyDescriptor(PlotView.prototype, "base_font_size").get;
     Object.defineProperty(PlotView.prototype, "base_font_size", {

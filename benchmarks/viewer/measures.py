@@ -22,6 +22,7 @@ def everyday(chromium: Any, server: Served) -> dict[str, Any]:
     figures: dict[str, Any] = {"first load": [_load(chromium, server.url)]}
     figures["usable"] = [_load(chromium, server.url) for _ in range(LOADS)]
     screen = Screen(chromium, server.url)
+    figures["nothing"] = list(nothing(screen, CHANGES))
     figures["step"] = list(steps(screen, CHANGES))
     figures |= clicks(screen, CHANGES)
     figures["sample"] = [
@@ -41,6 +42,13 @@ def _load(chromium: Any, url: str) -> float:
     screen = Screen(chromium, url)
     screen.close()
     return screen.usable
+
+
+def nothing(screen: Screen, count: int) -> Iterator[float]:
+    """Chooses the section that is on screen: a message, an answer, and a frame; the least."""
+    tab = screen.page.locator('[role="tab"][aria-selected="true"]')
+    for _ in range(count):
+        yield screen.change("click", tab.click, "answered")["all"]
 
 
 def steps(screen: Screen, count: int) -> Iterator[float]:

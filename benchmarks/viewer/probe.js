@@ -20,7 +20,13 @@
     roots: [],
     // Finds each place once: walking through all shadow roots takes longer than a change.
     settle() { probe.roots = roots(); },
+    // What the server has answered, over all components of ours.
+    answers() {
+      const models = [...Bokeh.documents[0]._all_models.values()];
+      return models.reduce((sum, model) => sum + (model.data?.attributes?.ack ?? 0), 0);
+    },
     has(selector) {
+      if (selector === "answered") return probe.answers() > probe.before;
       probe.roots = probe.roots.filter((root) => root === document || root.host.isConnected);
       return probe.roots.some((root) => root.querySelector(selector));
     },
@@ -42,11 +48,12 @@
         requestAnimationFrame(look);
       });
     },
-    // Waits for the next event of a type, then for what it should lead to.
+    // Waits for the next event of a type, then for what it should lead to: "answered", or CSS.
     expect(type, selectors, first) {
       probe.result = new Promise((resolve) => {
         window.addEventListener(type, async (event) => {
           const start = event.timeStamp;
+          probe.before = probe.answers();
           const early = first && probe.painted([first], false);
           const all = await probe.painted(selectors);
           resolve({ all: all - start, first: early ? (await early) - start : null });

@@ -40,7 +40,8 @@ class Component(JSComponent):
     """A browser component that answers with checked messages.
 
     Attributes:
-        ready: Set to True once the page is loaded (`pn.state.onload`; at once in a notebook).
+        ready: Whether somebody answers: True once the page is loaded (`pn.state.onload`; at once in
+            a notebook), never in a saved file.
         ack: Counts handled messages. The component raises it itself after the callbacks returned.
     """
 

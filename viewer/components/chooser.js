@@ -7,6 +7,7 @@ export function render({ model }) {
   const outbox = new Outbox(model);
   const root = htmlElement(null, "div", "chooser");
   const drawn = new Map(); // field name -> {holder, signature, show}
+  let groups = [];
   let shape = "";
 
   const signature = (field) => JSON.stringify([field.style, field.options]);
@@ -131,7 +132,7 @@ export function render({ model }) {
   function build() {
     root.replaceChildren();
     drawn.clear();
-    for (const group of model.groups) {
+    for (const group of groups) {
       const section = htmlElement(root, "section");
       htmlElement(section, "h2", "", group.title);
       for (const field of group.fields) {
@@ -152,12 +153,13 @@ export function render({ model }) {
   }
 
   function draw() {
-    const now = JSON.stringify(model.groups.map((g) => [g.title, g.fields.map((f) => f.name)]));
+    groups = JSON.parse(model.layout);
+    const now = JSON.stringify(groups.map((g) => [g.title, g.fields.map((f) => f.name)]));
     if (now !== shape) {
       shape = now;
       build();
     }
-    for (const field of model.groups.flatMap((group) => group.fields)) {
+    for (const field of groups.flatMap((group) => group.fields)) {
       const old = drawn.get(field.name);
       if (old.signature !== signature(field)) rebuildField(field, old);
       old.holder.title = field.help || "";
@@ -165,7 +167,10 @@ export function render({ model }) {
     }
   }
 
-  model.on("groups", draw);
+  const tellReady = () => root.classList.toggle("unanswered", !model.ready);
+  tellReady();
+  model.on("ready", tellReady);
+  model.on("layout", draw);
   model.on("msg:custom", handOver);
   draw();
   return root;

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import ClassVar
+import json
+from typing import Any, ClassVar
 
 import param
 
@@ -18,12 +19,23 @@ class Chooser(Component):
             "actions" | "number", "options": [{"value": str, "label": str, "group": str}, ...],
             "low": int, "high": int}`. A menu with fewer than two options is shown but cannot be
             changed; a number lies between `low` and `high`.
+        layout: What the browser gets of `groups`: their JSON, set by the component. Bokeh looks
+            through a nested list for models, which takes longer than all the rest.
     """
 
     groups = param.List(default=[])
+    layout = param.String(default="[]")
 
     _esm = source("shared.js", "handover.js", "chooser.js")
     _stylesheets: ClassVar = [source("chooser.css")]
+    _rename: ClassVar[dict[str, str | None]] = {"groups": None}
+
+    def __init__(self, **params: Any) -> None:
+        super().__init__(**{**params, "layout": json.dumps(params.get("groups", []))})
+
+    @param.depends("groups", watch=True)
+    def _send_layout(self) -> None:
+        self.layout = json.dumps(self.groups)
 
     def check(self, message: Message) -> bool:
         """Whether the value is one of the options of its field, or a number in its range."""

@@ -2,6 +2,7 @@
 
 const EDGES_DRAWN = 300; // up to so many edges are drawn all at once without being asked
 const EDGES_MOST = 2000; // and with more than this not at all
+const REST = 60; // ms after which the pointer is looking and not passing
 const LABELS_QUICK = 200; // with more boxes than this, labels are hidden while the zoom changes
 
 class Graph {
@@ -43,8 +44,8 @@ class Graph {
     tools.append(saveMenu("the graph", [
       ["PNG picture", () => this.#save(".png")],
       ["SVG drawing", () => this.#save(".svg")],
-      ["CSV nodes and numbers", () => this.outbox.post({ save: "csv" })],
-    ]));
+      ["CSV nodes and numbers", () => this.outbox.post({ save: "csv" }), true],
+    ], () => this.model.ready));
     this.legend = htmlElement(tools, "div", "legend");
     this.stage = htmlElement(this.root, "div", "stage");
     this.svg = svgElement(this.stage, "svg", { class: "canvas", role: "group",
@@ -237,6 +238,7 @@ class Graph {
   get selected() { return this.highlight.selected; }
 
   #select(id, { tell = true, further = false } = {}) {
+    clearTimeout(this.looking);
     const changed = id !== this.selected;
     this.highlight.select(id, further);
     this.#tellInfo();
@@ -244,7 +246,11 @@ class Graph {
   }
 
   #hover(id) {
-    if (this.index && this.highlight.hover(id)) this.#tellInfo();
+    if (!this.index || !this.highlight.hover(id)) return;
+    this.#tellInfo();
+    clearTimeout(this.looking);
+    if (!id || id === this.selected) return;
+    this.looking = setTimeout(() => this.outbox.post({ look: id }), REST);
   }
 
   #open(id) {

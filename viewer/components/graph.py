@@ -14,9 +14,9 @@ _SEARCH_LENGTH = 300
 class GraphView(Component):
     """Draws a `Scene` and says what the user clicked.
 
-    Messages: `{"select": box id}`, `{"expand": box id}`, `{"collapse": scope or box id}`,
-    `{"save": "csv"}` and `{"search": text}`, where the text is what the user typed or the full name
-    of a node that is inside a fold.
+    Messages: `{"select": box id}`, `{"look": box id}` (the pointer has come to rest there),
+    `{"expand": box id}`, `{"collapse": scope or box id}`, `{"save": "csv"}` and `{"search": text}`,
+    where the text is what the user typed or the full name of a node that is inside a fold.
 
     Attributes:
         scene: `Scene.as_json()`.
@@ -69,7 +69,7 @@ class GraphView(Component):
     def _known(self, action: str) -> set[str]:
         """Returns the ids that an action may name."""
         boxes: list[dict[str, Any]] = self.scene["boxes"]
-        if action == "select":
+        if action in ("select", "look"):
             return {box["id"] for box in boxes}
         if action == "expand":
             return {box["id"] for box in boxes if box["folded"]}

@@ -14,12 +14,14 @@ const SAVE_CSS = `
 .save [role="menuitem"] { background: none; border: 0; border-radius: 5px; color: var(--ink); cursor: pointer;
   display: block; font: 12px/1.4 system-ui, "Segoe UI", Roboto, sans-serif; padding: 4px 8px; text-align: left;
   white-space: nowrap; width: 100%; }
+.save [role="menuitem"][hidden] { display: none; }
 .save [role="menuitem"]:hover, .save [role="menuitem"]:focus {
   background: color-mix(in srgb, var(--ink) 9%, transparent); }
 `;
 
-// `entries` are pairs of what an entry says and what it does; the first letters are its name.
-function saveMenu(label, entries) {
+// `entries` are what an entry says, what it does, and whether it needs an answer of the server; the
+// first letters are its name. `answered` tells whether there will be one.
+function saveMenu(label, entries, answered) {
   const root = htmlElement(null, "div", "save");
   htmlElement(root, "style", "", SAVE_CSS);
   const button = htmlElement(root, "button");
@@ -32,10 +34,11 @@ function saveMenu(label, entries) {
   const menu = htmlElement(root, "div");
   menu.setAttribute("role", "menu");
   menu.hidden = true;
-  const items = entries.map(([text, act]) => {
+  const items = entries.map(([text, act, asks = false]) => {
     const item = htmlElement(menu, "button", "", text);
     Object.assign(item, { type: "button", tabIndex: -1 });
     item.setAttribute("role", "menuitem");
+    item.dataset.asks = asks;
     item.addEventListener("click", () => {
       open(false);
       act();
@@ -46,6 +49,7 @@ function saveMenu(label, entries) {
   function open(wanted) {
     menu.hidden = !wanted;
     button.setAttribute("aria-expanded", String(wanted));
+    for (const item of items) item.hidden = item.dataset.asks === "true" && !answered();
     if (wanted) items[0].focus();
     else if (root.contains(root.getRootNode().activeElement)) button.focus();
   }
@@ -56,9 +60,10 @@ function saveMenu(label, entries) {
   });
   root.addEventListener("keydown", (event) => {
     if (menu.hidden) return;
-    const at = items.indexOf(root.getRootNode().activeElement);
+    const offered = items.filter((item) => !item.hidden);
+    const at = offered.indexOf(root.getRootNode().activeElement);
     const to = { ArrowDown: at + 1, ArrowUp: at - 1, Home: 0, End: -1 }[event.key];
-    if (to !== undefined) items.at(to % items.length).focus();
+    if (to !== undefined) offered.at(to % offered.length).focus();
     else if (event.key === "Escape") open(false);
     else return;
     event.preventDefault();

@@ -13,8 +13,8 @@ export function render({ model, el }) {
     const menu = saveMenu(label, [
       ["PNG picture", async () => offer(await picture(view), named(view, ".png"))],
       ["SVG drawing", async () => offer(await drawing(view), named(view, ".svg"))],
-      ["CSV numbers", () => outbox.post({ csv: id })],
-    ]);
+      ["CSV numbers", () => outbox.post({ csv: id }), true],
+    ], () => model.ready);
     menu.style.cssText = "position: absolute; right: 2px; top: 0; z-index: 20";
     view.shadow_el.append(menu);
     view.el.setAttribute("role", "group"); // a canvas says nothing to a screen reader

@@ -13,8 +13,8 @@ from comgra_decl.query import Location, RunSummary, list_runs, location, open_ru
 from comgra_decl.viewer.model.ranks import rank_in, without_rank
 from comgra_decl.viewer.model.runview import RunView
 
-OPEN_RUNS = 8
-"""Runs kept open; the least recently used are let go."""
+OPEN_RUNS, HELD = 8, 384 << 20
+"""Runs kept open, and bytes that they may hold together; the least recently used are let go."""
 
 _BETWEEN_LISTS = 2.0  # seconds
 _BETWEEN_LOOKS = 0.2  # seconds
@@ -105,10 +105,16 @@ class Catalogue:
         if name not in self._views:
             self._views[name] = RunView(open_run(self._paths[name]))
             self._looked[name] = time.monotonic()
-            if len(self._views) > OPEN_RUNS:
-                self._views.popitem(last=False)
+            self._let_go()
         self._views.move_to_end(name)
         return self._views[name]
+
+    def _let_go(self) -> None:
+        """Closes runs until few are left and they hold little; never the one used last."""
+        held = [view.held for view in self._views.values()]
+        while len(held) > 1 and (len(held) > OPEN_RUNS or sum(held) > HELD):
+            self._views.popitem(last=False)
+            held.pop(0)
 
     def look(self, name: str) -> RunView:
         """Returns the run with whatever is new on disk.
@@ -128,6 +134,7 @@ class Catalogue:
                 self._views.pop(name, None)
                 raise RunNotFoundError(f"The folder of this run is gone: {path}")
             view.refresh()
+            self._let_go()
         return view.rank(rank)
 
     def _begin(self) -> Future[list[RunSummary]]:

@@ -39,6 +39,11 @@ def distribution(view: RunView, slot: Slot | None, at: Selection) -> Distributio
     """Returns the histograms of `slot` over all recorded steps as a picture."""
     if slot is None:
         return Distribution(missing="Not recorded for this tensor.")
+    key = ("distribution", slot.id, at.type)
+    return view.now(key, lambda: _distribution(view, slot, at))
+
+
+def _distribution(view: RunView, slot: Slot, at: Selection) -> Distribution:
     steps, counts, ranges = view.histograms(slot, at.type)
     known = np.isfinite(ranges).all(axis=1) & (counts.sum(axis=1) > 0)
     if not known.any():

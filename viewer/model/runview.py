@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-from collections import OrderedDict
 from collections.abc import Callable, Hashable
 from dataclasses import dataclass
 from typing import Any, TypeVar
@@ -14,11 +13,14 @@ from numpy.typing import NDArray
 
 from comgra_decl.query import Run
 from comgra_decl.records import Structure
+from comgra_decl.viewer.model.cache import Cache
 
 T = TypeVar("T")
 Steps = NDArray[np.int64]
 _KINDS = ("loss", "computed", "input", "target", "buffer", "parameter")
-_CACHED = 512
+
+LASTING, PASSING = 48 << 20, 96 << 20
+"""Bytes that an open run may hold of single records, and of what spans all steps."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,6 +47,7 @@ class Rows:
         self._names = [str(name) for name in frame.columns]
         self._values = frame.to_numpy(float)
         self._place = {int(key): i for i, key in enumerate(frame.index)}
+        self.nbytes: int = self._values.nbytes + 100 * len(frame)  # and the names of the lines
         self.batch_index: list[int] = list(frame.attrs.get("batch_index", ()))
         self.labels: list[str] = list(frame.attrs.get("labels", ()))
 
@@ -78,8 +81,8 @@ class RunView:
         self.whole = self
         self.revision = 0
         self._ranks: dict[int, RunView] = {}
-        self._lasting: OrderedDict[Hashable, Any] = OrderedDict()  # written once, never changes
-        self._passing: dict[Hashable, Any] = {}  # true for this revision only
+        self._lasting = Cache(LASTING)  # written once, never changes
+        self._passing = Cache(PASSING)  # true for this revision only
         self._index()
 
     def refresh(self) -> bool:
@@ -244,31 +247,31 @@ class RunView:
         return self.ever(key, lambda: self.run.value(slot.node, step, **_where(slot, type_)))
 
     def structure(self, step: int, type_: str) -> Structure | None:
-        """The dependency graph valid at a step."""
+        """The dependency graph valid at a step; most steps share one."""
+        digest = self.structure_hash(step, type_)
         return self.ever(
-            ("structure", step, type_), lambda: self.run.structure(step, type_=type_ or None)
+            ("structure", digest), lambda: self.run.structure(step, type_=type_ or None)
         )
+
+    def structure_hash(self, step: int, type_: str) -> str | None:
+        """The hash of that graph (`Run.structure_hash`)."""
+        return self.run.structure_hash(step, type_=type_ or None)
 
     # --- caches ------------------------------------------------------------------------------
 
     def ever(self, key: Hashable, compute: Callable[[], T]) -> T:
-        """Returns what never changes once recorded; the least used leave first."""
-        if key not in self._lasting:
-            self._lasting[key] = compute()
-            if len(self._lasting) > _CACHED:
-                self._lasting.popitem(last=False)
-        self._lasting.move_to_end(key)
-        value: T = self._lasting[key]
-        return value
+        """Returns what never changes once recorded."""
+        return self._lasting.get(key, compute)
 
     def now(self, key: Hashable, compute: Callable[[], T]) -> T:
         """Returns what holds until the next record appears."""
-        if key not in self._passing:
-            if len(self._passing) >= _CACHED:
-                self._passing.clear()
-            self._passing[key] = compute()
-        value: T = self._passing[key]
-        return value
+        return self._passing.get(key, compute)
+
+    @property
+    def held(self) -> int:
+        """Bytes that the caches of all ranks hold now."""
+        own = self._lasting.size + self._passing.size
+        return own + sum(view.held for view in self._ranks.values())
 
 
 def _slots(table: pd.DataFrame) -> list[Slot]:

@@ -63,6 +63,11 @@ def curve(view: RunView, slot: Slot | None, at: Selection, *, points: int = POIN
     if slot is None:
         return Curve(missing="Not recorded for this tensor.")
     batch = at.batch if slot.batch_dim is not None else "mean"
+    key = ("curve", slot.id, at.type, at.statistic, batch, points)
+    return view.now(key, lambda: _curve(view, slot, at, batch, points))
+
+
+def _curve(view: RunView, slot: Slot, at: Selection, batch: str, points: int) -> Curve:
     main = _line(view, slot, at, batch)
     steps, values = np.asarray(main.index, np.int64), np.asarray(main, float)
     if not np.isfinite(values).any() and not len(_broken(view, slot, at, steps, values)):

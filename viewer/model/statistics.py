@@ -10,6 +10,9 @@ from comgra_decl.viewer.model.runview import Rows, RunView, Slot
 from comgra_decl.viewer.model.selection import Selection, previous, slots_of
 from comgra_decl.viewer.model.words import pass_label
 
+UPDATE = "update"
+"""The pass that holds how the optimizer changed a parameter."""
+
 _NAN = math.nan
 Numbers = dict[str, float]
 
@@ -35,7 +38,10 @@ class Cell:
 
 @dataclass(frozen=True, slots=True)
 class StatisticsTable:
-    """Rows are statistics, columns are passes; `before` is the step compared with."""
+    """Rows are statistics, columns are passes; `before` is the step compared with.
+
+    The columns are the forward pass, the chosen gradient, and the update of a parameter.
+    """
 
     columns: tuple[str, ...]
     rows: tuple[tuple[str, tuple[Cell, ...]], ...]
@@ -57,14 +63,17 @@ class SampleTable:
 
 
 def statistics_table(view: RunView, at: Selection) -> StatisticsTable:
-    """Returns every statistic of the selected tensor at the selected step, for both passes."""
-    pair = slots_of(view, at)
-    columns = ("forward", pass_label(at.gradient))
+    """Returns every statistic of the selected tensor at the selected step, for all its passes."""
+    slots: tuple[Slot | None, ...] = slots_of(view, at)
+    columns: tuple[str, ...] = ("forward", pass_label(at.gradient))
+    update = view.passes(at.node, at.role, at.iteration).get(UPDATE)
+    if update is not None and at.gradient != UPDATE:
+        slots, columns = (*slots, update), (*columns, UPDATE)
     if at.step is None:
         return StatisticsTable(columns, (), None)
     before = previous(view.steps(at.type), at.step)
-    now = [_numbers(view, slot, at.step, at) for slot in pair]
-    old = [_numbers(view, slot, before, at) for slot in pair]
+    now = [_numbers(view, slot, at.step, at) for slot in slots]
+    old = [_numbers(view, slot, before, at) for slot in slots]
     rows = tuple(
         (name, tuple(_cell(name, new, past) for new, past in zip(now, old, strict=True)))
         for name in view.run.statistics

@@ -39,7 +39,7 @@ from comgra_decl.viewer.panes.base import (
 )
 from comgra_decl.viewer.panes.compare_figure import OverlayFigure
 from comgra_decl.viewer.panes.compare_html import ranking_html, settings_html, statistics_html
-from comgra_decl.viewer.panes.selectors import plain_field
+from comgra_decl.viewer.panes.selectors import offer
 from comgra_decl.viewer.panes.sheet import NARROW
 
 _GRID = """
@@ -137,9 +137,7 @@ class ComparePane(Pane):
 
     def _offer(self, shown: Shown, other: Other) -> None:
         groups = _choices(shown, other, self._runs())
-        plain = [{"title": t, "fields": [plain_field(f) for f in fields]} for t, fields in groups]
-        if plain != self.choices.groups:
-            self.choices.groups = plain
+        offer(self.choices, groups)
 
     def _choose(self, message: Message) -> None:
         ((name, value),) = message.items()

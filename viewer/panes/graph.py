@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any, ClassVar
 
 from comgra_decl.viewer.components.base import Message
@@ -38,9 +39,14 @@ class GraphPane(Pane):
         self._opened: frozenset[str] = frozenset()
         self._scene: Scene | None = None
         self._shown: Shown | None = None
+        self._look: Callable[[str, str], None] | None = None
         self.view = GraphView(sizing_mode="stretch_both", margin=0)
         self.view.on_message(self._on_message)
         return self.view
+
+    def on_look(self, callback: Callable[[str, str], None]) -> None:
+        """Calls `callback(node, role)` when the pointer rests on what may be clicked next."""
+        self._look = callback
 
     def components(self) -> list[Any]:
         """The drawing answers to clicks."""
@@ -93,10 +99,11 @@ class GraphPane(Pane):
         ((action, value),) = message.items()
         if self._scene is None or self._graph is None:
             return
-        if action == "select":
-            node = node_of(self._scene, value)
-            if node is not None:
-                self._select(node)
+        node = node_of(self._scene, value)
+        if action == "select" and node is not None:
+            self._select(node)
+        elif action == "look" and node is not None and self._look is not None:
+            self._look(*self._tensor(node))
         elif action == "expand":
             self.act(expanded=self._opened | {value})
         elif action == "collapse":
@@ -122,10 +129,12 @@ class GraphPane(Pane):
             self._select(found, expanded=expansion_for(found, self._opened))
 
     def _select(self, name: str, **changes: Any) -> None:
-        """Selects the tensor that a drawn node stands for: a parameter is a role of its module.
+        """Selects a drawn node; what is folded stays so: the user has chosen the fold."""
+        node, role = self._tensor(name)
+        self.act(**{"node": node, "role": role, "expanded": self._expanded, **changes})
 
-        What is folded stays so: the user has chosen the fold.
-        """
+    def _tensor(self, name: str) -> tuple[str, str]:
+        """Returns node and role that a drawn node stands for: a parameter is one of its module."""
         assert self._graph is not None
         node, role = self._graph.parameters.get(name, (name, ""))
         if not role and self._shown is not None:
@@ -133,7 +142,7 @@ class GraphPane(Pane):
             computed = [r for r in self._shown.view.roles(node) if r not in owned]
             now = self._shown.at.role
             role = now if now in computed else next(iter(computed), "")
-        self.act(**{"node": node, "role": role, "expanded": self._expanded, **changes})
+        return node, role
 
 
 def best_match(names: list[str], text: str) -> str | None:
@@ -151,5 +160,4 @@ def best_match(names: list[str], text: str) -> str | None:
 
 def _structure_hash(shown: Shown) -> str:
     at = shown.at
-    structure = None if at.step is None else shown.view.structure(at.step, at.type)
-    return structure.hash if structure is not None else ""
+    return "" if at.step is None else shown.view.structure_hash(at.step, at.type) or ""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import asdict
+from functools import lru_cache
 from typing import Any, ClassVar
 
 from comgra_decl.viewer.components.base import Message
@@ -35,19 +36,11 @@ class SelectorsPane(Pane):
 
     def update(self, shown: Shown) -> None:
         """Offers what there is for the current selection."""
-        self._offer(choices(shown.view, shown.at, shown.colour, shown.scale, self._runs()))
+        offer(self.view, choices(shown.view, shown.at, shown.colour, shown.scale, self._runs()))
 
     def only_runs(self) -> None:
         """Offers the runs alone, while none can be shown."""
-        self._offer((("Run", (self._runs(),)),))
-
-    def _offer(self, groups: Groups) -> None:
-        plain = [
-            {"title": title, "fields": [plain_field(field) for field in fields]}
-            for title, fields in groups
-        ]
-        if plain != self.view.groups:
-            self.view.groups = plain
+        offer(self.view, (("Run", (self._runs(),)),))
 
     def _choose(self, message: Message) -> None:
         ((name, value),) = message.items()
@@ -58,8 +51,16 @@ class SelectorsPane(Pane):
         self.act(**{name: int(value) if name == "iteration" else value})
 
 
-def plain_field(field: Field) -> dict[str, Any]:
-    """Returns a field as `Chooser` takes it."""
+def offer(chooser: Chooser, groups: Groups) -> None:
+    """Shows choices; what is offered already is not sent again."""
+    plain = [{"title": title, "fields": [*map(_plain, fields)]} for title, fields in groups]
+    if plain != chooser.groups:
+        chooser.groups = plain
+
+
+@lru_cache(maxsize=256)
+def _plain(field: Field) -> dict[str, Any]:
+    """Returns a field as `Chooser` takes it; most fields are the same all the time."""
     plain = asdict(field)
     plain["options"] = list(plain["options"])
     return plain

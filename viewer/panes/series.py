@@ -15,6 +15,9 @@ from comgra_decl.viewer.palette import BLUE, GREY, ORANGE, RED
 from comgra_decl.viewer.panes.base import PASSES, TENSOR, Act, Exhibit, Pane, Shown
 from comgra_decl.viewer.panes.figures import Frame, plainly
 
+_FEW = 60
+"""Points up to which each is marked; more would hide their line."""
+
 
 class SeriesPane(Pane):
     """The series of one pass: 0 is the forward one, 1 the chosen gradient."""
@@ -40,13 +43,13 @@ class SeriesPane(Pane):
         band = VArea(x="x", y1="low", y2="high", fill_color=colour, fill_alpha=0.16)
         plainly(fig, band, self._line)
         plainly(fig, Line(x="x", y="context", line_color=GREY, line_alpha=0.7), self._line)
-        plainly(fig, Line(x="x", y="y", line_color=colour, line_width=1.6), self._line)
-        dot = Scatter(x="x", y="y", size=4, line_color=colour, fill_color=colour)
-        dots = plainly(fig, dot, self._line)
+        main = plainly(fig, Line(x="x", y="y", line_color=colour, line_width=1.6), self._line)
+        dot = Scatter(x="x", y="y", size=5, line_color=colour, fill_color=colour)
+        self._dots = plainly(fig, dot, self._line)
         cross = Scatter(x="x", y="y", marker="x", size=8, line_color=RED, line_width=2)
         broken = plainly(fig, cross, self._broken)
-        fig.hover.renderers = [dots, broken]
-        self._dots = dots
+        fig.hover.renderers = [main, broken]
+        fig.hover.update(line_policy="nearest", mode="vline")
         self.frame.on_tap(self._jump)
         return self.frame.pane()
 
@@ -87,9 +90,7 @@ class SeriesPane(Pane):
         self._broken.data = {
             "x": line.broken.tolist(), "y": [bottom] * count, "value": [float("nan")] * count
         }  # fmt: skip
-        self._dots.glyph.size = 5 if len(line.steps) <= 60 else 2
-        self._dots.glyph.fill_alpha = 1.0 if len(line.steps) <= 60 else 0.0
-        self._dots.glyph.line_alpha = self._dots.glyph.fill_alpha
+        self._dots.visible = len(line.steps) <= _FEW
         self.frame.set_log(shown.scale == "log")
         self.frame.show(x=_extent(shown), y=line.bounds)
         self.frame.say(line.missing)

@@ -24,7 +24,7 @@ from comgra_decl.viewer.model.slicing import COLUMNS, ROWS, Slicing
 from comgra_decl.viewer.model.takeaway import csv_of, file_name, npy_of, tabbed, written
 from comgra_decl.viewer.model.words import pass_label
 from comgra_decl.viewer.panes.base import TENSOR, Exhibit, Pane, Shown, html_view
-from comgra_decl.viewer.panes.selectors import plain_field
+from comgra_decl.viewer.panes.selectors import offer
 from comgra_decl.viewer.panes.sheet_html import listing_html, missing_html, text_html, window_html
 from comgra_decl.viewer.panes.sheet_picture import SheetPicture
 
@@ -114,9 +114,7 @@ class SheetPane(Pane):
             view, self._shown.at, self._tensor,
             slicing=self._slicing, order=self._shown.order, pass_=self._shown.pass_,
         )  # fmt: skip
-        plain = [{"title": t, "fields": [plain_field(f) for f in fields]} for t, fields in groups]
-        if plain != self.choices.groups:
-            self.choices.groups = plain
+        offer(self.choices, groups)
 
     def _axes(self) -> tuple[str, str]:
         """Returns what rows and columns are called."""

@@ -29,11 +29,12 @@ from comgra_decl.viewer.panes.base import (
     save_button,
 )
 
-_CLASSES = ("forward", "gradient")
+_CLASSES = ("forward", "gradient", "update")
+_COMPARED = 2  # of the columns, with the record before
 
 
 class StatisticsPane(Pane):
-    """Forward and gradient side by side; a row chooses a statistic or a sample."""
+    """Forward, gradient and update side by side; a row chooses a statistic or a sample."""
 
     reads: ClassVar = TENSOR | {"step", "gradient", "batch", "statistic"}
 
@@ -90,9 +91,10 @@ def _head(shown: Shown) -> str:
 
 def _statistics(table: StatisticsTable, shown: Shown) -> str:
     compared = "no record before" if table.before is None else f"change since step {table.before}"
+    delta = f'<th title="{compared}">\u0394</th>'
     heads = "".join(
-        f'<th><span class="{kind}">{_e(column)}</span></th><th title="{compared}">\u0394</th>'
-        for kind, column in zip(_CLASSES, table.columns, strict=True)
+        f'<th><span class="{_CLASSES[i]}">{_e(column)}</span></th>{delta * (i < _COMPARED)}'
+        for i, column in enumerate(table.columns)
     )
     lines = "".join(_statistic_line(name, cells, shown) for name, cells in table.rows)
     return (
@@ -115,8 +117,8 @@ def _statistic_line(name: str, cells: tuple[Cell, ...], shown: Shown) -> str:
     explained = order_of_operations(name, shown.at.batch)
     columns = "".join(
         f"<td>{cell_html(cell, alarm=name == 'nonfinite')}</td>"
-        f'<td class="change">{_change(cell)}</td>'
-        for cell in cells
+        + (f'<td class="change">{_change(cell)}</td>' if i < _COMPARED else "")
+        for i, cell in enumerate(cells)
     )
     return (
         f'<tr{chosen} data-send="statistic:{_e(name)}" tabindex="0" title="{_e(explained)}">'
@@ -130,7 +132,7 @@ def _samples(table: SampleTable, shown: Shown) -> str:
         return f'{title}<p class="note">{_e(table.missing)}</p>'
     heads = "".join(
         f'<th><span class="{kind}">{_e(column)}</span></th>'
-        for kind, column in zip(_CLASSES, table.columns, strict=True)
+        for kind, column in zip(_CLASSES, table.columns, strict=False)
     )
     largest = [
         max((abs(c[i].value) for _, c in table.rows if math.isfinite(c[i].value)), default=0.0)

@@ -180,10 +180,10 @@ def test_settings_that_differ_are_listed(catalogue: Catalogue) -> None:
 def test_the_dashboard_compares(catalogue: Catalogue, pair: tuple[FakeRun, FakeRun]) -> None:
     query = "?run=first&section=compare&other=second&step=4&node=embed&stat=std&colour=difference"
     dashboard = Dashboard(catalogue, query=query)
-    pane: Any = dashboard.sections["compare"].panes[0]
+    pane: Any = dashboard.screen.sections["compare"].panes[0]
     assert not pane._problem.visible
     a, b = (spread(fake, "embed", 4) for fake in pair)
-    graph: Any = dashboard.graph.view
+    graph: Any = dashboard.screen.graph.view
     percent = float(graph.heat["embed"]["text"].rstrip(" %").replace("\u2212", "-"))
     assert percent == pytest.approx(200 * (a - b) / (a + b), abs=0.01, rel=1e-2)
     assert "cell" not in graph.heat  # the other run has none
@@ -215,7 +215,7 @@ def test_a_live_run_is_compared_as_it_grows(
     live = FakeRun(tmp_path / "live", nodes=["embed"], layers=1, seed=2)
     live.write(2)
     dashboard = Dashboard(Catalogue(tmp_path), query="?run=done&section=compare&other=live&step=5")
-    pane: Any = dashboard.sections["compare"].panes[0]
+    pane: Any = dashboard.screen.sections["compare"].panes[0]
     assert 'data-other="1"' in pane.table.html
     live.write(3)
     dashboard.poll()

@@ -46,7 +46,7 @@ def file(tmp_path: Path) -> Path:
 
 def opened(root: Path, file: Path) -> tuple[Dashboard, Any]:
     dashboard = Dashboard(Catalogue(root), query="?section=views", views=ViewsFile(file))
-    return dashboard, dashboard.sections["views"].panes[0]
+    return dashboard, dashboard.screen.sections["views"].panes[0]
 
 
 def shown(pane: Any) -> list[Any]:
@@ -83,7 +83,7 @@ def test_an_edited_file_is_read_again_and_its_errors_are_shown(root: Path, file:
     file.unlink()
     dashboard.poll()
     assert "cannot be read" in pane._trouble.html
-    assert not dashboard._banner.visible
+    assert not dashboard.screen.banner.visible
 
 
 def test_a_view_that_fails_is_alone_in_that(root: Path, file: Path) -> None:
@@ -122,8 +122,8 @@ def test_a_view_can_only_read_what_there_is() -> None:
 def test_without_a_file_there_is_no_such_section(root: Path) -> None:
     dashboard = Dashboard(Catalogue(root), query="?section=views")
     assert dashboard.state.section == "inspect"
-    assert "views" not in dashboard.sections
-    assert 'data-send="views"' not in dashboard._tabs.html
+    assert "views" not in dashboard.screen.sections
+    assert 'data-send="views"' not in dashboard.screen.tabs.html
 
 
 def test_the_command_line_names_folder_and_file() -> None:

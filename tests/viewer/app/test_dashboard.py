@@ -45,7 +45,7 @@ def live(tmp_path: Path) -> Iterator[FakeRun]:
 
 
 def inspect(dashboard: Dashboard) -> list[Any]:
-    return dashboard.sections["inspect"].panes
+    return dashboard.screen.sections["inspect"].panes
 
 
 def polled(dashboard: Dashboard) -> None:
@@ -58,7 +58,7 @@ def polled(dashboard: Dashboard) -> None:
 def test_it_opens_the_newest_run_at_its_last_step(dashboard: Dashboard) -> None:
     state = dashboard.state
     assert (state.run, state.step, state.follow) == ("group/small", 11, False)
-    assert dashboard._workspace.visible
+    assert dashboard.screen.workspace.visible
     assert 'data-step="11"' in inspect(dashboard)[0].view.html
 
 
@@ -72,7 +72,7 @@ def test_a_step_moves_marks_and_changes_tables_in_place(dashboard: Dashboard) ->
     spans: list[Any] = [pane.frame._span for pane in after]
     assert [span.location for span in spans] == [4, 4]
     assert 'data-step="4"' in inspect(dashboard)[0].view.html
-    assert dashboard.steps.view.index == 4
+    assert dashboard.screen.steps.view.index == 4
 
 
 def test_what_can_be_kept_is_kept(dashboard: Dashboard) -> None:
@@ -85,33 +85,33 @@ def test_what_can_be_kept_is_kept(dashboard: Dashboard) -> None:
 
 
 def test_a_click_in_the_graph_selects(dashboard: Dashboard) -> None:
-    dashboard.graph.view._handle_msg({"select": "head"})
+    dashboard.screen.graph.view._handle_msg({"select": "head"})
     assert dashboard.state.node == "head"
-    assert dashboard.graph.view.selected == "head"
-    assert dashboard.graph.view.info.startswith("head")
-    dashboard.graph.view._handle_msg({"search": "fc1"})
+    assert dashboard.screen.graph.view.selected == "head"
+    assert dashboard.screen.graph.view.info.startswith("head")
+    dashboard.screen.graph.view._handle_msg({"search": "fc1"})
     assert dashboard.state.node == "blocks.0.mlp.fc1"
-    dashboard.graph.view._handle_msg({"select": "no such node"})
+    dashboard.screen.graph.view._handle_msg({"select": "no such node"})
     assert dashboard.state.node == "blocks.0.mlp.fc1"
 
 
 def test_groups_open_and_close(dashboard: Dashboard) -> None:
     def boxes() -> set[str]:
-        return {box["id"] for box in dashboard.graph.view.scene["boxes"]}
+        return {box["id"] for box in dashboard.screen.graph.view.scene["boxes"]}
 
     before = boxes()
     assert "blocks.0.mlp.fc1" in before
-    for band in dashboard.graph.view.scene["bands"]:
-        dashboard.graph.view._handle_msg({"collapse": band["id"]})
+    for band in dashboard.screen.graph.view.scene["bands"]:
+        dashboard.screen.graph.view._handle_msg({"collapse": band["id"]})
     closed = boxes()
     assert "blocks.0.mlp.fc1" not in closed
-    folded = [box["id"] for box in dashboard.graph.view.scene["boxes"] if box["folded"]]
-    dashboard.graph.view._handle_msg({"expand": folded[0]})
+    folded = [box["id"] for box in dashboard.screen.graph.view.scene["boxes"] if box["folded"]]
+    dashboard.screen.graph.view._handle_msg({"expand": folded[0]})
     assert len(boxes()) > len(closed)
 
 
 def test_the_graph_is_painted_with_the_statistic(dashboard: Any) -> None:
-    view: Any = dashboard.graph.view
+    view: Any = dashboard.screen.graph.view
     assert not view.heat
     dashboard.change(colour="forward", statistic="mean", step=9)
     heat = view.heat
@@ -165,17 +165,17 @@ def test_an_error_on_the_way_is_shown_above_the_page(
 
     monkeypatch.setattr("comgra_decl.viewer.dashboard.resolve", fail)
     dashboard.change(step=3)
-    assert dashboard._banner.visible
-    assert "torn" in dashboard._banner.html
+    assert dashboard.screen.banner.visible
+    assert "torn" in dashboard.screen.banner.html
     monkeypatch.undo()
     dashboard.change(step=3)
-    assert not dashboard._banner.visible
+    assert not dashboard.screen.banner.visible
 
 
 def test_hidden_sections_wait_until_they_are_shown(dashboard: Any) -> None:
-    assert dashboard.sections["run"].panes == []
+    assert dashboard.screen.sections["run"].panes == []
     dashboard.change(section="run")
-    assert "matched" in dashboard.sections["run"].panes[0].view.html
+    assert "matched" in dashboard.screen.sections["run"].panes[0].view.html
     dashboard.change(node="head", step=3)
     assert 'data-node="head"' not in inspect(dashboard)[0].view.html
     dashboard.change(section="inspect")
@@ -183,16 +183,16 @@ def test_hidden_sections_wait_until_they_are_shown(dashboard: Any) -> None:
 
 
 def test_the_address_restores_the_view(runs: Path, dashboard: Dashboard) -> None:
-    dashboard.start()
-    dashboard.url._handle_msg({"query": ""})
+    dashboard.screen.start()
+    dashboard.screen.url._handle_msg({"query": ""})
     dashboard.change(
         node="cell", iteration=1, step=5, batch="3", statistic="l2", colour="grad", scale="log"
     )
-    query = dashboard.url.query
+    query = dashboard.screen.url.query
     other = Dashboard(Catalogue(runs), query=query)
-    other.start()
-    other.url._handle_msg({"query": query})
-    assert other.url.query == query
+    other.screen.start()
+    other.screen.url._handle_msg({"query": query})
+    assert other.screen.url.query == query
     assert other.state.selection == dashboard.state.selection
     assert (other.state.colour, other.state.scale) == ("grad", "log")
 
@@ -204,37 +204,37 @@ def test_the_address_restores_the_view(runs: Path, dashboard: Dashboard) -> None
 )  # fmt: skip
 def test_a_hostile_address_is_harmless(runs: Path, query: str) -> None:
     dashboard = Dashboard(Catalogue(runs), query=query)
-    assert dashboard._workspace.visible
-    assert not dashboard._banner.visible
+    assert dashboard.screen.workspace.visible
+    assert not dashboard.screen.banner.visible
     assert dashboard.state.run == "group/small"
     assert "<script>" not in inspect(dashboard)[0].view.html
 
 
 def test_back_goes_back(dashboard: Any) -> None:
-    dashboard.start()
-    dashboard.url._handle_msg({"query": ""})  # sent once when the page is ready
-    before = dashboard.url.query
+    dashboard.screen.start()
+    dashboard.screen.url._handle_msg({"query": ""})  # sent once when the page is ready
+    before = dashboard.screen.url.query
     dashboard.change(node="head")
-    assert dashboard.url.push
+    assert dashboard.screen.url.push
     dashboard.change(step=3)
-    assert not dashboard.url.push
-    dashboard.url._handle_msg({"query": before})
+    assert not dashboard.screen.url.push
+    dashboard.screen.url._handle_msg({"query": before})
     assert dashboard.state.node != "head"
     assert dashboard.state.step == 11
-    assert not dashboard.url.push  # or there would be nothing to go forward to
+    assert not dashboard.screen.url.push  # or there would be nothing to go forward to
 
 
 def test_no_run_says_what_to_do_and_fills_by_itself(tmp_path: Path) -> None:
     dashboard = Dashboard(Catalogue(tmp_path / "live"))
-    assert "Waiting for the first record" in dashboard._notice.html
-    assert "+comgra=debug" in dashboard._notice.html
+    assert "Waiting for the first record" in dashboard.screen.notice.html
+    assert "+comgra=debug" in dashboard.screen.notice.html
     fake = FakeRun(tmp_path / "live" / "run", nodes=["embed"], layers=1)
     polled(dashboard)
-    assert "run has started" in dashboard._notice.html
+    assert "run has started" in dashboard.screen.notice.html
     fake.write(2)
     polled(dashboard)
-    assert dashboard._workspace.visible
-    assert not dashboard._notice.visible
+    assert dashboard.screen.workspace.visible
+    assert not dashboard.screen.notice.visible
     assert (dashboard.state.step, dashboard.state.follow) == (1, True)
     fake.close()
 
@@ -242,7 +242,7 @@ def test_no_run_says_what_to_do_and_fills_by_itself(tmp_path: Path) -> None:
 def test_a_finished_run_without_records_says_so(tmp_path: Path) -> None:
     FakeRun(tmp_path / "live" / "run", nodes=["embed"], layers=1).close()
     dashboard = Dashboard(Catalogue(tmp_path / "live"))
-    assert "This run has no records" in dashboard._notice.html
+    assert "This run has no records" in dashboard.screen.notice.html
 
 
 def test_a_damaged_run_says_why_and_others_stay_usable(runs: Path) -> None:
@@ -251,21 +251,21 @@ def test_a_damaged_run_says_why_and_others_stay_usable(runs: Path) -> None:
         if file.is_file():
             os.truncate(file, 3)
     dashboard = Dashboard(Catalogue(runs), query="?run=group/torn")
-    assert "damaged" in dashboard._notice.html
-    assert "group/torn" in dashboard._notice.html
+    assert "damaged" in dashboard.screen.notice.html
+    assert "group/torn" in dashboard.screen.notice.html
     polled(dashboard)
-    assert dashboard._notice.visible
-    options = dashboard.selectors.view.groups[0]["fields"][0]["options"]
+    assert dashboard.screen.notice.visible
+    options = dashboard.screen.selectors.view.groups[0]["fields"][0]["options"]
     assert {option["value"] for option in options} == {"group/small", "group/torn"}
-    dashboard.selectors.view._handle_msg({"run": "group/small"})
-    assert dashboard._workspace.visible
-    assert not dashboard._notice.visible
+    dashboard.screen.selectors.view._handle_msg({"run": "group/small"})
+    assert dashboard.screen.workspace.visible
+    assert not dashboard.screen.notice.visible
 
 
 def test_a_run_deleted_while_open_says_so(runs: Path, dashboard: Dashboard) -> None:
     shutil.rmtree(runs / "group")
     dashboard.poll()
-    assert "This run is gone" in dashboard._notice.html
+    assert "This run is gone" in dashboard.screen.notice.html
 
 
 def test_following_shows_the_newest_step(live: FakeRun) -> None:
@@ -275,31 +275,35 @@ def test_following_shows_the_newest_step(live: FakeRun) -> None:
     live.write(3)
     dashboard.poll()
     assert dashboard.state.step == 4
-    assert dashboard.steps.view.steps == [0, 1, 2, 3, 4]
+    assert dashboard.screen.steps.view.steps == [0, 1, 2, 3, 4]
 
 
 def test_nothing_moves_while_one_looks(live: FakeRun) -> None:
     live.write(3)
     dashboard = Dashboard(Catalogue(live.path.parent))
-    dashboard.steps.view._handle_msg({"index": 1})
+    dashboard.screen.steps.view._handle_msg({"index": 1})
     assert not dashboard.state.follow
     before = dashboard.state.selection
     live.write(3)
     dashboard.poll()
     assert dashboard.state.selection == before
-    assert dashboard.steps.view.index == 1
-    assert dashboard.steps.view.steps == list(range(6))
+    assert dashboard.screen.steps.view.index == 1
+    assert dashboard.screen.steps.view.steps == list(range(6))
     series = next(pane for pane in inspect(dashboard) if isinstance(pane, SeriesPane))
     np.testing.assert_array_equal(series._line.data["x"], np.arange(6))
-    dashboard.steps.view._handle_msg({"follow": True})
+    dashboard.screen.steps.view._handle_msg({"follow": True})
     assert dashboard.state.step == 5
 
 
 def test_nothing_is_sent_while_nothing_is_new(dashboard: Dashboard) -> None:
     polled(dashboard)
     changes: list[Any] = []
-    frame = [dashboard.graph.view, dashboard.steps.view, dashboard.selectors.view]
-    components = [*frame, dashboard.head, dashboard._tabs, dashboard.url]
+    frame = [
+        dashboard.screen.graph.view,
+        dashboard.screen.steps.view,
+        dashboard.screen.selectors.view,
+    ]
+    components = [*frame, dashboard.screen.head, dashboard.screen.tabs, dashboard.screen.url]
     components.append(inspect(dashboard)[0].view)
     for component in components:
         component.param.watch(changes.append, list(component.param), onlychanged=False)
@@ -331,17 +335,19 @@ def test_what_leads_to_a_node_opens_the_groups_around_it(tmp_path: Path) -> None
     fake.write(2)
     fake.close()
     dashboard = Dashboard(Catalogue(tmp_path))
-    drawn = {box["id"] for box in dashboard.graph.view.scene["boxes"]}
+    drawn = {box["id"] for box in dashboard.screen.graph.view.scene["boxes"]}
     hidden = "blocks.7.mlp.fc2"
     assert hidden not in drawn
     dashboard.change(node=hidden, section="findings")
-    assert dashboard.graph.view.selected == hidden
+    assert dashboard.screen.graph.view.selected == hidden
     assert {"blocks", "blocks.7", "blocks.7.mlp"} <= (dashboard.state.expanded or set())
-    dashboard.graph._on_message({"collapse": "blocks.7"})
-    folded = dashboard.graph.view.selected
+    dashboard.screen.graph._on_message({"collapse": "blocks.7"})
+    folded = dashboard.screen.graph.view.selected
     assert folded != hidden
     dashboard.change(step=0)  # only another node opens anything
-    assert dashboard.graph.view.selected == folded
-    fold = next(b for b in dashboard.graph.view.scene["boxes"] if b["folded"])
-    dashboard.graph._on_message({"select": fold["id"]})  # who clicks on a fold wants the fold
-    assert dashboard.graph.view.selected == fold["id"]
+    assert dashboard.screen.graph.view.selected == folded
+    fold = next(b for b in dashboard.screen.graph.view.scene["boxes"] if b["folded"])
+    dashboard.screen.graph._on_message(
+        {"select": fold["id"]}
+    )  # who clicks on a fold wants the fold
+    assert dashboard.screen.graph.view.selected == fold["id"]

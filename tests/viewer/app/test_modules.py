@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -13,11 +14,14 @@ import comgra_decl
 from comgra_decl.viewer.model.modules import Module, ModuleTree, module_tree
 from comgra_decl.viewer.model.runview import RunView
 from comgra_decl.viewer.model.selection import Selection, resolve
+from comgra_decl.viewer.model.statistics import statistics_table
 from comgra_decl.viewer.panes.base import Shown
 from comgra_decl.viewer.panes.modules import ModulesPane
+from comgra_decl.viewer.panes.statistics import StatisticsPane
 
+PARAMETER = ["parameter", "parameter_grad", "update"]
 SPEC: dict[str, Any] = {
-    "nodes": {"all": {"select": "**", "capture": ["output", "parameter", "update"]}},
+    "nodes": {"all": {"select": "**", "capture": ["output", *PARAMETER]}},
     "exclude": ["silent"],
     "schedule": {"first": 3},
 }
@@ -64,6 +68,27 @@ def trained(tmp_path_factory: pytest.TempPathFactory) -> tuple[RunView, dict[str
         for name, p in net.named_parameters()
     }
     return RunView(comgra_decl.open_run(session.path)), changed
+
+
+def test_an_update_stands_beside_value_and_gradient(
+    trained: tuple[RunView, dict[str, float]],
+) -> None:
+    view, changed = trained
+    where = resolve(view, Selection(node="first.up", role="weight", statistic="l2"), {})
+    table = statistics_table(view, where)
+    assert table.columns == ("forward", "gradient", "update")
+    value, gradient, update = dict(table.rows)["l2"]
+    assert update.value**2 == pytest.approx(changed["first.up.weight"], rel=1e-4)
+    assert update.value == pytest.approx(0.1 * gradient.value, rel=1e-4)
+    assert value.value > update.value
+    pane = StatisticsPane(lambda **_: None)
+    pane.update(Shown(view, where, "kind", "linear", None, follow=False))
+    assert '<th><span class="update">update</span></th>' in pane.view.html
+    alone = statistics_table(view, replace(where, gradient="update"))
+    assert alone.columns == ("forward", "update")  # not twice
+    assert statistics_table(view, resolve(view, Selection(node="first.up"), {})).columns == (
+        "forward", "gradient",
+    )  # fmt: skip
 
 
 @pytest.fixture

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import subprocess
 import sys
 from collections.abc import Callable
@@ -15,6 +16,7 @@ from bokeh.document import Document
 
 from comgra_decl.errors import UnknownNameError
 from comgra_decl.query import Run, open_run
+from comgra_decl.viewer.components.base import Component
 from comgra_decl.viewer.state import SECTIONS
 from tests.support.fake_run import FakeRun
 
@@ -64,6 +66,15 @@ def test_what_the_run_does_not_have_is_an_error_that_names_near_ones(
         run.view(pane, **at)
 
 
+def test_a_file_is_told_that_nobody_answers_and_the_page_is_not(run: Run, tmp_path: Path) -> None:
+    shown = run.view(node="head")
+    parts = [part for part in shown.select(Component) if part.ready]
+    assert parts
+    shown.save(tmp_path / "whole.html")
+    assert all(part.ready for part in parts)
+    assert '"ready":true' not in (tmp_path / "whole.html").read_text(encoding="utf-8")
+
+
 def test_a_run_without_records_says_so(tmp_path: Path) -> None:
     fake = FakeRun(tmp_path / "empty", nodes=("head",), layers=1)
     shown = open_run(fake.path).view("graph")
@@ -97,6 +108,14 @@ def test_the_whole_viewer_works_inside_another_page_and_leaves_its_address_alone
     assert page.url == f"{address}?mine=1"
 
 
+def menu(page: Any) -> list[str]:
+    """What the open menu offers."""
+    items = page.get_by_role("menuitem").locator("visible=true")
+    items.first.wait_for()
+    texts: list[str] = items.all_text_contents()
+    return texts
+
+
 @pytest.mark.browser
 @pytest.mark.parametrize("pane", ["graph", "series"])
 def test_a_saved_pane_needs_nothing_but_its_file(
@@ -116,6 +135,8 @@ def test_a_saved_pane_needs_nothing_but_its_file(
     page.goto(file.as_uri())
     drawn = '.node[data-id="head"]' if pane == "graph" else "canvas"
     expect(page.locator(drawn).first).to_be_visible(timeout=PATIENCE)
+    page.get_by_role("button", name=re.compile("^Save")).first.click(timeout=PATIENCE)
+    assert menu(page) == ["PNG picture", "SVG drawing"]  # nobody there who would know the numbers
     context.close()
     assert [url for url in asked if not url.startswith(("file:", "data:", "blob:"))] == []
     assert said == []

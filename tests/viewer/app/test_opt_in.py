@@ -68,4 +68,4 @@ def test_the_dashboard_shows_it(folder: Path, statistic: str, role: str) -> None
     dashboard = Dashboard(Catalogue(folder))
     dashboard.change(node="0", role=role, statistic=statistic)
     assert (dashboard.state.statistic, dashboard.state.role) == (statistic, role)
-    assert not dashboard._banner.visible, dashboard._banner.html
+    assert not dashboard.screen.banner.visible, dashboard.screen.banner.html

@@ -46,7 +46,7 @@ def dashboard(folder: Path) -> Dashboard:
 def field(dashboard: Dashboard, name: str) -> dict[str, Any]:
     (found,) = (
         field
-        for group in dashboard.selectors.view.groups
+        for group in dashboard.screen.selectors.view.groups
         for field in group["fields"]
         if field["name"] == name
     )
@@ -67,28 +67,28 @@ def test_ranks_are_offered_and_shown_alone(dashboard: Dashboard, folder: Path) -
     shown = dashboard._view
     assert shown is not None
     np.testing.assert_array_equal(shown.run.series("embed", "std"), whole.series("embed", "std"))
-    dashboard.selectors._choose({"rank": "1"})
+    dashboard.screen.selectors._choose({"rank": "1"})
     assert dashboard.state.run == "g/run//rank-1"
     assert (field(dashboard, "rank")["value"], field(dashboard, "run")["value"]) == ("1", "g/run")
-    assert "rank 1" in dashboard.head.html
+    assert "rank 1" in dashboard.screen.head.html
     assert dashboard._view is not None
     alone = dashboard._view.run.series("embed", "std")
     np.testing.assert_array_equal(alone, whole.rank(1).series("embed", "std"))
     assert not np.array_equal(alone, whole.series("embed", "std"))
     dashboard.poll()
     assert dashboard.state.run == "g/run//rank-1"
-    dashboard.selectors._choose({"rank": ""})
+    dashboard.screen.selectors._choose({"rank": ""})
     assert dashboard.state.run == "g/run"
 
 
 def test_a_link_to_a_rank_that_is_not_there_says_which_are(folder: Path) -> None:
     dashboard = Dashboard(Catalogue(folder), query="?run=g/run//rank-7")
-    assert "this run has 0, 1" in dashboard._notice.html
+    assert "this run has 0, 1" in dashboard.screen.notice.html
 
 
 def test_a_rank_is_compared_with_another(dashboard: Dashboard, folder: Path) -> None:
     dashboard.change(run="g/run//rank-0", section="compare", other="g/run//rank-1", step=2)
-    (pane,) = dashboard.sections["compare"].panes
+    (pane,) = dashboard.screen.sections["compare"].panes
     assert isinstance(pane, ComparePane)
     other = dashboard._other
     assert other is not None
@@ -103,5 +103,5 @@ def test_a_rank_is_compared_with_another(dashboard: Dashboard, folder: Path) -> 
 
 def test_a_run_of_one_process_offers_no_ranks(root: Path) -> None:
     dashboard = Dashboard(Catalogue(root))
-    names = [f["name"] for g in dashboard.selectors.view.groups for f in g["fields"]]
+    names = [f["name"] for g in dashboard.screen.selectors.view.groups for f in g["fields"]]
     assert "rank" not in names

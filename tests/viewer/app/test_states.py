@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import os
 import shutil
 import signal
 import subprocess
@@ -108,6 +109,20 @@ def test_among_many_runs_one_is_found_by_typing(runs: Path, show: Show) -> None:
     page.wait_for_url(lambda url: "lr-17" in url)
     page.locator(".head .name", has_text="sweep1/lr-17").wait_for()
     assert find.input_value() == ""
+
+
+def test_a_thousand_runs_are_listed_and_one_is_found(runs: Path, show: Show) -> None:
+    for number in range(999):
+        folder = runs / f"sweep{number % 10}" / f"lr-{number:03d}"
+        shutil.copytree(runs / "group" / "small", folder, copy_function=os.link)
+    page = show("?run=group/small&step=4")
+    page.locator('article[data-step="4"]').wait_for()
+    assert page.locator('[data-field="run"] option').count() == 1000
+    page.locator('[data-field="run"] input.finder').fill("lr-777")
+    page.locator('[data-field="run"] input.finder').press("Enter")
+    page.locator(".head .name", has_text="sweep7/lr-777").wait_for()
+    page.get_by_label("Previous recorded step").click()
+    page.locator('article[data-step="3"]').wait_for()
 
 
 @pytest.mark.slow

@@ -74,7 +74,7 @@ def test_parts_are_offered_in_the_order_of_their_numbers(run: Run) -> None:
 )
 def test_every_pane_shows_it(run: Run, node: str, role: str) -> None:
     board = Dashboard(Catalogue(Path(str(run.path)).parents[1]))
-    for section in board.sections:
+    for section in board.screen.sections:
         board.change(section=section, node=node, role=role, step=1)
         assert (board.state.node, board.state.role) == (node, role)
     query = parse(urllib.parse.unquote_plus("?" + format_query(board.state)))

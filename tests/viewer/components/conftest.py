@@ -16,12 +16,23 @@ Message = dict[str, Any]
 
 @dataclass
 class Shown:
-    """A component, the page that shows it, and what it has said so far."""
+    """A component, the page that shows it, and what it has said so far.
+
+    What the pointer only rested on is kept apart: when that is said depends on the clock.
+    """
 
     component: Any
     page: Any
     host: Any
     messages: list[Message] = field(default_factory=list)
+    looks: list[str] = field(default_factory=list)
+
+    def hear(self, message: Message) -> None:
+        """Takes a message of the component's."""
+        if "look" in message:
+            self.looks.append(message["look"])
+        else:
+            self.messages.append(dict(message))
 
     def heard(self, *expected: Message) -> None:
         """Waits until these are all messages since the last call, in this order."""
@@ -52,7 +63,7 @@ def show(serve: Any, page: Any, host: Any) -> Callable[..., Shown]:
 
         def factory() -> Any:
             shown.component = make()
-            shown.component.on_message(lambda message: shown.messages.append(dict(message)))
+            shown.component.on_message(shown.hear)
             if ready:
                 pn.state.onload(lambda: shown.component.param.update(ready=True))
             return pn.Column(shown.component, pn.pane.HTML("<input id='other'>"), width=1200)

@@ -1,0 +1,106 @@
+"""What is likely to be asked for next is read while nobody waits, and never in anybody's way."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from comgra_decl.errors import ComgraError
+from comgra_decl.viewer.ahead import Ahead
+from comgra_decl.viewer.dashboard import Dashboard
+from comgra_decl.viewer.model.catalogue import Catalogue
+
+
+@pytest.fixture
+def dashboard(root: Path) -> Dashboard:
+    return Dashboard(Catalogue(root))
+
+
+@pytest.fixture
+def reads(dashboard: Dashboard, monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, Any]]:
+    """Every question that the run answers: what and about which node or step."""
+    asked: list[tuple[str, Any]] = []
+    run = dashboard._view.run  # type: ignore[union-attr]
+    for name in ("row", "sample_row", "series", "histograms", "value"):
+        method: Callable[..., Any] = getattr(run, name)
+
+        def ask(first: Any, *more: Any, name: str = name, method: Any = method, **by: Any) -> Any:
+            answer = method(first, *more, **by)  # gradients have no values here, which is quick
+            asked.append((name, first))
+            return answer
+
+        monkeypatch.setattr(run, name, ask)
+    return asked
+
+
+def rested(dashboard: Dashboard, act: Callable[[], None]) -> None:
+    """Acts within an event loop and waits until nothing is left to be read ahead."""
+
+    async def wait() -> None:
+        act()
+        while dashboard._ahead._work or dashboard._ahead._next:
+            await asyncio.sleep(0.005)
+
+    asyncio.run(wait())
+
+
+def test_the_next_steps_are_read_ahead(dashboard: Dashboard, reads: list[tuple[str, Any]]) -> None:
+    rested(dashboard, lambda: dashboard.change(step=6, node="embed"))
+    reads.clear()
+    dashboard.change(step=5)
+    assert reads == []
+    rested(dashboard, lambda: dashboard.change(step=4))
+    assert {2, 1} <= {step for name, step in reads if name == "row"}  # 3 was one of those before
+
+
+def test_a_node_under_the_pointer_is_read_ahead(
+    dashboard: Dashboard, reads: list[tuple[str, Any]]
+) -> None:
+    look = dashboard.screen.graph.view._handle_msg
+    rested(dashboard, lambda: look({"look": "head"}))
+    assert {"series", "histograms", "value"} <= {name for name, what in reads if what == "head"}
+    assert dashboard.state.node != "head"
+    reads.clear()
+    dashboard.screen.graph.view._handle_msg({"select": "head"})
+    assert reads == []
+    assert dashboard.state.node == "head"
+
+
+def test_newer_plans_take_the_place_of_older_ones() -> None:
+    done: list[str] = []
+
+    async def plan() -> None:
+        ahead = Ahead()
+        ahead.plan([lambda: done.append("old")] * 3)
+        ahead.plan([lambda: done.append("new"), lambda: done.append("newer")])
+        await asyncio.sleep(0.1)
+
+    asyncio.run(plan())
+    assert done == ["new", "newer"]
+
+
+def test_what_cannot_be_read_is_left_to_whoever_asks() -> None:
+    done: list[str] = []
+
+    def fail() -> None:
+        raise ComgraError("gone")
+
+    async def plan() -> None:
+        ahead = Ahead()
+        ahead.plan([fail, lambda: done.append("after")])
+        await asyncio.sleep(0.05)
+        ahead.plan([lambda: done.append("again")])
+        await asyncio.sleep(0.05)
+
+    asyncio.run(plan())
+    assert done == ["again"]
+
+
+def test_without_an_event_loop_nothing_is_read() -> None:
+    ahead = Ahead()
+    ahead.plan([lambda: pytest.fail("nobody could have called this")])
+    assert not ahead._work

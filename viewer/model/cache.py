@@ -1,0 +1,75 @@
+"""What has been read or computed once, up to a size in bytes."""
+
+from __future__ import annotations
+
+import sys
+from collections import OrderedDict
+from collections.abc import Callable, Hashable, Mapping
+from dataclasses import fields, is_dataclass
+from typing import Any, TypeVar
+
+import pandas as pd
+
+T = TypeVar("T")
+_ENTRY = 200  # bytes of key and bookkeeping
+
+
+class Cache:
+    """Remembers results; those used least recently leave first.
+
+    Counting results would bound nothing: one statistic of all tensors at 100,000 steps is as large
+    as ten thousand records. The newest result stays even if it is larger than the limit.
+
+    Args:
+        limit: Bytes to hold.
+
+    Attributes:
+        size: Bytes held now, as `size_of` estimates them.
+    """
+
+    def __init__(self, limit: int) -> None:
+        self._limit = limit
+        self._held: OrderedDict[Hashable, tuple[Any, int]] = OrderedDict()
+        self.size = 0
+
+    def get(self, key: Hashable, compute: Callable[[], T]) -> T:
+        """Returns the result of that key, computed if it is not held."""
+        known = self._held.get(key)
+        if known is not None:
+            self._held.move_to_end(key)
+            value: T = known[0]
+            return value
+        value = compute()
+        self._hold(key, value)
+        return value
+
+    def clear(self) -> None:
+        """Forgets everything."""
+        self._held.clear()
+        self.size = 0
+
+    def _hold(self, key: Hashable, value: object) -> None:
+        size = size_of(value) + _ENTRY
+        self._held[key] = value, size
+        self.size += size
+        while self.size > self._limit and len(self._held) > 1:
+            _, (_, gone) = self._held.popitem(last=False)
+            self.size -= gone
+
+
+def size_of(value: object) -> int:
+    """Returns about how many bytes a result takes: exact for arrays, near for what holds them."""
+    if isinstance(value, pd.DataFrame):
+        return int(value.memory_usage(index=True).sum())
+    nbytes = getattr(value, "nbytes", None)
+    if isinstance(nbytes, int):
+        return nbytes
+    if isinstance(value, Mapping):
+        return sys.getsizeof(value) + sum(size_of(k) + size_of(v) for k, v in value.items())
+    if isinstance(value, (tuple, list, set, frozenset)):
+        return sys.getsizeof(value) + sum(map(size_of, value))
+    if is_dataclass(value):
+        return sys.getsizeof(value) + sum(size_of(getattr(value, f.name)) for f in fields(value))
+    if isinstance(value, str):
+        return 0  # names are shared by all that holds them
+    return sys.getsizeof(value)

@@ -1,0 +1,178 @@
+"""What is on the page of one session: made once, changed in place, in one message."""
+
+from __future__ import annotations
+
+import html
+from collections.abc import Callable, Iterable
+from typing import Any
+
+import panel as pn
+
+from comgra_decl.viewer.components.urlsync import UrlSync
+from comgra_decl.viewer.custom import ViewsFile
+from comgra_decl.viewer.files import Files
+from comgra_decl.viewer.model.catalogue import RunEntry
+from comgra_decl.viewer.model.choices import run_choice
+from comgra_decl.viewer.model.states import BRAND, Notice, head_of
+from comgra_decl.viewer.panes.base import Act, Pane, Shown, html_view, problem_card
+from comgra_decl.viewer.panes.graph import GraphPane
+from comgra_decl.viewer.panes.selectors import SelectorsPane
+from comgra_decl.viewer.panes.steps import StepsPane
+from comgra_decl.viewer.sections import sections
+from comgra_decl.viewer.state import SECTIONS, ViewState
+
+_FILL = {"flex": "1 1 0", "min-height": "0", "overflow": "hidden"}
+_KEYS = """
+<div class="keys"><kbd>,</kbd> <kbd>.</kbd> previous, next step &middot; <kbd>Shift</kbd> ten<br>
+<kbd>/</kbd> find a node &middot; arrows walk the graph<br>
+<kbd>Enter</kbd> open a group &middot; drag in a chart to zoom</div>
+"""
+
+
+class Screen:
+    """The panes and how they are arranged; knows the state but never changes it.
+
+    `head`, `side` and `main` are what a page puts somewhere; `ready` tells whether the browser may
+    send.
+
+    Args:
+        act: Changes what is shown; see `Dashboard.change`.
+        state: What is shown.
+        runs: Tells which runs there are.
+        views: The user's own views, if a file of them was given.
+    """
+
+    def __init__(
+        self,
+        act: Act,
+        *,
+        state: ViewState,
+        runs: Callable[[], tuple[RunEntry, ...]],
+        views: ViewsFile | None = None,
+    ) -> None:
+        self._state = state
+        self.ready = False
+        self.graph = GraphPane(act)
+        self.steps = StepsPane(act)
+        self.selectors = SelectorsPane(act, lambda: run_choice(runs(), state.run))
+        self.sections = sections(act, runs=runs, views=views)
+        self.files = Files(lambda: _panes(self), lambda: state.selection)
+        self.url = UrlSync(width=0, height=0, margin=0)
+        self.head = html_view(sizing_mode=None)
+        self.tabs = html_view()
+        self.tabs.on_message(lambda message: act(section=message["send"]))
+        self.tabs.tokens = [key for key in SECTIONS if key in self.sections]
+        self.banner = html_view(visible=False)
+        self.notice = html_view(visible=False)
+        self._arrange()
+
+    def _arrange(self) -> None:
+        self.graph.panel.styles = {"flex": "0 0 auto", "height": "max(210px, 34vh)"}
+        self.graph.panel.margin, self.steps.panel.margin = (10, 14, 4, 14), (0, 14)
+        self.workspace = pn.Column(
+            self.graph.panel, self.steps.panel, self.tabs,
+            *(section.holder for section in self.sections.values()),
+            sizing_mode="stretch_both", margin=0, visible=False, styles=_FILL,
+        )  # fmt: skip
+        self.main = pn.Column(
+            self.banner, self.notice, self.workspace, self.url, self.files.view,
+            sizing_mode="stretch_both", margin=0, styles=_FILL,
+        )  # fmt: skip
+        keys = html_view()
+        keys.html = _KEYS
+        self.side = pn.Column(self.selectors.panel, keys, sizing_mode="stretch_width", margin=0)
+
+    @property
+    def blank(self) -> bool:
+        """Whether no run is drawn: nothing yet, or a notice in its place."""
+        return not self.workspace.visible
+
+    def start(self) -> None:
+        """Lets the browser send: to be called when the page has loaded."""
+        self.ready = True
+        own = [self.url, self.head, self.tabs, self.files.view]
+        _make_ready([self.graph, self.steps, self.selectors, *_panes(self)], own)
+
+    def whole(self) -> pn.Row:
+        """Returns selectors, graph, steps and sections for a page of somebody else's."""
+        self.side.sizing_mode, self.side.width = "stretch_height", 220
+        return pn.Row(self.side, self.workspace, sizing_mode="stretch_both", margin=0)
+
+    def alone(self, what: Any) -> list[Any]:
+        """Returns what a page of somebody else's shows for `what`; never the address' keeper."""
+        return [self.notice] if self.blank else [self.banner, what]
+
+    # --- drawing -----------------------------------------------------------------------------
+
+    def draw(self, names: frozenset[str], shown: Shown) -> None:
+        """Redraws what reads the changed names; all of it where a notice stood."""
+        if self.blank:
+            names = frozenset(self._state.param)
+            self.notice.visible = False
+            self.workspace.visible = True
+        if "section" in names:
+            self._show_section()
+        if names & {"run", "revision"}:
+            self.show_head(head_of(shown.view, shown.run))
+        for pane in (self.graph, self.steps, self.selectors):
+            if pane.reads & names:
+                pane.refresh(shown)
+        for section in self.sections.values():
+            section.refresh(names, shown)
+        if names & {"run", "revision", "section"}:
+            self.files.refresh()
+
+    def _show_section(self) -> None:
+        chosen = self._state.section
+        self.tabs.html = _tabs_html(chosen, self.tabs.tokens)
+        for key, section in self.sections.items():
+            made = section.show(key == chosen)
+            if self.ready:
+                _make_ready(made, [])
+
+    def show_head(self, content: str) -> None:
+        """Writes the name and state of the run above the page."""
+        content = f'<div class="head">{content}</div>'
+        if self.head.html != content:
+            self.head.html = content
+
+    def show_notice(self, notice: Notice) -> None:
+        """Says what is the matter in place of the run."""
+        self.notice.html = (
+            f'<div class="notice big {notice.tone}"><h2>{html.escape(notice.title)}</h2>'
+            + "".join(f"<p>{html.escape(line)}</p>" for line in notice.lines)
+            + (f"<pre>{html.escape(notice.code)}</pre>" if notice.code else "")
+            + "</div>"
+        )
+        self.workspace.visible = False
+        self.notice.visible = True
+        self.show_head(BRAND)
+        self.selectors.only_runs()
+
+    def warn(self, error: BaseException) -> None:
+        """Says above the page what could not be shown."""
+        self.banner.html = problem_card("This change could not be shown", error)
+        self.banner.visible = True
+
+    def calm(self) -> None:
+        """Takes a warning away."""
+        if self.banner.visible:
+            self.banner.visible = False
+
+
+def _panes(screen: Screen) -> Iterable[Pane]:
+    return (pane for section in screen.sections.values() for pane in section.panes)
+
+
+def _make_ready(panes: list[Pane], own: list[Any]) -> None:
+    for component in [*own, *(c for pane in panes for c in pane.components())]:
+        component.ready = True
+
+
+def _tabs_html(chosen: str, offered: list[str]) -> str:
+    buttons = "".join(
+        f'<button type="button" role="tab" data-send="{key}" '
+        f'aria-selected="{str(key == chosen).lower()}">{SECTIONS[key]}</button>'
+        for key in offered
+    )
+    return f'<div class="tabs" role="tablist">{buttons}</div>'
