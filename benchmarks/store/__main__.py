@@ -17,7 +17,7 @@ from typing import Any
 import numpy as np
 
 from benchmarks.machine import machine_facts
-from benchmarks.store import handover, page, peers, reading
+from benchmarks.store import handover, large, page, peers, reading
 from benchmarks.store.data import Size, write
 
 RESULTS = Path(__file__).parents[1] / "results"
@@ -28,7 +28,7 @@ SIZES = {
 PEERS_SIZE = Size(1_024, 100, commit=1)
 
 
-PARTS = ("handover", "peers", "write", "compact")
+PARTS = ("handover", "large", "peers", "write", "read", "compact")
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -40,6 +40,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
         if "handover" in options.parts:
             with tempfile.TemporaryDirectory(dir=root) as folder:
                 figures["handover"] = handover.measure(Path(folder))
+        if "large" in options.parts:
+            with tempfile.TemporaryDirectory(dir=root) as folder:
+                figures["large"] = large.measure(Path(folder))
         if "peers" in options.parts:
             figures["peers_size"] = asdict(PEERS_SIZE)
             figures["peers"] = _peers(root)
@@ -82,7 +85,7 @@ def _peers(root: Path) -> list[dict[str, Any]]:
 
 
 def _sizes(options: argparse.Namespace) -> list[Size]:
-    wanted = {"write", "compact"} & set(options.parts)
+    wanted = {"write", "read", "compact"} & set(options.parts)
     chosen = SIZES[options.size] if wanted else ()
     return [size for size in chosen if options.only in (None, f"{size.records}x{size.slots}")]
 
@@ -96,6 +99,8 @@ def _run(folder: Path, size: Size, parts: Sequence[str], runs: list[dict[str, An
     if "write" in parts:
         line.clear()
         line.update(_written(folder, size))
+    if "read" in parts:
+        line["read"] = reading.in_fresh_process(folder)
     if "compact" in parts:
         line.update(_compacted(folder, size))
         shutil.rmtree(folder)
@@ -115,7 +120,6 @@ def _written(folder: Path, size: Size) -> dict[str, Any]:
         "commit_ms_second_half": 1e3 * float(np.median(times[half:])),
         "files": len(files),
         "ratio": sum(path.stat().st_size for path in files) / size.raw_bytes,
-        "read": reading.in_fresh_process(folder),
     }
 
 
@@ -149,7 +153,7 @@ def _options(arguments: Sequence[str] | None) -> argparse.Namespace:
         "--alone", action="store_true", help="nothing else runs, whatever the last minute's load"
     )
     parser.add_argument("--only", help="of the runs only this one: RECORDSxSLOTS")
-    parser.add_argument("--folder", help="keep runs here between the parts write and compact")
+    parser.add_argument("--folder", help="keep runs here between the parts write, read, compact")
     return parser.parse_args(arguments)
 
 

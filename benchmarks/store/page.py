@@ -31,11 +31,20 @@ def tables(figures: dict[str, Any]) -> str:
 Measured on {figures["date"]} by `python -m benchmarks.store`: {machine["processor"]},
 {machine["cores"]} cores, load before {machine["load_before"]}.{said} Times in ms. A run holds nine
 statistics, aggregated in three ways and of two samples; eight records share a commit. Reads: first
-(of a fresh process, from the page cache) / median of several, other columns each time.
+(of a fresh process, from the page cache) / median / 95th percentile of several, other columns each
+time; of opening (20 times, each past all caches but the page cache) the median / 95th percentile.
 
 {_table(_run_lines(figures["runs"]))}
 
-*raw*: bytes on disk over bytes of the statistics as float32.
+*raw*: bytes on disk over bytes of the statistics as float32. *reader MB*: resident memory before
+all those reads / after them and the heat maps of all 27 columns twice / four times more. 128 MB of
+it are the cache of chunks.
+
+{_table(_writer_lines(figures["runs"]))}
+
+A tensor of 10 million float32 (40 MB), of which a part is asked for:
+
+{_table(_large_lines(figures["large"]))}
 
 Handing over {hand["steps"]:,} steps of {handover_slots()} slots, one each 5 ms:
 {hand["median"]:.0f} µs
@@ -63,7 +72,7 @@ def handover_slots() -> int:
 def _run_lines(runs: Iterable[dict[str, Any]]) -> list[Sequence[str]]:
     reads = ("open", "cell", "step", "series", "sample series", "heat map")
     lines: list[Sequence[str]] = [("steps x slots", "", *reads, "raw", "files", "reader MB")]
-    for run in runs:
+    for run in (run for run in runs if "read" in run):
         lines.append((run["name"], "live", *_read(run["read"], run["ratio"], run["files"])))
         if "compacted_read" not in run:
             continue
@@ -73,17 +82,37 @@ def _run_lines(runs: Iterable[dict[str, Any]]) -> list[Sequence[str]]:
 
 
 def _read(read: dict[str, Any], ratio: float, files: int) -> tuple[str, ...]:
-    reads = [
-        f"{read['reads'][name]['first']:.1f} / {read['reads'][name]['median']:.1f}"
-        for name in ("cell", "step", "series", "sample series", "heat map")
-    ]
-    return (
-        f"{read['open']:.0f}",
-        *reads,
-        f"{ratio:.2f}",
-        f"{files:,}",
-        f"{read['memory_after']:.0f}",
+    names = ("cell", "step", "series", "sample series", "heat map")
+    reads = [_spent(read["reads"][name], "first", "median", "p95") for name in names]
+    opened = _spent(read["open"], "median", "p95")
+    held = " / ".join(f"{memory:.0f}" for memory in read["memory"])
+    return (opened, *reads, f"{ratio:.2f}", f"{files:,}", held)
+
+
+def _spent(times: dict[str, float], *which: str) -> str:
+    return " / ".join(f"{times[name]:.1f}" for name in which)
+
+
+def _writer_lines(runs: Iterable[dict[str, Any]]) -> list[Sequence[str]]:
+    head = (
+        "steps x slots",
+        "commit, first half",
+        "second half",
+        "writer MB at a fifth",
+        "at the end",
     )
+    lines: list[Sequence[str]] = [head]
+    for run in runs:
+        times = (f"{run[f'commit_ms_{half}_half']:.1f}" for half in ("first", "second"))
+        held = (f"{run[f'memory_at_{when}']:.0f}" for when in ("a_fifth", "the_end"))
+        lines.append((run["name"], *times, *held))
+    return lines
+
+
+def _large_lines(large: dict[str, dict[str, float]]) -> list[Sequence[str]]:
+    lines: list[Sequence[str]] = [("", "ms", "MB read")]
+    lines += [(name, f"{r['ms']:.1f}", f"{r['megabytes']:.1f}") for name, r in large.items()]
+    return lines
 
 
 def _peer_lines(peers: Iterable[dict[str, Any]]) -> list[Sequence[str]]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import dataclass
 
@@ -10,6 +11,9 @@ from comgra_decl.store.location import Location, Remote, Where, location
 
 from .opening import run_folders
 from .ranks import open_reader
+
+_AT_ONCE = 16
+"""Runs of a bucket that are opened side by side."""
 
 
 @dataclass(frozen=True)
@@ -40,8 +44,15 @@ def list_runs(root: Where) -> list[RunSummary]:
     Raises:
         StoreError: a bucket cannot be reached.
     """
-    found = [summary for path in run_folders(location(root)) if (summary := _summary(path))]
-    return sorted(found, key=lambda run: (run.started or 0.0, str(run.path)))
+    place = location(root)
+    paths = list(run_folders(place))
+    if isinstance(place, Remote):  # each run takes several requests, one after another
+        with ThreadPoolExecutor(_AT_ONCE) as pool:
+            found = list(pool.map(_summary, paths))
+    else:
+        found = [_summary(path) for path in paths]
+    there = [summary for summary in found if summary is not None]
+    return sorted(there, key=lambda run: (run.started or 0.0, str(run.path)))
 
 
 def _summary(path: Location) -> RunSummary | None:

@@ -32,10 +32,11 @@ def command(
     """
     from comgra_decl.launch.progress import bar
     from comgra_decl.store.copying import copy_run
+    from comgra_decl.store.location import location
 
     folder = run_folder(run)
     with bar() as tell:
-        copy = copy_run(folder, target, version=version, compact=compact, progress=tell)
+        copy = copy_run(folder, location(target), version=version, compact=compact, progress=tell)
     if as_json:
         print_json({"path": str(copy), "source": str(folder)})
     else:
