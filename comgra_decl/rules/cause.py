@@ -20,7 +20,8 @@ class Causes:
 
     Values come from what is upstream of them, gradients from what is downstream. A walk goes on
     while the next tensor is unusual itself (a rule says so, or its size does) and was so no later
-    than the finding began. The cause is the tensor that was so first; of several, the furthest.
+    than the finding began. The cause is the tensor that was so first; of several, the one that
+    a step comes to first.
 
     Args:
         scene: the run.
@@ -43,8 +44,9 @@ class Causes:
         path = self._walk(SlotKey(*_key(place)), finding.first_step)
         if len(path) < 2:
             return finding
-        here = Link(place, finding.first_step, finding.rule)
-        links = [*(self._link(key) for key in reversed(path[1:])), here]
+        began = finding.first_step
+        here = Link(place, began, finding.rule)
+        links = [*(self._link(key, began) for key in reversed(path[1:])), here]
         if len(links) > MOST_LINKS:
             links = [*links[: MOST_LINKS // 2], *links[-MOST_LINKS // 2 :]]
         return replace(finding, chain=tuple(links))
@@ -58,30 +60,40 @@ class Causes:
         for key in waiting:
             for other in next_to.get(key._replace(pass_="forward"), ()):
                 there = other._replace(pass_=start.pass_)
-                first = self._began(there)
-                if there not in before and first is not None and first <= until:
+                first = self._began(there, until)
+                if there not in before and first is not None:
                     before[there], began[there] = key, first
                     waiting.append(there)
-        earliest = min(began.values())
-        step: SlotKey | None = [key for key in waiting if began[key] == earliest][-1]
+        backward = is_gradient(start.pass_)
+        step: SlotKey | None = min(
+            reversed(waiting), key=lambda key: (began[key], self._turn(key, backward=backward))
+        )
         path: list[SlotKey] = []
         while step is not None:
             path.insert(0, step)
             step = before[step]
         return path
 
-    def _began(self, key: SlotKey) -> int | None:
-        """Returns since which step a tensor is unusual, None if it is not."""
-        slot = self._scene.table.by_key.get(key, -1)
-        mark = self._marks.get(slot) or self._unusual.of(slot)
-        return None if mark is None else mark[0]
+    def _turn(self, key: SlotKey, *, backward: bool) -> int:
+        """Returns a number that is the smaller the earlier a step comes to a tensor."""
+        table = self._scene.table
+        turn = int(table.order[table.by_key[key]]) if key in table.by_key else 0
+        return -turn if backward else turn
 
-    def _link(self, key: SlotKey) -> Link:
+    def _began(self, key: SlotKey, until: int) -> int | None:
+        """Returns since which step a tensor is unusual, None if it was not by `until`."""
+        found = self._unusual_by(key, until)
+        return None if found is None else found[0]
+
+    def _unusual_by(self, key: SlotKey, until: int) -> tuple[int, str] | None:
         slot = self._scene.table.by_key.get(key, -1)
-        rule = self._marks.get(slot)
-        size = self._unusual.of(slot)
-        step, what = rule or size or (-1, "here")
-        return Link(Place(key.node, key.role, key.iteration, key.pass_), step, what)
+        mark = self._marks.get(slot)
+        return mark if mark is not None and mark[0] <= until else self._unusual.of(slot, until)
+
+    def _link(self, key: SlotKey, until: int) -> Link:
+        found = self._unusual_by(key, until)
+        assert found is not None  # else it would not be on the way
+        return Link(Place(key.node, key.role, key.iteration, key.pass_), *found)
 
 
 def _key(place: Place) -> tuple[str, str, int, str]:

@@ -10,6 +10,7 @@ import pytest
 import torch
 
 import comgra_decl as comgra
+from comgra_decl.rules import diagnose
 from tests.examples.conftest import SHORT, Outcome, Train
 
 TRACED = ("+comgra=debug", "+comgra.schedule.backoff=1.0", "+comgra.schedule.every=3")
@@ -134,3 +135,20 @@ def test_batch_norm_and_dropout_of_the_digits_know_training_from_evaluation(trai
     evaluation = run.series("dropout", "zero_fraction", type_="eval")
     fed = run.series("block2", "zero_fraction", type_="eval")
     np.testing.assert_array_equal(evaluation, fed)
+
+
+def test_the_tutorials_bug_is_found_without_being_told_where(train: Train) -> None:
+    found = diagnose(comgra.open_run(train("tutorial", *TRACED).folder / "runs")).findings
+    (bug,) = [finding for finding in found if finding.severity == "error"]
+    assert found[0] == bug
+    assert (bug.rule, str(bug.place), bug.first_step) == ("rectified_answer", "out", 0)
+    left = bug.evidence["share of negative values that is left"]
+    assert left == pytest.approx(0.01, rel=1e-4)
+    assert "Between out.last and out an activation function leaves 1%" in bug.message
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("example", ["digits", "characters"])
+def test_the_other_examples_have_no_such_bug(example: str, train: Train) -> None:
+    found = diagnose(comgra.open_run(train(example, *TRACED).folder / "runs")).findings
+    assert [finding for finding in found if finding.severity == "error"] == []

@@ -127,3 +127,8 @@ def test_of_gradients_of_zero_the_one_nearest_to_the_loss_is_named() -> None:
     untrained = found(tape, Untrained())["untrained_parameter"]
     assert untrained.place is not None
     assert (untrained.place.node, untrained.also) == ("b", 1)
+
+
+def test_a_tensor_that_was_always_unlike_its_siblings_is_no_cause_of_what_comes_later() -> None:
+    always = layers([0, 8, 8, 8])
+    assert chain(found(always, OnlyLast())["activation_drift"]) == [("l1", 8), ("l2", 8), ("l3", 8)]

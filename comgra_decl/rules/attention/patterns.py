@@ -10,11 +10,12 @@ from numpy.typing import NDArray
 from pydantic import Field
 
 from comgra_decl.records import SlotInfo
-from comgra_decl.rules.base import Patient, Scene, SlotRule
+from comgra_decl.rules.base import Scene
 from comgra_decl.rules.memory import Bools, Slots
+from comgra_decl.rules.sampled import SampledParameters, SampledRule
 from comgra_decl.rules.table import Mask, SlotTable
 from comgra_decl.rules.window import Window
-from comgra_decl.spec.base import Int, Number
+from comgra_decl.spec.base import Number
 
 FEWEST_TOKENS = 4
 """Attention to fewer tokens has no pattern."""
@@ -25,58 +26,40 @@ def could_be_attention(info: SlotInfo) -> bool:
     return len(info.shape) >= 3 and info.shape[-1] >= FEWEST_TOKENS and info.shape[-2] > 1
 
 
-class PatternParameters(Patient):
+class PatternParameters(SampledParameters):
     """What can be said of rules about patterns of attention."""
 
     share: Annotated[Number, Field(gt=0, lt=1)] = 0.9
     """So much of all attention is too much."""
 
-    every: Annotated[Int, Field(ge=1)] = 10
-    """Every so many records are looked at, since their values have to be read."""
 
-    patience: Annotated[Int, Field(ge=1)] = 3
-    """For so many of these in a row it must be so."""
-
-
-class _Pattern(SlotRule):
-    """Looks at the values of attention, of the recorded samples."""
+class _Pattern(SampledRule):
+    """Looks at the values of attention."""
 
     severity = "hint"
     certainty = 0.5
     explained_by = ("nonfinite",)
     Parameters = PatternParameters
-    evidence = "share of attention"
+    evidence, what = "share of attention", "attention"
     needs = "attention with `values: true`, as the preset `attention` does"
-
-    def __init__(self, parameters: Any = None) -> None:
-        super().__init__(parameters)
-        self._seen = False
 
     def wants(self, table: SlotTable) -> Mask:
         """Returns what could be attention by its shape."""
         return table.outputs & table.where(could_be_attention)
 
-    def look(self, window: Window) -> None:
-        """Takes those of the next records whose turn it is."""
-        number = window.first + np.arange(len(window))
-        rows = np.flatnonzero(number % self.parameters.every == 0)
-        if len(rows):
-            self._take(window.only(rows, int(number[rows[0]])))
+    def is_meant(self, values: NDArray[Any]) -> bool:
+        """Whether rows of values [samples, ..., queries, tokens] are shares that add up to 1."""
+        if values.ndim < 3:
+            return False
+        sums = np.asarray(values, np.float64).sum(-1)
+        return bool((values >= 0).all() and np.abs(sums - 1).max() < 1e-2)
 
     def measure(self, window: Window, at: Slots) -> tuple[Bools, NDArray[Any]]:
         """Looks at the values of each record."""
         share = np.full((len(window), len(at)), np.nan)
-        for row, column in np.ndindex(*share.shape):
-            values = window.details.values(row, int(at[column]))
-            if values is not None and _is_attention(values):
-                share[row, column] = self.share_of(np.asarray(values, np.float64))
-                self._seen = True
+        for row, column, values in self.measured(window, at):
+            share[row, column] = self.share_of(values)
         return share > self.parameters.share, share
-
-    def missing(self, scene: Scene) -> str | None:
-        """Returns why it could not look."""
-        nothing = None if self._seen else f"no attention is recorded; add to `nodes`: {self.needs}"
-        return super().missing(scene) or nothing
 
     @staticmethod
     @abstractmethod
@@ -146,11 +129,3 @@ class AttentionDiagonal(_Pattern):
             f"{self.streak.worst[slot]:.0%} of {scene.table.place(slot)} is of tokens to "
             "themselves: it hands on what it is given."
         )
-
-
-def _is_attention(values: NDArray[Any]) -> bool:
-    """Whether rows of values [samples, ..., queries, tokens] are shares that add up to 1."""
-    if values.ndim < 3 or not len(values):
-        return False
-    sums = np.asarray(values, np.float64).sum(-1)
-    return bool((values >= 0).all() and np.abs(sums - 1).max() < 1e-2)

@@ -43,34 +43,38 @@ class UnchangedOutput(SlotRule):
     def __init__(self, parameters: Any = None) -> None:
         super().__init__(parameters)
         self._before = [Previous() for _ in _COMPARED]
-        self._sources: Slots = np.zeros(0, np.int64)  # those of all columns, one after another
-        self._starts: Slots = np.zeros(0, np.int64)
+        self._followed: Slots = np.zeros(0, np.int64)  # the outputs and all that enters them
+        self._entering: Slots = np.zeros(0, np.int64)  # of these, for one output after another,
+        self._starts: Slots = np.zeros(0, np.int64)  # from here on
 
     def wants(self, table: SlotTable) -> Mask:
         """Returns outputs of modules that are computed from floating-point tensors."""
-        mask, lists = np.zeros(len(table), np.bool_), []
-        outputs, sources = table.outputs, sources_of(self.scene)
-        for slot in sorted(sources):
-            given = [s for s in sources[slot] if table.floating[s] and not table.parameters[s]]
-            if outputs[slot] and given:
-                mask[slot] = True
-                lists.append(given)
-        self._sources = np.array([s for given in lists for s in given], np.int64)
-        self._starts = np.cumsum([0, *map(len, lists)], dtype=np.int64)[:-1]
-        return mask
+        values = table.floating & ~table.parameters
+        known = sources_of(self.scene)
+        wanted = {
+            slot: given
+            for slot in sorted(known)
+            if table.outputs[slot] and (given := [s for s in known[slot] if values[s]])
+        }
+        entering = np.array([s for given in wanted.values() for s in given], np.int64)
+        self._followed = np.unique(np.append(entering, [*wanted]).astype(np.int64))
+        self._entering = np.searchsorted(self._followed, entering)
+        self._starts = np.cumsum([0, *map(len, wanted.values())], dtype=np.int64)[:-1]
+        return np.isin(np.arange(len(table)), [*wanted])
 
     def measure(self, window: Window, at: Slots) -> tuple[Bools, NDArray[Any]]:
         """Compares each tensor, and what enters it, with the record before."""
-        everything = np.arange(len(window.table))
-        same = np.ones((len(window), len(everything)), np.bool_)
+        followed = self._followed
+        same = np.ones((len(window), len(followed)), np.bool_)
         changed = np.zeros(same.shape, np.bool_)
         for (name, over), before in zip(_COMPARED, self._before, strict=True):
-            value = window.read(name, everything, over).astype(np.float64)
-            known = before.look(everything, value)
+            value = window.read(name, followed, over).astype(np.float64)
+            known = before.look(followed, value)
             same &= value == known
             changed |= (value != known) & ~np.isnan(value) & ~np.isnan(known)
-        entering = np.logical_or.reduceat(changed[:, self._sources], self._starts, axis=1)
-        return same[:, at] & entering & ~_ones_and_zeros(window, at), window.read("mean", at)
+        entering = np.logical_or.reduceat(changed[:, self._entering], self._starts, axis=1)
+        hit = same[:, np.searchsorted(followed, at)] & entering
+        return hit & ~_ones_and_zeros(window, at) if hit.any() else hit, window.read("mean", at)
 
     def sentence(self, scene: Scene, slot: int) -> str:
         """Says since when."""
