@@ -12,6 +12,8 @@ EXAMPLE_MYPY := $(CURDIR)/$(BIN)/mypy --config-file $(CURDIR)/pyproject.toml \
 export PIP_CONSTRAINT := $(CURDIR)/constraints.txt
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
 export PIP_NO_COMPILE := 1
+# Tests start many programs; without bytecode each would compile torch anew, for five seconds.
+export PYTHONDONTWRITEBYTECODE :=
 
 .DEFAULT_GOAL := help
 .PHONY: help demo test check lint format bench neutrality docs clean browser
