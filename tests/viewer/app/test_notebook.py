@@ -67,7 +67,7 @@ def test_what_the_run_does_not_have_is_an_error_that_names_near_ones(
 
 
 def test_a_file_is_told_that_nobody_answers_and_the_page_is_not(run: Run, tmp_path: Path) -> None:
-    shown = run.view(node="head")
+    shown: Any = run.view(node="head")
     parts = [part for part in shown.select(Component) if part.ready]
     assert parts
     shown.save(tmp_path / "whole.html")
