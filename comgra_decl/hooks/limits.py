@@ -42,10 +42,13 @@ def is_capturing() -> bool:
 
 def compiles_to_cuda_graphs() -> bool:
     """Whether the program has compiled something in a mode that makes CUDA graphs of it."""
-    known = getattr(sys.modules.get("torch._dynamo.eval_frame"), "cached_backends", None)
+    known = getattr(sys.modules.get("torch._dynamo.eval_frame"), "cached_backends", None) or {}
+    backends = [backend for backend in [*known.values()] if backend is not None]
+    if not backends:
+        return False  # asked at every record, and looking at inductor's settings takes a while
     inductor = sys.modules.get("torch._inductor.config")
     always = bool(getattr(getattr(inductor, "triton", None), "cudagraphs", False))
-    return any(_makes_cuda_graphs(backend, always=always) for backend in [*(known or {}).values()])
+    return any(_makes_cuda_graphs(backend, always=always) for backend in backends)
 
 
 def _makes_cuda_graphs(backend: Any, *, always: bool) -> bool:

@@ -30,6 +30,14 @@ def tensors_in(value: Any, path: str = "") -> list[tuple[str, torch.Tensor]]:
 def _collect(value: Any, path: str, found: list[tuple[str, torch.Tensor]], depth: int) -> None:
     if depth == _MAX_DEPTH:
         return
+    kind = type(value)
+    if kind is tuple or kind is list:  # nearly always, and a hook's time: no generator
+        for i, child in enumerate(value):
+            if isinstance(child, torch.Tensor):
+                found.append((f"{path}[{i}]", child))
+            elif type(child) not in _LEAVES:
+                _collect(child, f"{path}[{i}]", found, depth + 1)
+        return
     for step, child in _children(value):
         if isinstance(child, torch.Tensor):
             found.append((path + step, child))
@@ -38,10 +46,7 @@ def _collect(value: Any, path: str, found: list[tuple[str, torch.Tensor]], depth
 
 
 def _children(value: Any) -> Iterator[tuple[str, Any]]:
-    if type(value) is tuple or type(value) is list:
-        for i, child in enumerate(value):
-            yield f"[{i}]", child
-    elif isinstance(value, Mapping):
+    if isinstance(value, Mapping):
         yield from ((f".{key}", child) for key, child in value.items())
     elif isinstance(value, (tuple, list)):
         names = getattr(value, "_fields", None)

@@ -250,7 +250,8 @@ class ModuleTracer:
     def _enter_root(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         plan = self._adopt(module)
         modes.sweep()
-        self._in_model = has_parameters(module)
+        whole = module is plan.top.module()
+        self._in_model = plan.top.parametric if whole else has_parameters(module)
         if self._in_model:
             self._ends.targets.interrupt()
         if not plan.top.joins(args, kwargs):
@@ -331,6 +332,7 @@ class ModuleTracer:
             return
         iteration = capture.count(plan)
         slot_of = partial(plan.slot, iteration=iteration)
+        graph = self._graph
         if wanted.output_grad and capture.followed and not torch.is_grad_enabled():
             self._recomputed.first(plan, iteration, capture)
         for path, tensor in tensors_in(output):
@@ -341,8 +343,8 @@ class ModuleTracer:
                 capture=capture,
                 how=wanted,
                 wanted=plan.outputs,
-                graph=self._graph,
-                inputs=(t for _, t in tensors_in(args)),
+                graph=graph,
+                inputs=() if graph is None else (t for _, t in tensors_in(args)),
             )
 
     def _take_inputs(self, module: nn.Module, args: tuple[Any, ...], kwargs: Any) -> None:

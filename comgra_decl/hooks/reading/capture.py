@@ -95,22 +95,24 @@ class StepCapture:
         return len(self._entries)
 
     def add(
-        self, slot: Slot, tensor: torch.Tensor, *, batch_dim: int | str | None, values: bool
+        self, slot: Slot, tensor: torch.Tensor, *, batch_dim: int | None, values: bool
     ) -> int | None:
-        """Reads the tensor now; returns its index in this step, None if it cannot be reduced."""
+        """Reads the tensor now; returns its index in this step, None if it cannot be reduced.
+
+        `batch_dim` is a dimension that the tensor has, as the method of that name says.
+        """
         started = time.perf_counter()
-        dim = self.batch_dim(tensor, batch_dim)
         try:
-            keep = (values or self._spare_values) and self._small_enough(tensor, dim)
-            index = self._reducer.add(tensor, batch_dim=dim, values=keep)
+            keep = (values or self._spare_values) and self._small_enough(tensor, batch_dim)
+            index = self._reducer.add(tensor, batch_dim=batch_dim, values=keep)
         except CannotReduceError as error:
-            return self._add_written_out(slot, tensor, dim, values, str(error))
+            return self._add_written_out(slot, tensor, batch_dim, values, str(error))
         if slot.id < 0 and not slot.dtype:
-            slot.describe(tensor, dim)
+            slot.describe(tensor, batch_dim)
         if keep and not values:
             self._spare.add(slot)
         if self.measured is not None:
-            self.measured.add(index, slot, tensor, dim)
+            self.measured.add(index, slot, tensor, batch_dim)
         self._entries.append((slot, index))
         self.cost += time.perf_counter() - started
         return index

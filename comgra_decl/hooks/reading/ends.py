@@ -49,11 +49,12 @@ class Ends:
             if tensor.grad_fn is not None:  # computed by another part of the model
                 continue
             slot = self._input(input_role(path), iteration)
-            index = capture.add(slot, tensor, batch_dim="auto", values=self._values)
+            dim = capture.batch_dim(tensor, "auto")
+            index = capture.add(slot, tensor, batch_dim=dim, values=self._values)
             if graph is not None and graph.enters(tensor):
                 graph.trace(slot, tensor)
             if index is not None and self._gradients and tensor.requires_grad:
-                self._recorder.watch(slot, tensor, capture, batch_dim="auto", values=self._values)
+                self._recorder.watch(slot, tensor, capture, batch_dim=dim, values=self._values)
 
     def look_for_targets(
         self, capture: StepCapture, returned: Any, graph: Provenance | None

@@ -5,7 +5,6 @@ from __future__ import annotations
 import inspect
 import os
 import sys
-from collections.abc import Iterator
 from pathlib import Path
 from types import FrameType
 from typing import TYPE_CHECKING
@@ -19,6 +18,7 @@ if TYPE_CHECKING:
 _OURS = f"{Path(__file__).resolve().parents[1]}{os.sep}"
 _TORCH = f"{Path(torch.__file__).resolve().parent}{os.sep}"
 _MOST_FRAMES = 64
+_MOST_CALLERS = 256  # places that are remembered; a notebook has ever new ones
 
 WITHOUT_BACKWARD = "grad:autograd.grad"
 """The pass of gradients that `torch.autograd.grad` computes (a gradient penalty, for example)."""
@@ -38,6 +38,7 @@ class Backwards:
         self.first: str | None = None  # the variable that held the first loss
         self._passes: dict[str | None, str] = {}  # by the loss's variable; for all steps
         self._places: dict[str, list[tuple[str, int]]] = {}  # of each pass, in this step
+        self._callers = _Callers()
 
     def begin_step(self) -> None:
         """Forgets where the last step called `backward`."""
@@ -46,7 +47,7 @@ class Backwards:
 
     def begin(self, loss: torch.Tensor, backwarded: torch.Tensor) -> str:
         """Returns the pass that begins with `backward` of a loss (`backwarded`: AMP's scaled)."""
-        name, place = _caller(loss, backwarded)
+        name, place = self._callers.find(loss, backwarded)
         if not self._passes:
             self._passes[name], self.first = "grad", name
         base = self._passes.setdefault(name, f"grad:{name or len(self._passes) + 1}")
@@ -92,34 +93,64 @@ def _numbered(name: str, number: int) -> str:
     return name if number == 1 else f"{name}:{number}"
 
 
-def _caller(*tensors: torch.Tensor) -> tuple[str | None, tuple[str, int]]:
-    """Returns the name of the outermost variable that holds a tensor, and who called us.
+class _Callers:
+    """Finds out who calls `backward`, and in which variable the loss is.
 
-    Outermost, because what a helper calls `loss` is `loss_g` to the program that called it.
+    Reading the variables of a frame makes a copy of them all, so where a program calls from the
+    same place again, only the frame that held the loss then is asked.
     """
-    name: str | None = None
-    place = ("", 0)
-    for frame in _frames():
-        if not place[0]:
-            place = (frame.f_code.co_filename, frame.f_lineno)
-        name = _variable(frame, tensors) or name
-    return name, place
+
+    def __init__(self) -> None:
+        self._known: dict[tuple[int, ...], tuple[int, str]] = {}  # frame and variable, by place
+
+    def find(self, *tensors: torch.Tensor) -> tuple[str | None, tuple[str, int]]:
+        """Returns the name of the outermost variable that holds a tensor, and who called us.
+
+        Outermost, because what a helper calls `loss` is `loss_g` to the program that called it.
+        """
+        frames = _frames()
+        if not frames:
+            return None, ("", 0)
+        place = frames[0].f_code.co_filename, frames[0].f_lineno
+        key = tuple([n for frame in frames for n in (id(frame.f_code), frame.f_lasti)])
+        depth, name = self._known.get(key, (0, ""))
+        if name and _variable(frames[depth], tensors, name):
+            return name, place
+        return self._search(key, frames, tensors), place
+
+    def _search(
+        self, key: tuple[int, ...], frames: list[FrameType], tensors: tuple[torch.Tensor, ...]
+    ) -> str | None:
+        for depth in reversed(range(len(frames))):
+            name = _variable(frames[depth], tensors)
+            if name is not None:
+                if len(self._known) >= _MOST_CALLERS:
+                    self._known.clear()
+                self._known[key] = depth, name
+                return name
+        return None
 
 
-def _frames() -> Iterator[FrameType]:
-    """Yields the frames of the program, innermost first, without ours and torch's."""
+def _frames() -> list[FrameType]:
+    """Returns the frames of the program, innermost first, without ours and torch's."""
+    frames = []
     frame: FrameType | None = sys._getframe(1)
     for _ in range(_MOST_FRAMES):
         if frame is None:
-            return
+            break
         if not frame.f_code.co_filename.startswith((_OURS, _TORCH)):
-            yield frame
+            frames.append(frame)
         frame = frame.f_back
+    return frames
 
 
-def _variable(frame: FrameType, tensors: tuple[torch.Tensor, ...]) -> str | None:
+def _variable(
+    frame: FrameType, tensors: tuple[torch.Tensor, ...], name: str | None = None
+) -> str | None:
+    """Returns the first variable that holds a tensor, or `name` if that one does."""
     variables = frame.f_locals
-    found = [n for n, value in variables.items() if any(value is tensor for tensor in tensors)]
+    names = variables if name is None else [name]
+    found = [n for n in names if any(variables.get(n) is tensor for tensor in tensors)]
     if _is_copy(frame):
         variables.clear()  # the frame keeps it, and so the tensors of this step
     return found[0] if found else None

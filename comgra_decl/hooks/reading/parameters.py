@@ -156,8 +156,10 @@ class Parameters:
             if wanted.parameter_grad and parameter.grad is not None:
                 slot = unused(capture, plan.slot, "grad")
                 capture.add(slot, parameter.grad, batch_dim=None, values=wanted.values)
-            self._write_raw(plan, capture)
-            self._write_update(plan, parameter, capture)
+            if self._raw:
+                self._write_raw(plan, capture)
+            if self._before:
+                self._write_update(plan, parameter, capture)
             if wanted.optimizer_state and not shared:
                 self._write_state(plan, optimizer.state.get(parameter, {}), capture)
         self._before.clear()

@@ -87,12 +87,11 @@ class TensorRecorder:
         tensor: torch.Tensor,
         capture: StepCapture,
         *,
-        batch_dim: int | str | None,
+        batch_dim: int | None,
         values: bool,
     ) -> None:
         """Records every gradient that reaches `tensor` in this step, each as a pass of its own."""
-        dim = capture.batch_dim(tensor, batch_dim)
-        hook = partial(self._on_gradient, capture, capture.epoch, slot, values, dim)
+        hook = partial(self._on_gradient, capture, capture.epoch, slot, values, batch_dim)
         self._hook(tensor, hook)
 
     def read_parts(

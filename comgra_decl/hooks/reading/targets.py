@@ -189,7 +189,8 @@ class Targets(TorchFunctionMode):
             self._slots.append(Slot(lambda: "target", "target", iteration=number, kind="target"))
         slot = self._slots[self._count]
         self._count += 1
-        if capture.add(slot, tensor, batch_dim="auto", values=self._values) is None:
+        dim = capture.batch_dim(tensor, "auto")
+        if capture.add(slot, tensor, batch_dim=dim, values=self._values) is None:
             return
         if self._graph is not None:
             self._graph.trace(slot, tensor)

@@ -67,7 +67,9 @@ class Budget:
         before: Budget | None = None,
     ) -> None:
         self._types = types or {}
-        self.timed = any(each.share is not None for each in (spec, *self._types.values()))
+        each_spec = (spec, *self._types.values())
+        self.timed = any(each.share is not None for each in each_spec)
+        self._weighed = any(each.bytes is not None for each in each_spec)
         self._meter = meter
         self._say = say
         self._clock = clock
@@ -112,11 +114,15 @@ class Budget:
 
     def exhausted(self, *labels: str) -> bool:
         """Whether the disk's budget, of all records or of a type, is used up."""
+        if not self._weighed:
+            return False
         self._measure()
         return any(each.exhausted(self._per_record(each)) for each in self._concerned(labels))
 
     def factor(self, *labels: str) -> float:
         """By how much gaps are stretched to save space."""
+        if not self._weighed:
+            return 1.0
         self._measure()
         return max(each.factor(self._per_record(each)) for each in self._concerned(labels))
 
@@ -124,6 +130,7 @@ class Budget:
 
     def recorded(self, *labels: str) -> None:
         """A record was handed over, of a step of training with these labels."""
+        self._measure()
         for each in self._concerned(labels):
             each.records += 1
 
