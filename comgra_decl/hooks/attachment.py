@@ -28,6 +28,7 @@ from comgra_decl.hooks.tracer import ModuleTracer
 from comgra_decl.hooks.tree import Owners, Top
 from comgra_decl.hooks.when.budget import Budget, Meter
 from comgra_decl.hooks.when.evaluation import EvaluationPhases
+from comgra_decl.hooks.when.resting import Rest
 from comgra_decl.hooks.words.losses import LossWatch
 from comgra_decl.hooks.words.numbers import read_number
 from comgra_decl.hooks.words.scalars import Scalars
@@ -66,13 +67,12 @@ class Attachment(ABC):
         meter: Meter,
     ) -> None:
         self._sink = sink
-        self._step = 0  # the step in progress = steps completed
+        self._begun = 0  # the step that was in progress when steps began to be only counted
         self._armed = False
         self._stopped = False
         self._stop_requested = False
         self._ending = False  # tracing ends as soon as that is possible
         self._error: BaseException | None = None  # why
-        self._resting = 0  # id of the optimizer whose step is only counted at present
         self._owners = Owners(on_fault=self._fault)
         self._table = SlotTable()
         self._stance = EagerStance()
@@ -90,6 +90,7 @@ class Attachment(ABC):
             )
         self._follow(spec)
         self._scalars = Scalars(scalars, on_fault=self._fault)
+        self._rest = Rest(self._scalars.events.append, otherwise=self._after_optimizer)
         self._losses = LossWatch(
             self._scalars.events.append if spec.kpis.loss and scalars is not None else None,
             on_loss=self._on_loss,
@@ -97,6 +98,19 @@ class Attachment(ABC):
             on_fault=self._fault,
         )
         self._before_step: RemovableHandle | None = None  # only while a step is recorded
+
+    @property
+    def _step(self) -> int:
+        """The step in progress = steps completed."""
+        return self._begun + self._rest.counted
+
+    @_step.setter
+    def _step(self, step: int) -> None:
+        self._begun = step - self._rest.counted
+
+    @abstractmethod
+    def _after_optimizer(self, optimizer: Any) -> None:
+        """An optimizer has stepped, and this step is not only counted."""
 
     @abstractmethod
     def _choose(self, root: nn.Module, top: Top) -> StepCapture | None:
@@ -123,7 +137,7 @@ class Attachment(ABC):
     def _stop_when_safe(self) -> None:
         """A mode that is removed while it handles a call comes back when that call returns."""
         self._ending = True
-        self._resting = 0
+        self._rest.end()
         self._train.drop()
         self._evaluation.capture.drop()
         if not modes.at_work():
@@ -207,13 +221,13 @@ class Attachment(ABC):
                 each.callback(self._beside.remove)
                 each.callback(self._tracer.remove)
             each.callback(self._stop_graph)
+            if self._before_step is not None:
+                each.callback(self._before_step.remove)
+                self._before_step = None
 
     def _stop_graph(self) -> None:
         self._structures.stop()
         self._tracer.provenance = None
-        if self._before_step is not None:
-            self._before_step.remove()
-            self._before_step = None
 
     # -- events -------------------------------------------------------------------------------
 
@@ -252,12 +266,12 @@ class Attachment(ABC):
 
     def _on_note(self, text: str) -> None:
         """The program writes something down."""
-        self._resting = 0
+        self._rest.end()
         self._scalars.note(text)
 
     def _on_kpi(self, name: str, value: Any) -> None:
         """The program keeps a number of the step in progress."""
-        self._resting = 0
+        self._rest.end()
         self._scalars.kpi(name, value)
         if self._keeps and self._train.open:
             number = read_number(value) if hasattr(value, "detach") else float(value)

@@ -35,7 +35,7 @@ class Choosing(Closing):
             return
         if self._tracer.thread not in (0, get_ident()):  # another thread evaluates meanwhile
             return
-        self._resting = 0
+        self._rest.end()
         modes.sweep()
         self._evaluating = not training and not self._is_frozen(module)
         if self._evaluating:

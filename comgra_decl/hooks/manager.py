@@ -33,7 +33,6 @@ from comgra_decl.hooks.when.types import Labeller, RootWatch
 from comgra_decl.hooks.when.unended import UNENDED, UnendedSteps
 from comgra_decl.hooks.words.hearing import Hearing
 from comgra_decl.hooks.words.numbers import read_number
-from comgra_decl.hooks.words.scalars import END
 from comgra_decl.records import GRAD_SCALE, SKIPPED_STEP, RawStep, Said, SlotInfo
 
 if TYPE_CHECKING:
@@ -41,8 +40,6 @@ if TYPE_CHECKING:
 
     from comgra_decl.hooks.when.resuming import Resumption
     from comgra_decl.spec import Spec
-
-_is_compiling = torch.compiler.is_compiling
 
 
 class HookManager(Choosing):
@@ -68,9 +65,7 @@ class HookManager(Choosing):
         super().__init__(spec, sink, scalars=scalars, meter=meter or Meter())
         self._on_fault = on_fault
         self._quiet = 0.0  # no step before this one can be due
-        self._rests_until = 0.0  # the first step after those that are only counted
         self._pace = Pace()
-        self._beat = self._scalars.events.append
         self._deferred = False
         self._watched = False  # whether it is decided about when the model is called
         self._evaluating = False  # as far as the program has said so
@@ -107,10 +102,10 @@ class HookManager(Choosing):
 
     def attach(self) -> None:
         """Starts following the program."""
-        run_natively(self._after_optimizer, self._owners.note, self._on_mode, self._on_skip)
-        run_natively(self._say_scale)
+        run_natively(self._rest.after_optimizer, self._owners.note, self._on_mode)
+        run_natively(self._on_skip, self._say_scale)
         self._handles = [
-            register_optimizer_step_post_hook(self._after_optimizer),
+            register_optimizer_step_post_hook(self._rest.after_optimizer),
             register_module_module_registration_hook(self._owners.note),
         ]
         for patch in self._patches:
@@ -149,7 +144,7 @@ class HookManager(Choosing):
     def stop(self) -> None:
         """Asks, from any thread, that tracing ends with the current step."""
         self._stop_requested = True
-        self._resting = 0
+        self._rest.end()
 
     def stop_keeping(self) -> None:
         """Asks, from any thread, that steps are no longer captured to be decided about later."""
@@ -182,7 +177,7 @@ class HookManager(Choosing):
             note: what is noted in the run.
         """
         self._incoming.append((spec, note))
-        self._resting = 0
+        self._rest.end()
 
     def _adopt(self) -> None:
         """Goes by a changed spec from the step that is about to begin."""
@@ -211,7 +206,7 @@ class HookManager(Choosing):
 
     def _remove_everything(self) -> None:
         self._stopped = True
-        self._resting = 0
+        self._rest.end()
         with ExitStack() as each:  # all of them, whatever one of them does; the last is first
             each.callback(self._evaluation.capture.drop)
             each.callback(self._train.drop)
@@ -227,14 +222,8 @@ class HookManager(Choosing):
 
     # -- events --------------------------------------------------------------------------------
 
-    def _after_optimizer(self, optimizer: Any, _args: Any, _kwargs: Any) -> None:
-        if _is_compiling():
-            return
-        if id(optimizer) == self._resting and self._step < self._rests_until:
-            self._step += 1  # what nearly all steps do; it must cost next to nothing
-            self._beat(END)
-            return
-        self._resting = 0
+    def _after_optimizer(self, optimizer: Any) -> None:
+        self._rest.end()
         try:
             if self._resumption is not None:
                 self._resumption.stepped(optimizer)
@@ -265,7 +254,7 @@ class HookManager(Choosing):
         self._train.skipped = True
         self._scalars.measured(SKIPPED_STEP, 1.0)
         self._scalars.note("the optimizer's step was skipped: a gradient is not finite")
-        self._after_optimizer(optimizer, None, None)
+        self._rest.after_optimizer(optimizer, None, None)
 
     def _settle_resumption(self, resumption: Resumption) -> None:
         """The first step of a resumed training ends: by now it is known which one it is."""
@@ -294,9 +283,9 @@ class HookManager(Choosing):
         if self._incoming:
             self._adopt()
         self._begin_step()
-        self._rest()
+        self._begin_rest()
 
-    def _rest(self) -> None:
+    def _begin_rest(self) -> None:
         """Counts the next steps only, unless there is more to do in each."""
         busy = (
             self._armed
@@ -306,10 +295,11 @@ class HookManager(Choosing):
             or self._agenda.typed
             or self._scalars.talks
         )
-        self._resting = 0 if busy else self._end.sole
-        self._rests_until = min(self._quiet - 1, self._step + self._pace.steps(self._step))
+        step = self._begun = self._step
+        steps = min(self._quiet - 1 - step, self._pace.steps(step))
+        self._rest.begin(0 if busy else self._end.sole, int(max(steps, 0)))
         if self._stopped or self._stop_requested or self._incoming:  # another thread may say so
-            self._resting = 0
+            self._rest.end()
 
     def _begin_step(self) -> None:
         plan = Plan.WAIT
@@ -375,7 +365,7 @@ class HookManager(Choosing):
         too_late = self._watched and not self._watch.waiting and not self._armed
         self._agenda.tag(names, too_late=too_late)
         self._quiet = -math.inf
-        self._resting = 0
+        self._rest.end()
 
     def _on_step(self) -> None:
         """The program says that a step ends here."""

@@ -121,7 +121,7 @@ class LossWatch:
         self, original: Callable[..., Any], each: Callable[[Number | None], None]
     ) -> Callable[..., Any]:
         """Returns the wrapper that is there in every step; each call it does not make is felt."""
-        inside = self._inside
+        inside, plain = self._inside, torch.Tensor
 
         def backward(
             tensors: Any,
@@ -131,22 +131,24 @@ class LossWatch:
             grad_variables: Any = None,
             inputs: Any = None,
         ) -> Any:
-            given = tensors, grad_tensors, retain_graph, create_graph, grad_variables, inputs
-            if _is_compiling() or _graph_task() != -1 or (inside and get_ident() in inside):
-                return original(*given)
             if (
-                self._closely
-                or type(tensors) is not torch.Tensor
-                or function_modes()
-                or not tensors.is_cpu
-                or dispatch_modes()
+                not (_is_compiling() or inside or self._closely)
+                and type(tensors) is plain
+                and not (function_modes() or dispatch_modes())
+                and tensors.is_cpu
+                and _graph_task() == -1
             ):
-                return self._backward(original, *given)
-            try:
-                each(tensors.item())  # what nearly all steps do
-            except (RuntimeError, TypeError):  # several elements, or in a transform
-                each(None)
-            return original(*given)
+                try:
+                    each(tensors.item())  # what nearly all steps do
+                except (RuntimeError, TypeError):  # several elements, or in a transform
+                    each(None)
+                return original(
+                    tensors, grad_tensors, retain_graph, create_graph, grad_variables, inputs
+                )
+            given = tensors, grad_tensors, retain_graph, create_graph, grad_variables, inputs
+            if _is_compiling() or _graph_task() != -1 or get_ident() in inside:
+                return original(*given)
+            return self._backward(original, *given)
 
         run_natively(backward, self._backward, within=False)
         run_natively(self._tell, self._on_done)
