@@ -40,6 +40,8 @@ time; of opening (20 times, each past all caches but the page cache) the median 
 all those reads / after them and the heat maps of all 27 columns twice / four times more. 128 MB of
 it are the cache of chunks.
 
+Writing them as fast as it goes, which no training does:
+
 {_table(_writer_lines(figures["runs"]))}
 
 A tensor of 10 million float32 (40 MB), of which a part is asked for:
@@ -98,14 +100,16 @@ def _writer_lines(runs: Iterable[dict[str, Any]]) -> list[Sequence[str]]:
         "steps x slots",
         "commit, first half",
         "second half",
+        "cores",
         "writer MB at a fifth",
         "at the end",
     )
     lines: list[Sequence[str]] = [head]
     for run in runs:
         times = (f"{run[f'commit_ms_{half}_half']:.1f}" for half in ("first", "second"))
+        cores = f"{run['cpu'] / run['seconds']:.2f}"
         held = (f"{run[f'memory_at_{when}']:.0f}" for when in ("a_fifth", "the_end"))
-        lines.append((run["name"], *times, *held))
+        lines.append((run["name"], *times, cores, *held))
     return lines
 
 
