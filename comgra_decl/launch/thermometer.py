@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -74,14 +75,14 @@ def readings_of(run: Run, step: int | None = None) -> list[Reading]:
 
     There are none where no step of the training was recorded.
 
-    The mean of a recorded tensor is that of all its values; its standard deviation is the mean of
-    those of the samples, which is what the run holds.
+    Mean and standard deviation are those of all values of a tensor: the variance of equally many
+    values per sample is the mean of the samples' variances, and the variance of their means.
     """
     if step is None and not len(run.steps):
         return []
     at = int(run.steps[0]) if step is None else step
-    slots, row = run.slots, run.row(at)
-    found = []
+    slots, row, spread = run.slots, run.row(at), run.row(at, over_batch="std")
+    found: dict[int, Reading] = {}
     forward = slots[(slots["pass"] == "forward") & (slots["iteration"] == 0)]
     for node, part in forward.groupby("node", sort=False):
         roles = dict(zip(part["role"], part.index, strict=True))
@@ -89,17 +90,19 @@ def readings_of(run: Run, step: int | None = None) -> list[Reading]:
         if out is None or part.loc[out, "kind"] != "computed":
             continue
         into = next((index for role, index in roles.items() if role.startswith("input")), None)
-        given = (None, None) if into is None else _numbers(row, into)
+        given = (None, None) if into is None else _numbers(row, spread, into)
         shape = tuple(int(n) for n in part.loc[out, "shape"])
         name = str(part["module_class"][out] or "")
-        found.append(Reading(str(node), name, shape, *given, *_numbers(row, out)))
-    return found
+        numbers = _numbers(row, spread, out)
+        found[int(out)] = Reading(str(node), name, shape, *given, *numbers)
+    return [found[out] for out in sorted(found)]  # as they were called
 
 
-def _numbers(row: Any, slot: Any) -> tuple[float | None, float | None]:
+def _numbers(row: Any, spread: Any, slot: Any) -> tuple[float | None, float | None]:
     if slot not in row.index or "mean" not in row or "std" not in row:
         return None, None
-    return float(row.loc[slot, "mean"]), float(row.loc[slot, "std"])
+    parts = row.loc[slot, "std"], spread.loc[slot, "std"], spread.loc[slot, "mean"]
+    return float(row.loc[slot, "mean"]), math.hypot(*parts)
 
 
 def _read(node: str, name: str, args: Any, output: Any) -> Reading:

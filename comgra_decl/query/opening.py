@@ -105,9 +105,11 @@ def _nothing_at(folder: Location) -> RunNotFoundError:
             f"there is no run in {str(folder)!r}: neither it nor a folder below it holds a "
             "'trace.ocdbt'. Pass a run's folder, or the folder that holds the runs."
         )
+    if folder.is_file():
+        return RunNotFoundError(f"{str(folder)!r} is a file. Pass a run's folder, or that of runs.")
     try:
         siblings = [entry.name for entry in os.scandir(folder.absolute().parent)]
     except OSError:
         siblings = []
     hint = did_you_mean(folder.name, siblings)
-    return RunNotFoundError(f"{str(folder)!r} does not exist{hint}.")
+    return RunNotFoundError(f"{str(folder)!r} does not exist{hint or '.'}")

@@ -37,11 +37,11 @@ def test_each_layer_is_read_once_in_order() -> None:
 
 def test_a_recorded_step_gives_the_same_means(tmp_path: Path) -> None:
     torch.manual_seed(0)
-    net = nn.Sequential(nn.Linear(3, 5), nn.Linear(5, 1))
+    net = nn.Sequential(nn.Linear(3, 5), nn.ReLU(), nn.Linear(5, 1))
     optimizer = torch.optim.SGD(net.parameters(), 0.1)
     x = torch.randn(4, 3)
     hidden = net[0](x).detach()
-    spec = {"nodes": {"all": {"select": "**", "capture": ["input", "output"]}}}
+    spec = {"nodes": {"all": {"select": "**", "capture": ["input", "output", "parameter"]}}}
     with comgra_decl.trace(spec, root=tmp_path) as session:
         net(x).sum().backward()
         optimizer.step()
@@ -49,8 +49,9 @@ def test_a_recorded_step_gives_the_same_means(tmp_path: Path) -> None:
     found = {r.node: r for r in readings_of(comgra_decl.open_run(session.path))}
     assert found["0"].out_mean == pytest.approx(float(hidden.mean()), rel=1e-5)
     assert found["0"].in_mean == pytest.approx(float(x.mean()), rel=1e-5)
-    each = hidden.std(dim=1, correction=0).mean()
-    assert found["0"].out_std == pytest.approx(float(each), rel=1e-5)
+    assert found["0"].out_std == pytest.approx(float(hidden.std(correction=0)), rel=1e-5)
+    assert found["0"].in_std == pytest.approx(float(x.std(correction=0)), rel=1e-5)
+    assert list(found) == ["0", "1", "2", "Sequential"]  # not those with weights first
     assert main_ends(["thermometer", str(session.path), "0"]) == 0
     for odd in (["abc"], ["0", "1"], ["-3"], ["7"]):
         assert main_ends(["thermometer", str(session.path), *odd]) == 2, odd
