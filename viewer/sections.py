@@ -19,7 +19,7 @@ from comgra_decl.viewer.panes.kpis import KpisPane
 from comgra_decl.viewer.panes.modules import ModulesPane
 from comgra_decl.viewer.panes.notes import NotesPane
 from comgra_decl.viewer.panes.overview import OverviewPane
-from comgra_decl.viewer.panes.run import RunPane
+from comgra_decl.viewer.panes.run import FactsPane, RunPane
 from comgra_decl.viewer.panes.series import SeriesPane
 from comgra_decl.viewer.panes.sheet import SheetPane
 from comgra_decl.viewer.panes.statistics import StatisticsPane
@@ -61,13 +61,20 @@ _GRID = """
 
 _OVERVIEW_GRID = """
 :host {
-  box-sizing: border-box; display: grid !important; flex: 1 0 360px !important; gap: 6px 14px;
-  grid-template-columns: repeat(2, minmax(0, 1fr)); height: auto !important; padding: 8px 14px;
+  box-sizing: border-box; display: grid !important; flex: 1 0 640px !important; gap: 6px 14px;
+  grid-template-columns: repeat(2, minmax(0, 1fr));
+  grid-template-rows: minmax(350px, 3fr) minmax(270px, 2fr);
+  height: auto !important; padding: 8px 14px;
 }
+.facts { contain: size; overflow: auto; }
 .pane { min-height: 0; min-width: 0; }
 .scroll-button { display: none !important; }
 @media (max-width: 900px) {
-  :host { flex: 0 0 720px !important; grid-template-columns: minmax(0, 1fr); }
+  :host {
+    flex: 0 0 auto !important; grid-template-columns: minmax(0, 1fr);
+    grid-template-rows: 350px 350px 270px auto;
+  }
+  .facts { contain: none; }
 }
 """
 
@@ -144,9 +151,11 @@ def sections(
 
 
 def _overview(act: Act) -> tuple[list[Pane], Any]:
-    """Returns the pictures of both passes, side by side where there is room."""
+    """Returns the pictures of both passes, below them losses and what the run is."""
     x_range = unit_range()
     panes: list[Pane] = [OverviewPane(act, place=place, x_range=x_range) for place in (0, 1)]
+    panes += [KpisPane(act, most=1), FactsPane(act)]
+    panes[-1].panel.css_classes = ["pane", "facts"]
     row = pn.Column(
         *(pane.panel for pane in panes), sizing_mode="stretch_both", margin=0,
         stylesheets=[_OVERVIEW_GRID],

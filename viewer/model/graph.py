@@ -18,6 +18,7 @@ from comgra_decl.viewer.model.selection import Selection
 from comgra_decl.viewer.model.words import order_of_operations, pass_label
 from comgra_decl.viewer.palette import GREY, SCALE, colour_at, signed_colour
 
+_ENOUGH = 50_000  # values to tell percents from; sorting all of them takes longer than painting
 _DEPTH = 1e-8  # a logarithmic scale goes no deeper below its upper end
 
 Edges = tuple[tuple[str, str, bool], ...]
@@ -246,10 +247,12 @@ def scale_of(values: NDArray[np.float64]) -> Scale:
     """Returns the scale for all values of a run: one for all steps, so that colours compare.
 
     The outermost percent on each side saturates. Signed values get a diverging scale; positive
-    ones that span more than two orders of magnitude a logarithmic one.
+    ones that span more than two orders of magnitude a logarithmic one. Of many values an evenly
+    spaced part tells the percents.
     """
     if not len(values):
         return Scale(0.0, 1.0)
+    values = values[:: -(-len(values) // _ENOUGH)]
     low, high = (float(q) for q in np.quantile(values, [0.01, 0.99]))
     if low < 0:
         limit = max(-low, high)

@@ -13,7 +13,7 @@ from comgra_decl.viewer.model.kpis import Chart, charts
 from comgra_decl.viewer.model.selection import nearest
 from comgra_decl.viewer.model.tables import kpi_csv
 from comgra_decl.viewer.palette import LINES
-from comgra_decl.viewer.panes.base import Exhibit, Pane, Shown, html_view
+from comgra_decl.viewer.panes.base import Act, Exhibit, Pane, Shown, html_view
 from comgra_decl.viewer.panes.figures import Frame, legend, unit_range
 
 _EMPTY = (
@@ -32,9 +32,16 @@ _GRID = """
 
 
 class KpisPane(Pane):
-    """One figure per KPI, a line per type of execution; a click jumps to that step."""
+    """One figure per KPI, a line per type of execution; a click jumps to that step.
+
+    Of `most` figures the first ones are those of losses.
+    """
 
     reads: ClassVar = frozenset({"run", "revision", "type", "step", "scale"})
+
+    def __init__(self, act: Act, *, most: int | None = None) -> None:
+        self._most = most
+        super().__init__(act)
 
     def build(self) -> Any:
         """Makes an empty grid; figures come with the first KPIs."""
@@ -63,7 +70,7 @@ class KpisPane(Pane):
         self._shown = shown
         key = (shown.view, shown.view.revision, shown.scale)
         if key != self._drawn:
-            self._draw(charts(shown.view), shown.scale == "log")
+            self._draw(charts(shown.view)[: self._most], shown.scale == "log")
             self._drawn = key
         for drawn in self._figures.values():
             drawn.frame.mark_step(shown.at.step)

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import html
+from collections import Counter
 from typing import Any, ClassVar
 
 from comgra_decl.viewer.model.about import About, Entry, Facts, about
+from comgra_decl.viewer.model.found import found
 from comgra_decl.viewer.model.numbers import count
 from comgra_decl.viewer.panes.base import Pane, Shown, html_view
 
@@ -24,6 +26,44 @@ class RunPane(Pane):
     def update(self, shown: Shown) -> None:
         """Writes all of it anew."""
         self.view.html = _page(about(shown.view))
+
+
+class FactsPane(Pane):
+    """The run in a few lines, with what was found in it; leads to the sections that tell more."""
+
+    reads: ClassVar = frozenset({"run", "revision", "looked"})
+
+    def build(self) -> Any:
+        """Makes the piece of HTML."""
+        self.view = html_view(sizing_mode="stretch_both")
+        self.view.tokens = ["findings", "run"]
+        self.view.on_message(lambda message: self.act(section=message["send"]))
+        return self.view
+
+    def components(self) -> list[Any]:
+        """Two buttons answer to clicks."""
+        return [self.view]
+
+    def update(self, shown: Shown) -> None:
+        """Writes all of it anew."""
+        facts = about(shown.view)
+        problems = "".join(f"<li>{_e(remark)}</li>" for remark in facts.remarks)
+        self.view.html = (
+            f'<div class="findings facts"><h3>Run</h3>{_table(facts.summary)}'
+            f'<ul class="remarks">{problems}</ul><p class="bar">{_e(_found(shown))} '
+            '<button type="button" data-send="findings">Findings</button>'
+            '<button type="button" data-send="run">Configuration and spec</button></p></div>'
+        )
+
+
+def _found(shown: Shown) -> str:
+    """Says how many findings there are, or that nobody has looked."""
+    diagnosis = found(shown.view).diagnosis
+    if diagnosis is None:
+        return "No rule has looked at this run yet."
+    counts = Counter(finding.severity for finding in diagnosis.findings)
+    parts = [f"{number} {severity}{'s' * (number > 1)}" for severity, number in counts.items()]
+    return f"Found: {', '.join(parts) or 'nothing'}."
 
 
 def _page(facts: About) -> str:

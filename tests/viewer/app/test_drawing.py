@@ -141,6 +141,14 @@ def test_the_scale_suits_the_numbers(
         assert len(scale.colour(float(value))) == 7
 
 
+def test_the_scale_of_many_numbers_is_that_of_a_part() -> None:
+    rng = np.random.default_rng(0)
+    numbers = rng.lognormal(0, 0.3, 400_000)
+    scale = scale_of(numbers)
+    low, high = np.quantile(numbers, [0.01, 0.99])
+    assert (scale.low, scale.high) == pytest.approx((low, high), rel=0.02)
+
+
 def test_colours_run_from_end_to_end() -> None:
     assert palette.colour_at(0) == palette.SCALE[0]
     assert palette.colour_at(1) == palette.colour_at(7) == palette.SCALE[-1]
