@@ -64,6 +64,7 @@ def clicks(screen: Screen, count: int) -> Times:
     nodes = _clickable(screen)
     for node, (x, y) in islice(cycle(nodes.items()), count):
         highlight = f'.node.selected[data-id="{node}"]'
+        screen.page.mouse.move(x, y)  # a hand gets there a moment before it clicks
         took = screen.change(
             "pointerdown",
             lambda x=x, y=y: screen.page.mouse.click(x, y),  # type: ignore[misc]
@@ -91,8 +92,10 @@ _IN_VIEW = """() => {
   const inside = ([x, y]) => x > stage.x + 20 && x < stage.right - 200
     && y > stage.y + 40 && y < stage.bottom - 80;
   const boxes = [...root.querySelectorAll(".node.kind-computed:not(:has(.stack))")];
+  const reached = ([id, ...at]) => // bands and buttons lie above some
+    root.elementFromPoint(...at)?.closest(".node")?.dataset.id === id;
   return boxes.map((box) => [box.dataset.id, ...middle(box.getBoundingClientRect())])
-    .filter(([, ...at]) => inside(at));
+    .filter(([id, ...at]) => inside(at) && reached([id, ...at]));
 }"""
 
 

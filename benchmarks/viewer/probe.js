@@ -50,14 +50,16 @@
     },
     // Waits for the next event of a type, then for what it should lead to: "answered", or CSS.
     expect(type, selectors, first) {
-      probe.result = new Promise((resolve) => {
-        window.addEventListener(type, async (event) => {
-          const start = event.timeStamp;
-          probe.before = probe.answers();
-          const early = first && probe.painted([first], false);
-          const all = await probe.painted(selectors);
-          resolve({ all: all - start, first: early ? (await early) - start : null });
-        }, { capture: true, once: true });
+      const follow = async (event) => {
+        const start = event.timeStamp;
+        probe.before = probe.answers();
+        const early = first && probe.painted([first], false);
+        const all = await probe.painted(selectors);
+        return { all: all - start, first: early ? (await early) - start : null };
+      };
+      probe.result = new Promise((resolve, reject) => {
+        window.addEventListener(type, (event) => { follow(event).then(resolve, reject); },
+          { capture: true, once: true });
       });
     },
     // Resolves when the page can be used: all drawn, and messages are accepted.
