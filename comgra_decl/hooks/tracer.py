@@ -26,6 +26,7 @@ from comgra_decl.hooks.reading.recomputed import Recomputed
 from comgra_decl.hooks.reading.recorder import TensorRecorder
 from comgra_decl.hooks.reading.slots import Slot
 from comgra_decl.hooks.tree import Owners, Top, has_parameters
+from comgra_decl.stats.quiet import function_modes
 
 if TYPE_CHECKING:
     from torch.utils.hooks import RemovableHandle
@@ -229,7 +230,7 @@ class ModuleTracer:
             self._native.leave(module, output, self._graph)
         capture, plan = self._capture, self._plans.get(id(module))
         if capture is not None and plan is not None and plan.module() is module:
-            if self._graph is None:
+            if not function_modes():  # neither ours nor the program's see what we read
                 self._record(plan, capture, args, output)
             else:
                 with torch._C.DisableTorchFunction():

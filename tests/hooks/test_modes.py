@@ -138,6 +138,14 @@ def fails(monkeypatch: pytest.MonkeyPatch, where: str, *, after: int = 0) -> lis
     return calls
 
 
+@pytest.mark.parametrize("spec", [SPEC, EVERYTHING], ids=["with calls", "modules"])
+@pytest.mark.parametrize("graph", [True, False], ids=["graph", "no graph"])
+def test_a_mode_of_the_program_sees_its_own_calls_alone(spec: Any, graph: bool) -> None:
+    plain = training(steps=5)  # from the third on, no graph is followed
+    with recording({**spec, "graph": graph}):
+        assert training(steps=5) == plain
+
+
 @pytest.mark.parametrize("after", [0, 1])
 @pytest.mark.parametrize("where", FAULTS)
 def test_a_fault_inside_a_mode_is_told_once_and_leaves_no_mode(

@@ -22,6 +22,8 @@ if TYPE_CHECKING:
 _SHAPE_ONLY = ("_like", "new_", "_as")
 """Calls that take only shape or dtype from (one of) their tensors."""
 _NOISE = ("rand", "normal", "bernoulli", "multinomial", "poisson", "exponential_", "uniform_")
+_WITHOUT_RESULT = frozenset({"backward", "register_hook", "_record_function_enter_new"})
+"""Calls of nearly every step whose results hold no tensors: there is nothing to look for."""
 _in_backward: Callable[[], int] = torch._C._current_graph_task_id
 
 
@@ -119,6 +121,8 @@ class Targets(TorchFunctionMode):
     ) -> Any:
         kwargs = kwargs or {}
         result = func(*args, **kwargs)
+        if getattr(func, "__name__", "") in _WITHOUT_RESULT:
+            return result
         if self._capture is not None and self._capture.open and _in_backward() == -1:
             try:
                 with torch._C.DisableTorchFunction():
@@ -136,7 +140,7 @@ class Targets(TorchFunctionMode):
         if not results:
             return
         inputs = [tensor for _, tensor in tensors_in((args, kwargs))]
-        if not inputs or name.startswith(_NOISE) or any(part in name for part in _SHAPE_ONLY):
+        if not inputs or _only_makes(name):
             _note(self._made, (t for t in results if not t.requires_grad))
             return
         computed = [tensor for tensor in inputs if tensor.grad_fn is not None]
@@ -194,6 +198,12 @@ class Targets(TorchFunctionMode):
             return
         if self._graph is not None:
             self._graph.trace(slot, tensor)
+
+
+@lru_cache(maxsize=512)
+def _only_makes(name: str) -> bool:
+    """Whether a call of this name computes nothing from the numbers of its tensors."""
+    return name.startswith(_NOISE) or any(part in name for part in _SHAPE_ONLY)
 
 
 @lru_cache(maxsize=512)
