@@ -6,6 +6,7 @@ ranks have it.
 
 from __future__ import annotations
 
+import threading
 import time
 from collections.abc import Mapping
 from dataclasses import replace
@@ -87,7 +88,7 @@ def open_reader(path: Location, rank: int | None = None) -> Reader | JoinedReade
 
 
 class JoinedReader:
-    """Reads all ranks of a run, as `Reader` reads one."""
+    """Reads all ranks of a run, as `Reader` reads one. Thread-safe."""
 
     def __init__(self, path: Location) -> None:
         """Opens the ranks that are there; others join as they appear.
@@ -96,6 +97,7 @@ class JoinedReader:
             RunNotFoundError: there is none.
         """
         self.path = path
+        self._lock = threading.Lock()
         self.readers: dict[int, Reader] = {}
         self._order: dict[SlotKey, int] = {}  # numbers of slots never change while this is open
         self._view: JoinedView | None = None
@@ -104,14 +106,14 @@ class JoinedReader:
             raise RunNotFoundError(f"there is no run in {str(path)!r}.")
 
     def _look(self) -> bool:
-        before = list(self.readers)
+        readers = dict(self.readers)  # others may be looking through the old one
         for rank, path in rank_paths(self.path).items():
-            if rank not in self.readers:
+            if rank not in readers:
                 try:
-                    self.readers[rank] = Reader(path)
+                    readers[rank] = Reader(path)
                 except RunNotFoundError:  # being made this moment
                     continue
-        self.readers = dict(sorted(self.readers.items()))
+        before, self.readers = list(self.readers), dict(sorted(readers.items()))
         return before != list(self.readers)
 
     @property
@@ -159,24 +161,26 @@ class JoinedReader:
     @property
     def view(self) -> JoinedView:
         """The records as of the last poll."""
-        if self._view is None:
-            self._view = JoinedView(
-                {rank: reader.view for rank, reader in self.readers.items()},
-                meta=self.meta,
-                order=self._order,
-                complete=not self._waits(),
-            )
-        return self._view
+        with self._lock:
+            if self._view is None:
+                self._view = JoinedView(
+                    {rank: reader.view for rank, reader in self.readers.items()},
+                    meta=self.meta,
+                    order=self._order,
+                    complete=not self._waits(),
+                )
+            return self._view
 
     def poll(self) -> bool:
         """Looks for something new on any rank; returns whether there is."""
-        news = [reader.poll() for reader in self.readers.values()]
-        changed = self._look() or any(news)
-        waited = self._view is not None and not self._view.complete
-        if changed or (waited and not self._waits()):
-            self._view = None
-            return True
-        return False
+        with self._lock:
+            news = [reader.poll() for reader in self.readers.values()]
+            changed = self._look() or any(news)
+            waited = self._view is not None and not self._view.complete
+            if changed or (waited and not self._waits()):
+                self._view = None
+                return True
+            return False
 
     def _waits(self) -> bool:
         """Whether a rank that is not there yet may still come."""
