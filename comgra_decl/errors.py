@@ -43,6 +43,10 @@ class StoreError(ComgraError, OSError):
     """Writing to the store failed."""
 
 
+class NoMemoryError(StoreError, MemoryError):
+    """The system refuses the memory that writing to the store may need."""
+
+
 class MissingPackageError(ComgraError, ImportError):
     """An optional package is not installed; names the extra that brings it."""
 

@@ -12,7 +12,7 @@ import mmap
 import sys
 from pathlib import Path
 
-from comgra_decl.errors import StoreError
+from comgra_decl.errors import NoMemoryError
 
 STARTING = 1 << 30
 """Bytes: imports, threads and their stacks took 0.9 GB of addresses (not of memory)."""
@@ -27,14 +27,14 @@ def demand(size: int) -> None:
         size: how much, in bytes.
 
     Raises:
-        StoreError: it is refused.
+        NoMemoryError: it is refused.
     """
     if not (_is_limited() or _is_strict()):
         return  # a program that takes too much is ended, and nobody is asked
     try:
         mmap.mmap(-1, size).close()
     except (OSError, MemoryError) as error:
-        raise StoreError(
+        raise NoMemoryError(
             f"the system refuses {size >> 20} MiB of memory ({error}): raise the limit "
             "(`ulimit -v`, what a batch system was asked for) or record less (fewer nodes, no "
             "values, a smaller store.queue_mb)"

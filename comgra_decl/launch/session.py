@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from comgra_decl.errors import StoreError
+from comgra_decl.errors import NoMemoryError
 from comgra_decl.launch.room import LEFT, STARTING, demand
 from comgra_decl.records import Note, RawStep, Said, StepBatch
 
@@ -222,7 +222,7 @@ class Session:
             self._writer.put(raw)
             try:
                 demand(LEFT)
-            except StoreError as error:
+            except NoMemoryError as error:
                 self._writer.fail(error)
 
     def _put_said(self, said: Said) -> None:

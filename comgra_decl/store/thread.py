@@ -189,7 +189,8 @@ class WriterThread:
                 self._patiently(writer.close)
         except BaseException as error:  # noqa: BLE001 - the training must never notice
             self.fail(error)
-            _close_after(writer, error)
+            if not isinstance(error, MemoryError):  # writing takes some
+                _close_after(writer, error)
 
     def _gather(self, writer: RunWriter) -> bool:
         """Waits until the next commit is due; False when nothing is left to commit.

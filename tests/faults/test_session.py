@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 import comgra_decl as comgra
-from comgra_decl.errors import StoreError
+from comgra_decl.errors import NoMemoryError, StoreError
 from comgra_decl.launch.session import Session
 from comgra_decl.records import RawStep
 from comgra_decl.stats import Reducer
@@ -159,6 +159,33 @@ def test_no_memory_to_reduce_a_tensor(
     assert isinstance(said.exc_info[1], MemoryError)
     assert "tracing has stopped" in said.getMessage()
     assert len(comgra.open_run(path).records) >= 1, "what was committed is still read"
+
+
+def test_a_system_that_refuses_memory(
+    plain: Outcome,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    """As `test_memory_pressure` shows it with a real limit."""
+    asked = 0
+
+    def demand(size: int) -> None:
+        nonlocal asked
+        asked += 1
+        if asked > 8:
+            raise NoMemoryError(f"the system refuses {size} bytes")
+
+    before = attached()
+    monkeypatch.setattr("comgra_decl.launch.session.demand", demand)
+    with caplog.at_level(logging.ERROR, "comgra_decl"):
+        found, path = traced(tmp_path)
+    same(plain, found)
+    assert attached() == before
+    (said,) = stopped(caplog)
+    assert "the system refuses" in said
+    assert asked < 14, "tracing stopped with that record"
+    assert comgra.open_run(path).path == path
 
 
 @pytest.mark.parametrize("where", ["_pause", "_share", "_release"])

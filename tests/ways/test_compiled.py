@@ -15,6 +15,7 @@ from tests.ways.models import batches
 from tests.ways.proof import FULL, Outcome, Told, attached, outcome, same, seeded, verify
 
 SPEC = {**FULL, "schedule": {"first": 1, "every": 3}}
+INDUCTOR_STEPS = 200
 
 # what torch imports to compile warns of itself
 pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::UserWarning")
@@ -145,10 +146,10 @@ def test_the_stance_of_the_program_is_put_back() -> None:
 @pytest.mark.slow
 def test_inductor_rounds_otherwise_and_by_how_much(record_property: Any) -> None:
     """Compiled kernels add in another order: what is compared is how far the losses are apart."""
-    plain = seeded(lambda t: train(t, whole, "inductor", 12), Told(listening=False))
+    plain = seeded(lambda t: train(t, whole, "inductor", INDUCTOR_STEPS), Told(listening=False))
     torch.compiler.reset()
     with recording(SPEC) as traced:
-        found = seeded(lambda t: train(t, whole, "inductor", 12), Told(listening=False))
+        found = seeded(lambda t: train(t, whole, "inductor", INDUCTOR_STEPS), Told(listening=False))
     assert traced.faults == []
     loss = max(abs(a - b) for a, b in zip(plain.losses, found.losses, strict=True))
     weights = max(

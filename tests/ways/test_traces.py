@@ -14,7 +14,7 @@ import torch
 from torch.nn import functional as F
 
 import comgra_decl as comgra
-from tests.launch.programs import python
+from tests.support.forked import forked
 from tests.ways.models import Net, batches
 from tests.ways.proof import Outcome, Told, attached, outcome, same, seeded
 
@@ -172,7 +172,7 @@ BEFORE = """
 def test_a_training_that_is_ended_before_anything_was_committed(tmp_path: Path) -> None:
     """Its run is there and empty, and the next one lies beside it."""
     (tmp_path / "script.py").write_text(textwrap.dedent(BEFORE))
-    done = python(tmp_path, "script.py", "runs")
+    done = forked(tmp_path, "script.py", "runs")
     assert done.returncode == -signal.SIGTERM
     (summary,) = comgra.list_runs(tmp_path / "runs")
     assert (summary.state, summary.records) == ("stopped", 0)
