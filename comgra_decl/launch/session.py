@@ -302,7 +302,7 @@ class Session:
             return None
         from comgra_decl.keep import Keeper
 
-        self._keeper = Keeper(
+        self._keeper = keeper = Keeper(
             self._spec.keep,
             finalise=self._finalise,
             look=self._look,
@@ -311,7 +311,6 @@ class Session:
             exhausted=lambda: self._hooks.stop_keeping() if self._hooks is not None else None,
             watch=None if self._spec.on_finding.keep == "never" else self._watch,
         )
-        keeper = self._keeper
         return lambda: self._looked_at(keeper.close())
 
     def _new_rules(self) -> Callable[[], list[StepBatch]] | None:
@@ -333,21 +332,19 @@ class Session:
 
     def _note(self, note: Note) -> None:
         """Writes down what the writer thread found."""
-        nothing = np.empty(0)
-        self._say(Said(nothing.astype(np.int64), nothing, [], [], [note]))
+        self._say(Said(np.empty(0, np.int64), np.empty(0), [], [], [note]))
 
     def _transform(self, steps: list[RawStep]) -> list[StepBatch]:
         """Turns raw sums into what is stored, on the writer thread."""
         from comgra_decl.stats.choosing import choose_samples
 
         demand(LEFT)
-        balanced = self._spec.samples.by is not None
         for step in steps:
             if step.wait is not None:
                 step.wait()
                 step.wait = None
             step.kpis.update({name: step.only(i) for name, i in step.kpi_tensors.items()})
-            if balanced:
+            if self._spec.samples.by is not None:
                 choose_samples(step, self._spec.samples.count)
         batches = self._finalise(steps) if self._keeper is None else self._keeper(steps)
         return self._looked_at(batches)
