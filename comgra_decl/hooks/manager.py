@@ -16,7 +16,10 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import nn
-from torch.nn.modules.module import register_module_module_registration_hook
+from torch.nn.modules.module import (
+    register_module_module_registration_hook,
+    register_module_parameter_registration_hook,
+)
 from torch.optim.optimizer import register_optimizer_step_post_hook
 
 from comgra_decl.hooks.choosing import Choosing
@@ -102,11 +105,12 @@ class HookManager(Choosing):
 
     def attach(self) -> None:
         """Starts following the program."""
-        run_natively(self._rest.after_optimizer, self._owners.note, self._on_mode)
-        run_natively(self._on_skip, self._say_scale)
+        run_natively(self._rest.after_optimizer, self._on_mode, self._on_skip, self._say_scale)
+        run_natively(self._owners.note, self._owners.note_parameter)
         self._handles = [
             register_optimizer_step_post_hook(self._rest.after_optimizer),
             register_module_module_registration_hook(self._owners.note),
+            register_module_parameter_registration_hook(self._owners.note_parameter),
         ]
         for patch in self._patches:
             patch.apply()

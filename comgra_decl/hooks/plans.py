@@ -126,7 +126,7 @@ class TopPlan:
 
     def __init__(self, spec: Spec, top: Top) -> None:
         self._spec = spec
-        self._tree: list[tuple[str, int]] = []
+        self._tree: list[tuple[str, int, tuple[str, ...]]] = []
         self.top = top
         self.version = -1  # of what is known about who owns which module
         self.parameter_ids: set[int] = set()
@@ -141,10 +141,11 @@ class TopPlan:
         A module that takes the place of another one goes on with its series.
         """
         named = list(named_modules(module))
-        tree = [(path, id(m)) for path, m in named]
+        tree = [(path, id(m), tuple(_held(m))) for path, m in named]
         if tree == self._tree:
             return False
         self._tree = tree
+        self.top.look(module)
         self.parameter_ids = {id(parameter) for parameter in module.parameters()}
         self.top.marks = _names_from_marks(named)
         self.selection = select(self._spec, (facts_of(path, m) for path, m in named))
@@ -179,6 +180,11 @@ def _going_on(before: Iterable[TensorPlan], plans: Iterable[TensorPlan]) -> list
         if old is not None:
             plan.slot, plan.states = old.slot, old.states
     return renewed
+
+
+def _held(module: nn.Module) -> Iterator[str]:
+    """Yields the names of the parameters that a module has by now."""
+    return (name for name, tensor in module._parameters.items() if tensor is not None)
 
 
 def mark_of(module: nn.Module) -> Mark | None:

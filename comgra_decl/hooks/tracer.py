@@ -251,8 +251,8 @@ class ModuleTracer:
     def _enter_root(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         plan = self._adopt(module)
         modes.sweep()
-        whole = module is plan.top.module()
-        self._in_model = plan.top.parametric if whole else has_parameters(module)
+        known = plan.top.parametric and module is plan.top.module()  # a model may get them later
+        self._in_model = known or has_parameters(module)
         if self._in_model:
             self._ends.targets.interrupt()
         if not plan.top.joins(args, kwargs):

@@ -41,7 +41,7 @@ class Owners:
         self._parents: MutableMapping[nn.Module, weakref.ref[nn.Module]] = WeakIdKeyDictionary()
         self._built: MutableMapping[nn.Module, None] = WeakIdKeyDictionary()
         self._scanned = False
-        self.version = 0  # counts modules that were given to others
+        self.version = 0  # counts what was given to modules: others, and parameters
 
     def note(self, parent: nn.Module, _name: str, child: nn.Module | None) -> None:
         """The registration hook: `parent.name = child` has just happened."""
@@ -54,6 +54,11 @@ class Owners:
                 self._parents[child] = weakref.ref(parent)
         except Exception as error:
             self._on_fault(error)
+
+    def note_parameter(self, _module: nn.Module, _name: str, _parameter: object) -> None:
+        """The registration hook: a module has just been given a parameter, maybe a late one."""
+        if not _is_compiling():
+            self.version += 1
 
     def know(self, top: nn.Module) -> None:
         """Learns who owns what below a module.
@@ -108,11 +113,16 @@ class Top:
     def __init__(self, module: nn.Module, prefixed: Callable[[Top], bool]) -> None:
         self.module = weakref.ref(module)
         self.label = unwrapped_class(module)
-        self.parametric = has_parameters(module)
-        self.takes_part = self.parametric
+        self.parametric = self.takes_part = False
+        self.look(module)
         self.trained = False  # has been seen in training mode
         self.marks: dict[str, str] = {}  # names that `@comgra.node` gives to modules, by path
         self._prefixed = prefixed
+
+    def look(self, module: nn.Module) -> None:
+        """Sees whether it has parameters by now; some modules make them in their first call."""
+        self.parametric = self.parametric or has_parameters(module)
+        self.takes_part = self.takes_part or self.parametric
 
     def joins(self, args: Any, kwargs: Any) -> bool:
         """Whether it is part of the model, being called with these arguments.

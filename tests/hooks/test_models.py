@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 import torch
 from torch import nn
+from torch.nn import functional
 
 from tests.hooks.tiny import net, step
 from tests.support.recording import recording
@@ -104,3 +105,35 @@ def test_modules_that_define_equality_are_told_apart_by_identity() -> None:
         step(model, optimizer)
     assert run.faults == []
     assert run.nodes() == {"linear", "train_metric", "Model", "input", "loss"}
+
+
+class Late(nn.Module):
+    """Makes its parameter when it is called, for as many features as it is given."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.register_parameter("weight", None)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        if self.weight is None:
+            self.weight = nn.Parameter(torch.randn(x.shape[1], 2))
+        return x @ self.weight
+
+
+@pytest.mark.parametrize("early", [False, True])
+def test_a_model_that_makes_parameters_when_it_is_called_is_traced_as_any_other(
+    early: bool,
+) -> None:
+    with recording() as run:
+        model = nn.Sequential(nn.Linear(3, 3), Late()) if early else nn.Sequential(Late())
+        model(torch.randn(4, 3))
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+        for _ in range(2):
+            optimizer.zero_grad()
+            functional.mse_loss(model(torch.randn(4, 3)), torch.randn(4, 2)).backward()
+            optimizer.step()
+    late = "1" if early else "0"
+    nodes = {"0", late, "Sequential", "input", "target", "loss"}
+    assert run.nodes(step=1) == nodes
+    for pass_ in ("forward", "grad"):
+        assert run.has(late, "weight", step=1, pass_=pass_)
