@@ -13,6 +13,8 @@ from comgra_decl.hooks.limits import CUDA_GRAPH
 from comgra_decl.hooks.tree import trains_beside
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from torch import nn
 
     from comgra_decl.hooks.limits import Captures
@@ -27,6 +29,7 @@ class Choosing(Closing):
     """Tells training from evaluation, by the modes of modules and by the calls of models."""
 
     _captures: Captures
+    _ready: Callable[[], None]
     _evaluating: bool  # as far as the program has said so
 
     def _on_mode(self, module: nn.Module, training: bool) -> None:
@@ -74,6 +77,8 @@ class Choosing(Closing):
             self._cut_step()
         if not capture.open or capture.root_calls >= _MAX_ROOT_CALLS:
             return None
+        if not capture.root_calls:
+            self._ready()
         capture.root_calls += top.parametric
         return capture
 

@@ -54,6 +54,7 @@ class HookManager(Choosing):
         on_fault: told once about an error of our own; tracing has stopped by then.
         scalars: receives the numbers and notes of all steps now and then, like `sink`.
         meter: what recording costs outside the training thread.
+        ready: called before a step is recorded; what it raises ends the tracing like a fault.
     """
 
     def __init__(
@@ -64,9 +65,11 @@ class HookManager(Choosing):
         on_fault: Callable[[BaseException], None],
         scalars: Callable[[Said], None] | None = None,
         meter: Meter | None = None,
+        ready: Callable[[], None] = lambda: None,
     ) -> None:
         super().__init__(spec, sink, scalars=scalars, meter=meter or Meter())
         self._on_fault = on_fault
+        self._ready = ready
         self._quiet = 0.0  # no step before this one can be due
         self._pace = Pace()
         self._deferred = False

@@ -2,7 +2,9 @@
 
 Where the system refuses memory (`ulimit -v`, batch systems, strict overcommit), the C++ libraries
 that tracing needs do not raise: a thread that cannot be made ends the whole program. So it is
-asked before they need any, and tracing leaves the last of it to the training.
+asked before they need any, and tracing leaves the last of it to the training. A limit can also come
+while a program runs (`prlimit`), when tracing has taken its part already: it holds addresses, not
+memory, in reserve for that.
 """
 
 from __future__ import annotations
@@ -18,6 +20,45 @@ STARTING = 1 << 30
 """Bytes: imports, threads and their stacks took 0.9 GB of addresses (not of memory)."""
 LEFT = 1 << 28
 """Bytes that are left to the training. A thread takes 0.14 GB of addresses."""
+STEP = 1 << 28
+"""Bytes that there must be for recording a step."""
+
+
+class Room:
+    """The memory that is left while a run is recorded.
+
+    Raises:
+        NoMemoryError: there is too little to begin with.
+    """
+
+    def __init__(self) -> None:
+        demand(STARTING)
+        self._reserve = None if _may_refuse() else _addresses(LEFT + STEP)
+
+    def for_a_step(self) -> None:
+        """Asks, before a step is recorded, for what it may take and what the training may.
+
+        Raises:
+            NoMemoryError: it is refused.
+        """
+        if _may_refuse():
+            self.give_back()
+            demand(LEFT + STEP)
+
+    def give_back(self) -> None:
+        """Holds nothing in reserve any more: the training may need it."""
+        reserve, self._reserve = self._reserve, None
+        if reserve is not None:
+            reserve.close()
+
+
+def _addresses(size: int) -> mmap.mmap | None:
+    if sys.platform == "win32":  # which has no such limits
+        return None
+    try:
+        return mmap.mmap(-1, size)  # takes no memory: nothing is ever written there
+    except (OSError, MemoryError):
+        return None
 
 
 def demand(size: int) -> None:
@@ -29,7 +70,7 @@ def demand(size: int) -> None:
     Raises:
         NoMemoryError: it is refused.
     """
-    if not (_is_limited() or _is_strict()):
+    if not _may_refuse():
         return  # a program that takes too much is ended, and nobody is asked
     try:
         mmap.mmap(-1, size).close()
@@ -39,6 +80,10 @@ def demand(size: int) -> None:
             "(`ulimit -v`, what a batch system was asked for) or record less (fewer nodes, no "
             "values, a smaller store.queue_mb)"
         ) from error
+
+
+def _may_refuse() -> bool:
+    return _is_limited() or _is_strict()
 
 
 def _is_limited() -> bool:

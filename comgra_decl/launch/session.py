@@ -12,7 +12,8 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from comgra_decl.errors import NoMemoryError
-from comgra_decl.launch.room import LEFT, STARTING, demand
+from comgra_decl.launch.reducing import Reduction
+from comgra_decl.launch.room import LEFT, Room, demand
 from comgra_decl.records import Note, RawStep, Said, StepBatch
 
 if TYPE_CHECKING:
@@ -49,12 +50,13 @@ class Session:
 
     def __init__(self, spec: Spec, *, context: RunContext) -> None:
         self._spec = spec
-        self._extra = tuple(statistic.name for statistic in spec.opt_in)
+        self._reduce = Reduction(spec)
         self._context = context
         self._hooks: HookManager | None = None
         self._attendant: Attendant | None = None
         self._writer: WriterThread | None = None
         self._meter: Meter
+        self._room: Room | None = None
         self._keeper: Keeper | None = None
         self._rules: LiveRules | None = None
         self._actions: Actions | None = None
@@ -77,7 +79,7 @@ class Session:
         """
         if not self._spec.enabled or self._hooks is not None:
             return
-        demand(STARTING)
+        self._room = room = Room()
         rank = self._rank()
         if not self._records(rank):
             return
@@ -91,6 +93,7 @@ class Session:
             on_fault=self._tracing_failed,
             scalars=self._put_said,
             meter=self._meter,
+            ready=room.for_a_step,
         )
         self._attend()
         if self._past is not None:
@@ -114,6 +117,8 @@ class Session:
             self._ending.remove()
         if writer is not None:
             writer.close(_CLOSE_TIMEOUT)
+        if self._room is not None:
+            self._room.give_back()
         atexit.unregister(self.finish)
 
     # -- where it records ----------------------------------------------------------------------
@@ -304,8 +309,8 @@ class Session:
 
         self._keeper = keeper = Keeper(
             self._spec.keep,
-            finalise=self._finalise,
-            look=self._look,
+            finalise=self._reduce,
+            look=self._reduce.look,
             statistics=self._spec.statistics,
             note=self._note,
             exhausted=lambda: self._hooks.stop_keeping() if self._hooks is not None else None,
@@ -346,7 +351,7 @@ class Session:
             step.kpis.update({name: step.only(i) for name, i in step.kpi_tensors.items()})
             if self._spec.samples.by is not None:
                 choose_samples(step, self._spec.samples.count)
-        batches = self._finalise(steps) if self._keeper is None else self._keeper(steps)
+        batches = self._reduce(steps) if self._keeper is None else self._keeper(steps)
         return self._looked_at(batches)
 
     def _looked_at(self, batches: list[StepBatch]) -> list[StepBatch]:
@@ -363,25 +368,10 @@ class Session:
         self._rules.watch(batches)
         return self._actions.requests()
 
-    def _finalise(self, steps: list[RawStep]) -> list[StepBatch]:
-        """Turns raw sums into statistics."""
-        from comgra_decl.stats import finalise
-
-        return finalise(
-            steps,
-            statistics=self._spec.statistics,
-            extra=self._extra,
-            sample_count=self._spec.samples.count,
-            bins=None if self._spec.histogram is None else self._spec.histogram.bins,
-        )
-
-    def _look(self, steps: list[RawStep], statistics: tuple[str, ...]) -> list[StepBatch]:
-        """Turns raw sums into a few statistics, without samples and histograms."""
-        from comgra_decl.stats import finalise
-
-        return finalise(steps, statistics=statistics, extra=self._extra, sample_count=0, bins=None)
-
     def _tracing_failed(self, error: BaseException) -> None:
+        if isinstance(error, NoMemoryError) and self._writer is not None:
+            self._writer.fail(error)
+            return
         _log.error(
             "tracing has stopped because of an error in comgra_decl itself; the training goes on "
             "untouched, and what was recorded until now is kept in %s",
@@ -390,11 +380,15 @@ class Session:
         )
 
     def _store_failed(self, error: BaseException) -> None:
+        if self._room is not None:
+            self._room.give_back()
         if self._hooks is not None:
             self._hooks.stop()
+        lacks = isinstance(error, NoMemoryError)
         _log.error(
-            "recording has stopped because the store cannot be written (%s); the training goes "
-            "on untouched, and what was committed until now is kept in %s",
+            "recording has stopped because %s (%s); the training goes on untouched, and what was "
+            "committed until now is kept in %s",
+            "memory is short" if lacks else "the store cannot be written",
             error,
             self.path,
         )

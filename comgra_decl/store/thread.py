@@ -191,6 +191,9 @@ class WriterThread:
             self.fail(error)
             if not isinstance(error, MemoryError):  # writing takes some
                 _close_after(writer, error)
+        finally:
+            self._batches, self._said = [], []  # the training may need their memory
+            self._flush = self._last = None
 
     def _gather(self, writer: RunWriter) -> bool:
         """Waits until the next commit is due; False when nothing is left to commit.

@@ -8,7 +8,7 @@ import pytest
 
 from tests.support.forked import forked
 
-PROGRAM = """
+COMMON = """
 import logging
 import resource
 import sys
@@ -19,6 +19,7 @@ import torch
 import comgra_decl as comgra
 from comgra_decl.errors import NoMemoryError
 from comgra_decl.launch.room import LEFT, STARTING, demand
+from comgra_decl.store.database import database_exists
 from tests.faults.program import SPEC, training
 from tests.store.threads import until
 from tests.ways.proof import Outcome, Told, attached, same, seeded
@@ -41,6 +42,11 @@ def limit(more):
     resource.setrlimit(resource.RLIMIT_AS, (hard if more is None else addresses() + more, hard))
 
 
+def errors():
+    return [text for level, text in said if level >= logging.ERROR]
+"""
+
+FILLING = """
 def filling(told):
     \"\"\"Takes memory between two trainings, until hardly more is left than they need.\"\"\"
     first = training(told, 12)
@@ -69,19 +75,47 @@ for more in (STARTING // 2, STARTING + 8 * LEFT):
     limit(None)
     same(plain, found)
     assert attached() == before
-    errors = [text for level, text in said if level >= logging.ERROR]
-    assert len(errors) == 1, errors
-    assert "the system refuses" in errors[0]
-    assert "ulimit -v" in errors[0]
+    (text,) = errors()
+    assert "the system refuses" in text
+    assert "ulimit -v" in text
     print("records", session.path and len(comgra.open_run(session.path).records))
+"""
+
+
+LATE = """
+def limited(told):
+    limit(16 * 2**20)  # what tracing has taken by now counts
+    return training(told, 12)
+
+
+plain = seeded(lambda told: training(told, 12), Told(listening=False))
+before = attached()
+with comgra.trace(EVERY, root=sys.argv[1], group="g") as session:
+    until(lambda: database_exists(session.path))  # threads that it needs are there, too
+    found = seeded(limited, Told(listening=False))
+limit(None)
+same(plain, found)
+assert attached() == before
+(text,) = errors()
+assert "memory is short" in text
+print("records", len(comgra.open_run(session.path).records))
 """
 
 
 @pytest.mark.slow
 def test_tracing_stops_before_the_training_lacks_memory(tmp_path: Path) -> None:
-    (tmp_path / "program.py").write_text(PROGRAM)
+    (tmp_path / "program.py").write_text(COMMON + FILLING)
     done = forked(tmp_path, "program.py", "runs")
     assert done.returncode == 0, done.stderr
     without, some = done.stdout.splitlines()
     assert without == "records None", "there was too little to begin with"
     assert 12 <= int(some.split()[1]) < 2 * 12 + 12
+
+
+def test_a_limit_that_comes_while_tracing_leaves_the_training_what_it_needs(
+    tmp_path: Path,
+) -> None:
+    (tmp_path / "program.py").write_text(COMMON + LATE)
+    done = forked(tmp_path, "program.py", "runs")
+    assert done.returncode == 0, done.stderr
+    assert int(done.stdout.split()[1]) < 12

@@ -48,7 +48,7 @@ def plain() -> Outcome:
 
 def stopped(caplog: pytest.LogCaptureFixture) -> list[str]:
     """What was said of the end of the recording (findings about the program are something else)."""
-    return [r.getMessage() for r in caplog.records if "the store cannot be written" in r.message]
+    return [r.getMessage() for r in caplog.records if "recording has stopped" in r.message]
 
 
 def broken(after: int, error: BaseException) -> Callable[..., Any]:
