@@ -35,6 +35,10 @@ class DamagedRunError(ComgraError, OSError):
     """A run exists but cannot be read; says which file or key and why."""
 
 
+class UnwrittenRunError(DamagedRunError):
+    """A run's folder in which nothing was written: its program ended before the first commit."""
+
+
 class FormatError(ComgraError, ValueError):
     """The run was written in a format this version cannot read."""
 

@@ -82,7 +82,7 @@ class Dashboard:
 
     def _change(self, wanted: dict[str, Any]) -> None:
         run = wanted.pop("run", self.state.run)
-        if self.catalogue.entry(run) is None:
+        if not run or not self.catalogue.entries:
             run = self.catalogue.default()
         try:
             look = self.catalogue.look if self._view is None else self.catalogue.open
@@ -251,8 +251,7 @@ class Dashboard:
         wanted = {name: self.state.param[name].default for name in fields}
         found = url.parse(query)
         wanted.update(found)
-        run = wanted["run"] if self.catalogue.entry(wanted["run"]) else self.catalogue.default()
-        entry = self.catalogue.entry(run)
+        entry = self.catalogue.entry(wanted["run"] or self.catalogue.default())
         live = entry is not None and entry.state in ("live", "waiting")
         wanted["follow"] = "step" not in found and (live if first else self.state.follow)
         self._change(wanted)

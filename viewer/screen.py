@@ -78,9 +78,11 @@ class Screen:
             self.banner, self.notice, self.workspace, self.url, self.files.view,
             sizing_mode="stretch_both", margin=0, styles=_FILL,
         )  # fmt: skip
-        keys = html_view()
-        keys.html = _KEYS
-        self.side = pn.Column(self.selectors.panel, keys, sizing_mode="stretch_width", margin=0)
+        self.keys = html_view(visible=False)
+        self.keys.html = _KEYS
+        self.side = pn.Column(
+            self.selectors.panel, self.keys, sizing_mode="stretch_width", margin=0
+        )
 
     @property
     def blank(self) -> bool:
@@ -109,7 +111,7 @@ class Screen:
         if self.blank:
             names = frozenset(self._state.param)
             self.notice.visible = False
-            self.workspace.visible = True
+            self.workspace.visible = self.keys.visible = True
         if "section" in names:
             self._show_section()
         if names & {"run", "revision"}:
@@ -144,7 +146,7 @@ class Screen:
             + (f"<pre>{html.escape(notice.code)}</pre>" if notice.code else "")
             + "</div>"
         )
-        self.workspace.visible = False
+        self.workspace.visible = self.keys.visible = False
         self.notice.visible = True
         self.show_head(BRAND)
         self.selectors.only_runs()

@@ -9,7 +9,7 @@ from typing import Any
 
 import tensorstore as ts
 
-from comgra_decl.errors import DamagedRunError, RunNotFoundError
+from comgra_decl.errors import DamagedRunError, RunNotFoundError, UnwrittenRunError
 
 from .database import Database, database_exists, new_context
 from .layout import HEAD_KEY, LOGS, RUN_KEY, log_key
@@ -205,6 +205,9 @@ def _no_manifest(db: Database) -> RunNotFoundError | DamagedRunError:
     newest = manifest if manifest.exists() else folder
     if time.time() - newest.stat().st_mtime < _CREATION:  # the manifest comes first, then the rest
         return RunNotFoundError(f"the run in {str(folder.parent)!r} is being created.")
-    if newest is manifest:
-        return DamagedRunError(f"{db.path}: key {RUN_KEY!r} is missing; this is no run.")
+    if newest is manifest or not any(folder.iterdir()):
+        return UnwrittenRunError(
+            f"{db.path}: nothing was written; the program that made it ended (killed, perhaps) "
+            "before its first commit, or a copy was broken off. The folder can be deleted."
+        )
     return DamagedRunError(f"{db.path}: 'manifest.ocdbt' is missing; nothing can be found in it.")

@@ -2,14 +2,21 @@
 
 from __future__ import annotations
 
+import os
 import shutil
+import time
 import zlib
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from comgra_decl.errors import DamagedRunError, FormatError, RunNotFoundError
+from comgra_decl.errors import (
+    DamagedRunError,
+    FormatError,
+    RunNotFoundError,
+    UnwrittenRunError,
+)
 from comgra_decl.store import Reader, RunWriter
 from comgra_decl.store.commit import Commit
 from comgra_decl.store.database import Database, encode, new_context
@@ -105,6 +112,18 @@ def test_a_missing_manifest_is_named(run: Path) -> None:
         Reader(run)
 
 
+@pytest.mark.parametrize("manifest", [True, False])
+def test_a_run_killed_before_its_first_commit_is_told(tmp_path: Path, manifest: bool) -> None:
+    run = tmp_path / "run"
+    (run / "trace.ocdbt").mkdir(parents=True)
+    if manifest:
+        overwrite(run, "any", b"1")
+        os.utime(run / "trace.ocdbt" / "manifest.ocdbt", (1e9, 1e9))
+    age(run)
+    with pytest.raises(UnwrittenRunError, match=r"nothing was written.*can be deleted"):
+        Reader(run)
+
+
 def test_a_run_without_its_data_files(run: Path) -> None:
     shutil.rmtree(run / "trace.ocdbt" / "d")
     with pytest.raises(DamagedRunError, match=r"meta/run\.json|manifest"):
@@ -146,8 +165,5 @@ def test_a_replaced_run_is_noticed_by_an_open_reader(tmp_path: Path) -> None:
 
 def age(run: Path) -> None:
     """Makes the database look as if it had not been touched for a minute."""
-    import os
-    import time
-
     then = time.time() - 60
     os.utime(run / "trace.ocdbt", (then, then))

@@ -53,6 +53,14 @@ def about(view: RunView) -> About:
     )
 
 
+def schedule(view: RunView) -> str:
+    """Returns the part of the spec that says which steps are recorded, as YAML."""
+    spec = _plain_spec(view.run.spec)
+    asked = spec.get("schedule") if isinstance(spec, Mapping) else None
+    said = {key: value for key, value in (asked or {}).items() if value not in (None, [], {})}
+    return _yaml({"schedule": said}).rstrip() if said else ""
+
+
 def _summary(view: RunView) -> Facts:
     run = view.run
     records = run.records

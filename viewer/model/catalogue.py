@@ -8,7 +8,7 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 
-from comgra_decl.errors import ComgraError, RunNotFoundError
+from comgra_decl.errors import ComgraError, RunNotFoundError, did_you_mean
 from comgra_decl.query import Location, RunSummary, list_runs, location, open_run
 from comgra_decl.viewer.model.ranks import rank_in, without_rank
 from comgra_decl.viewer.model.runview import RunView
@@ -80,6 +80,10 @@ class Catalogue:
         """Returns the listed run of that name, or the one whose rank it names, or None."""
         return next((e for e in self.entries if e.name == without_rank(name)), None)
 
+    def path(self, name: str) -> Location | None:
+        """Returns where the run of a listed name lies, or None."""
+        return self._paths.get(without_rank(name))
+
     def default(self) -> str:
         """Returns the name of the newest run that can be read and has records, or else the first.
 
@@ -101,7 +105,8 @@ class Catalogue:
     def _open(self, name: str) -> RunView:
         if name not in self._paths:
             self._views.pop(name, None)
-            raise RunNotFoundError(f"There is no run {name!r} below {self.root}.")
+            near = did_you_mean(name, self._paths)
+            raise RunNotFoundError(f"There is no run {name!r} below {self.root}{near or '.'}")
         if name not in self._views:
             self._views[name] = RunView(open_run(self._paths[name]))
             self._looked[name] = time.monotonic()

@@ -3,10 +3,18 @@
 from __future__ import annotations
 
 import html
+import shlex
 from dataclasses import dataclass
 from pathlib import Path
 
-from comgra_decl.errors import DamagedRunError, FormatError, RunNotFoundError
+from comgra_decl.errors import (
+    DamagedRunError,
+    FormatError,
+    RunNotFoundError,
+    UnwrittenRunError,
+)
+from comgra_decl.query.remarks import remarks
+from comgra_decl.viewer.model.about import schedule
 from comgra_decl.viewer.model.catalogue import Catalogue
 from comgra_decl.viewer.model.numbers import count
 from comgra_decl.viewer.model.ranks import spoken
@@ -35,9 +43,12 @@ STATE_HELP = {
 
 _TITLES = {
     FormatError: "This run was written in another format",
-    RunNotFoundError: "This run is gone",
+    RunNotFoundError: "This run is not here",
+    UnwrittenRunError: "Nothing was written to this run",
     DamagedRunError: "This run is damaged",
 }
+
+_NOT_HERE = "It was renamed, moved or deleted, or is still to come: then it appears here by itself."
 
 
 def notice_for(catalogue: Catalogue, run: str, error: BaseException | None) -> Notice:
@@ -48,13 +59,23 @@ def notice_for(catalogue: Catalogue, run: str, error: BaseException | None) -> N
         return _no_run(catalogue)
     entry = catalogue.entry(run)
     if entry is not None and entry.state in ("finished", "stopped"):
-        return Notice("bad", "This run has no records", (
-            f"{run} is {entry.state}: {STATE_HELP[entry.state]}. It recorded no step.",
-            "Either no optimizer step happened, or the schedule left all of them out.",
-        ))  # fmt: skip
+        return _no_records(catalogue, run, entry.state)
     return Notice("wait", "Waiting for the first record", (
         f"{run} has started. The page fills by itself as soon as a step is recorded.",
     ))  # fmt: skip
+
+
+def _no_records(catalogue: Catalogue, run: str, state: str) -> Notice:
+    """Says why an ended run is empty, as far as the recording knows."""
+    view = catalogue.open(run)
+    asked = schedule(view)
+    why = "Either it ended before its first step, or no step of an optimizer was seen"
+    return Notice("bad", "This run has no records", (
+        f"{run} is {state}: {STATE_HELP[state]}. It recorded no step.",
+        *([view.run.error] if view.run.error else []),
+        *remarks(view.run.report or {}),
+        f"{why}, or the schedule left them all out{':' if asked else '.'}",
+    ), asked)  # fmt: skip
 
 
 BRAND = '<h1 class="brand">comgra<span>_decl</span></h1>'
@@ -76,19 +97,30 @@ def _no_run(catalogue: Catalogue) -> Notice:
     if catalogue.problem:
         return Notice("bad", "The folder of runs cannot be read", (catalogue.problem,))
     root = catalogue.root
+    if isinstance(root, Path) and root.is_file():
+        return Notice("bad", "This is no folder of runs", (
+            f"{root.absolute()} is a file. Start the viewer with the folder that holds the runs:",
+        ), "comgra-decl view FOLDER")  # fmt: skip
     gone = isinstance(root, Path) and not root.exists()
     missing = " (the folder does not exist yet)" if gone else ""
-    return Notice("wait", "Waiting for the first record", (
+    return Notice("wait", "No run yet", (
         f"There is no run below {root.absolute()}{missing}.",
         "Start a training with tracing; this page fills by itself:",
     ), _COMMAND)  # fmt: skip
 
 
 def _unreadable(catalogue: Catalogue, run: str, error: BaseException) -> Notice:
-    others = any(entry.name != run and entry.readable for entry in catalogue.entries)
-    hint = ("Other runs are not affected: choose one on the left.",) if others else ()
     title = next(
         (title for kind, title in _TITLES.items() if isinstance(error, kind)),
         "This run cannot be read",
     )
-    return Notice("bad", title, (run, str(error), *hint))
+    lines = [run, str(error)]
+    if isinstance(error, RunNotFoundError):
+        lines.append(_NOT_HERE)
+    if any(entry.name != run and entry.readable for entry in catalogue.entries):
+        lines.append("Other runs are not affected: choose one on the left.")
+    path = catalogue.path(run)
+    if path is None or title != _TITLES[DamagedRunError]:
+        return Notice("bad", title, tuple(lines))
+    lines.append("What is lost, and what can be rescued:")
+    return Notice("bad", title, tuple(lines), f"comgra-decl verify {shlex.quote(str(path))}")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import html
 import os
 import shutil
 from collections.abc import Iterator
@@ -199,7 +200,7 @@ def test_the_address_restores_the_view(runs: Path, dashboard: Dashboard) -> None
 
 @pytest.mark.parametrize(
     "query",
-    ["?run=../../etc/passwd&node=../x", "?node=<script>alert(1)</script>", "?step=" + "9" * 99,
+    ["?node=../x", "?node=<script>alert(1)</script>", "?step=" + "9" * 99,
      "?batch=99&stat=eval()&colour=evil&type=none&open=<b>", "?iteration=999999"],
 )  # fmt: skip
 def test_a_hostile_address_is_harmless(runs: Path, query: str) -> None:
@@ -208,6 +209,20 @@ def test_a_hostile_address_is_harmless(runs: Path, query: str) -> None:
     assert not dashboard.screen.banner.visible
     assert dashboard.state.run == "group/small"
     assert "<script>" not in inspect(dashboard)[0].view.html
+
+
+@pytest.mark.parametrize("name", ["../../etc/passwd", "<script>alert(1)</script>", "group/smal"])
+def test_a_link_to_a_run_that_is_not_here_shows_no_other(runs: Path, name: str) -> None:
+    dashboard = Dashboard(Catalogue(runs), query=f"?run={name}&node=head")
+    polled(dashboard)
+    said = dashboard.screen.notice.html
+    assert "This run is not here" in said
+    assert html.escape(f"no run {name!r}") in said
+    assert ("did you mean" in said) == (name == "group/smal")
+    assert "<script>" not in said
+    assert not dashboard.screen.workspace.visible
+    dashboard.change(run="group/small")
+    assert dashboard.screen.workspace.visible
 
 
 def test_back_goes_back(dashboard: Any) -> None:
@@ -226,7 +241,7 @@ def test_back_goes_back(dashboard: Any) -> None:
 
 def test_no_run_says_what_to_do_and_fills_by_itself(tmp_path: Path) -> None:
     dashboard = Dashboard(Catalogue(tmp_path / "live"))
-    assert "Waiting for the first record" in dashboard.screen.notice.html
+    assert "No run yet" in dashboard.screen.notice.html
     assert "+comgra=debug" in dashboard.screen.notice.html
     fake = FakeRun(tmp_path / "live" / "run", nodes=["embed"], layers=1)
     polled(dashboard)
@@ -243,6 +258,7 @@ def test_a_finished_run_without_records_says_so(tmp_path: Path) -> None:
     FakeRun(tmp_path / "live" / "run", nodes=["embed"], layers=1).close()
     dashboard = Dashboard(Catalogue(tmp_path / "live"))
     assert "This run has no records" in dashboard.screen.notice.html
+    assert "schedule:" in dashboard.screen.notice.html
 
 
 def test_a_damaged_run_says_why_and_others_stay_usable(runs: Path) -> None:
@@ -252,6 +268,7 @@ def test_a_damaged_run_says_why_and_others_stay_usable(runs: Path) -> None:
             os.truncate(file, 3)
     dashboard = Dashboard(Catalogue(runs), query="?run=group/torn")
     assert "damaged" in dashboard.screen.notice.html
+    assert f"comgra-decl verify {runs / 'group' / 'torn'}" in dashboard.screen.notice.html
     assert "group/torn" in dashboard.screen.notice.html
     polled(dashboard)
     assert dashboard.screen.notice.visible
@@ -263,9 +280,22 @@ def test_a_damaged_run_says_why_and_others_stay_usable(runs: Path) -> None:
 
 
 def test_a_run_deleted_while_open_says_so(runs: Path, dashboard: Dashboard) -> None:
-    shutil.rmtree(runs / "group")
-    dashboard.poll()
-    assert "This run is gone" in dashboard.screen.notice.html
+    shutil.copytree(runs / "group" / "small", runs / "group" / "other")
+    polled(dashboard)
+    shutil.rmtree(runs / "group" / "small")
+    for _ in range(3):  # nor does the other one ever take its place
+        polled(dashboard)
+        assert "This run is not here" in dashboard.screen.notice.html
+        assert not dashboard.screen.workspace.visible
+    shutil.copytree(runs / "group" / "other", runs / "group" / "small")
+    polled(dashboard)
+    assert (dashboard.screen.workspace.visible, dashboard.state.run) == (True, "group/small")
+
+
+def test_a_file_in_the_place_of_a_folder_is_told(tmp_path: Path) -> None:
+    (tmp_path / "log.txt").write_text("not a run")
+    dashboard = Dashboard(Catalogue(tmp_path / "log.txt"))
+    assert "log.txt is a file" in dashboard.screen.notice.html
 
 
 def test_following_shows_the_newest_step(live: FakeRun) -> None:
