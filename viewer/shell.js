@@ -55,7 +55,8 @@
   }
   if (innerWidth <= 640) root.classList.add("alone");
   document.addEventListener("click", (event) => {
-    const { id } = event.target.closest?.("button.icon") ?? {};
+    const { id } = event.target.closest?.("button") ?? {};
+    if (id === "again") location.reload();
     if (id === "menu") root.classList.toggle("alone");
     if (id !== "theme") return;
     keep(root.dataset.theme === "dark" ? "light" : "dark");

@@ -13,6 +13,7 @@ from typing import Any
 
 import panel as pn
 from bokeh.document import Document
+from bokeh.models import CustomJS
 from panel.theme.base import Design
 
 _FOLDER = Path(__file__).parent
@@ -34,6 +35,9 @@ THEMES: dict[str, dict[str, str]] = {
 """Colours of the page; all others are mixed of them."""
 
 
+_SILENT = 'document.documentElement.classList.add("silent")'
+
+
 class Plain(Design):
     """Components without styles of Panel's own, which each of them would load by itself."""
 
@@ -46,6 +50,7 @@ class _Shell(pn.template.Template):
             if doc is not None:
                 frozen.enter_context(doc.models.freeze())
             made: Document = super().server_doc(doc, *args, **options)
+        made.js_on_event("connection_lost", CustomJS(code=_SILENT))
         return made
 
 

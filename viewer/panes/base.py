@@ -94,6 +94,9 @@ class Pane(ABC):
         """Figures that can be taken away as files."""
         return []
 
+    def _name(self) -> str:
+        return type(self).__name__.removesuffix("Pane") + " pane"
+
     def refresh(self, shown: Shown) -> None:
         """Updates; what goes wrong is shown in place of this pane alone."""
         try:
@@ -102,11 +105,17 @@ class Pane(ABC):
             if not isinstance(error, ComgraError):
                 _LOG.exception("%s could not be drawn", type(self).__name__)
             self._problem.stylesheets = [CSS]  # so late because hardly any pane ever needs it
-            self._problem.object = problem_card(f"{type(self).__name__} cannot be shown", error)
+            self._problem.object = problem_card(f"{self._name()} cannot be shown", error)
             self._problem.visible, self._body.visible = True, False
         else:
             if self._problem.visible:
                 self._problem.visible, self._body.visible = False, True
+
+
+_FAULT = (
+    "This is a fault of the viewer. The next change tries again, and the rest of the page goes on; "
+    "the details help whoever mends it."
+)
 
 
 def problem_card(title: str, error: BaseException) -> str:
@@ -114,7 +123,10 @@ def problem_card(title: str, error: BaseException) -> str:
     where = ""
     if not isinstance(error, ComgraError):
         lines = traceback.format_exception(error)
-        where = f"<details><summary>Details</summary><pre>{_e(''.join(lines))}</pre></details>"
+        where = (
+            f"<p>{_FAULT}</p>"
+            f"<details><summary>Details</summary><pre>{_e(''.join(lines))}</pre></details>"
+        )
     text = str(error) or type(error).__name__
     return f'<div class="notice bad"><h2>{_e(title)}</h2><p>{_e(text)}</p>{where}</div>'
 

@@ -215,13 +215,17 @@ def test_a_page_fills_and_follows_while_training(
     page.get_by_role("heading", name=re.compile("This run is not here|No run yet")).wait_for()
 
 
-def test_serve_prints_its_address_and_ends_cleanly(root: Path, tmp_path: Path) -> None:
+def test_serve_ends_cleanly_and_an_open_page_says_so(root: Path, tmp_path: Path, page: Any) -> None:
     code = f"from comgra_decl.viewer.serve import serve; serve({str(root)!r})"
     log = tmp_path / "log"
     with log.open("w") as out:
         process = subprocess.Popen([sys.executable, "-c", code], stdout=out, stderr=out)
     address = announced(log, r"viewer: (http://127\.0\.0\.1:\d+/viewer)\s")
     assert urlsplit(address).port
+    page.goto(address)
+    shows(page, step=11)
+    assert not page.get_by_role("alert").is_visible()
     process.send_signal(signal.SIGINT)
     assert process.wait(PATIENCE) == 0
     assert "Traceback" not in log.read_text()
+    page.get_by_role("alert").get_by_role("button", name="reload").wait_for()
