@@ -11,6 +11,8 @@ import torch
 
 from comgra_decl.hooks.words.scalars import END
 
+_Hook = Callable[[Any, Any, Any], None]
+
 _is_compiling = torch.compiler.is_dynamo_compiling
 
 
@@ -18,44 +20,57 @@ class Rest:
     """The optimizer hook that counts a known number of steps and does nothing else.
 
     It runs once in a while of other code, when nothing of it is in the processor's caches any more:
-    what is felt is how many things it touches. So it has slots, and an iterator in place of a
-    number that is read, compared, added to and written.
+    what is felt is how many things it touches. So what it needs are variables that it closes over,
+    and an iterator in place of a number that is read, compared, added to and written.
 
     Args:
         beat: given `END` at each step that is counted.
         otherwise: given the optimizer of every other step.
+
+    Attributes:
+        after_optimizer: an optimizer has stepped; to be registered as its hook.
     """
 
-    __slots__ = ("_beat", "_ends", "_given", "_otherwise", "_owner")
-
-    def __init__(self, beat: Callable[[object], None], *, otherwise: Callable[[Any], None]) -> None:
+    def __init__(
+        self, beat: Callable[[object], object], *, otherwise: Callable[[Any], Any]
+    ) -> None:
         self._beat = beat
-        self._otherwise = otherwise
-        self._owner = 0
         self._given = 0
-        self._ends: Iterator[object] = iter(())
+        self._left: Iterator[object] = iter(())
+        self.after_optimizer, self._count = _hook(otherwise)
 
     def begin(self, owner: int, steps: int) -> None:
         """Counts the next steps (none: 0) of the optimizer with this `id` (nobody: 0)."""
         self._given = max(steps, 0)
-        self._ends = repeat(END, self._given)
-        self._owner = owner
+        self._left = repeat(END, self._given)
+        self._count(owner, map(self._beat, self._left))
 
     def end(self) -> None:
         """Counts no further step; from any thread."""
-        self._owner = 0
+        self._count(0, iter(()))
 
     @property
     def counted(self) -> int:
         """Steps counted since it began."""
-        return self._given - length_hint(self._ends)
+        return self._given - length_hint(self._left)
 
-    def after_optimizer(self, optimizer: Any, _args: Any, _kwargs: Any) -> None:
-        """An optimizer has stepped; registered as its hook."""
-        if _is_compiling():
+
+def _hook(otherwise: Callable[[Any], Any]) -> tuple[_Hook, Callable[[int, Iterator[object]], None]]:
+    """Returns the hook, and what gives it an optimizer's `id` and a beat for each of its steps."""
+    owner = 0
+    beats: Iterator[object] = iter(())
+
+    def after_optimizer(optimizer: Any, _args: Any, _kwargs: Any) -> None:
+        if _is_compiling():  # first of all: compiled code is guarded by what it has read
             return
-        if id(optimizer) == self._owner:
-            for end in self._ends:
-                self._beat(end)
+        if id(optimizer) == owner:
+            for _ in beats:
                 return
-        self._otherwise(optimizer)
+        otherwise(optimizer)
+
+    def count(new_owner: int, new_beats: Iterator[object]) -> None:
+        nonlocal owner, beats
+        beats = new_beats
+        owner = new_owner
+
+    return after_optimizer, count

@@ -65,8 +65,8 @@ class LossWatch:
         self._on_fault = on_fault
         self._recording = False
         self._scaled: tuple[weakref.ref[torch.Tensor], torch.Tensor] | None = None
-        self._closely = each is None  # whether there is more to a call than telling `each`
         self._inside: set[int] = set()  # threads; function modes make one call of it several
+        self._hurry: Callable[[bool], None] = lambda _: None
         self._patches = (
             Patch(torch.autograd, "backward", self._wrap_backward),
             Patch(torch.amp.GradScaler, "scale", self._wrap_scale),
@@ -98,7 +98,12 @@ class LossWatch:
 
     def _expect(self, scaled: tuple[weakref.ref[torch.Tensor], torch.Tensor] | None) -> None:
         self._scaled = scaled
-        self._closely = self._recording or self._each is None or scaled is not None
+        self._settle()
+
+    def _settle(self) -> None:
+        """Says to the wrapper whether there is more to a call now than telling `each`."""
+        closely = self._recording or self._each is None or self._scaled is not None or self._inside
+        self._hurry(not closely)
 
     # -- the wrappers --------------------------------------------------------------------------
 
@@ -120,8 +125,15 @@ class LossWatch:
     def _quick_backward(
         self, original: Callable[..., Any], each: Callable[[Number | None], None]
     ) -> Callable[..., Any]:
-        """Returns the wrapper that is there in every step; each call it does not make is felt."""
-        inside, plain = self._inside, torch.Tensor
+        """Returns the wrapper that is there in every step.
+
+        What it touches is in no cache by then: each thing that it does not need is felt.
+        """
+        inside, plain, quick = self._inside, torch.Tensor, False
+
+        def hurry(may: bool) -> None:
+            nonlocal quick
+            quick = may
 
         def backward(
             tensors: Any,
@@ -132,7 +144,8 @@ class LossWatch:
             inputs: Any = None,
         ) -> Any:
             if (
-                not (_is_compiling() or inside or self._closely)
+                not _is_compiling()  # first of all: compiled code is guarded by what it has read
+                and quick
                 and type(tensors) is plain
                 and not (function_modes() or dispatch_modes())
                 and tensors.is_cpu
@@ -152,11 +165,14 @@ class LossWatch:
 
         run_natively(backward, self._backward, within=False)
         run_natively(self._tell, self._on_done)
+        self._hurry = hurry
+        self._settle()
         return backward
 
     def _backward(self, original: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
         thread, recording = get_ident(), self._recording
         self._inside.add(thread)
+        self._settle()
         try:
             self._tell(args[0] if args else kwargs.get("tensors"))
         except Exception as error:
@@ -165,6 +181,7 @@ class LossWatch:
             return original(*args, **kwargs)
         finally:
             self._inside.discard(thread)
+            self._settle()
             try:
                 if recording:
                     self._on_done()
