@@ -9,6 +9,7 @@ from pathlib import Path
 
 import numpy as np
 import pandas as pd
+import pytest
 import torch
 
 import comgra_decl as comgra
@@ -64,6 +65,24 @@ def test_all_ways_of_calling_backward_are_seen(tmp_path: Path) -> None:
     assert set(run.kpis()["name"]) == {"loss", "loss[1]", "loss[2]", "loss[3]"}
     for number, name in enumerate(("loss", "loss[1]", "loss[2]", "loss[3]")):
         assert curve(run, name)[1] == [step[number] for step in truth]
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float64])
+@pytest.mark.parametrize("shape", [(), (1,), (1, 1, 1)])
+def test_a_loss_of_one_element_is_one_of_any_shape_and_dtype(
+    shape: tuple[int, ...], dtype: torch.dtype, tmp_path: Path
+) -> None:
+    net, truth = Net(), []
+
+    def train() -> None:
+        for _ in range(4):
+            loss = net.loss().to(dtype).reshape(shape)
+            loss.backward()
+            net.optimizer.step()
+            truth.append(loss.item())
+
+    run, _ = traced(tmp_path, train)
+    assert curve(run)[1] == truth
 
 
 def test_what_is_not_one_number_is_no_loss(tmp_path: Path) -> None:

@@ -19,7 +19,7 @@ import torch
 from comgra_decl.hooks.compiled import run_natively
 from comgra_decl.hooks.nested import tensors_in
 from comgra_decl.hooks.patches import Patch
-from comgra_decl.hooks.words.numbers import Number, dispatch_modes, read_number
+from comgra_decl.hooks.words.numbers import read_number
 from comgra_decl.stats.quiet import function_modes
 
 _PARAMETERS = (
@@ -44,8 +44,8 @@ class LossWatch:
     the program handed to `GradScaler.scale`.
 
     Args:
-        each: given the loss at every `backward`, recorded or not, as `read_number` reads it; None:
-            nobody is. Must not raise.
+        each: given the loss at every `backward`, recorded or not, as `read_number` reads it, or in
+            lists if the tensor has dims; None: nobody is. Must not raise.
         on_loss: told (loss, the tensor `backward` was called on) while a step is recorded.
         on_done: told when that `backward` has ended, however it did.
         on_fault: told about an error of our own.
@@ -53,7 +53,7 @@ class LossWatch:
 
     def __init__(
         self,
-        each: Callable[[Number | None], None] | None,
+        each: Callable[[object], None] | None,
         *,
         on_loss: Callable[[torch.Tensor, torch.Tensor], None],
         on_done: Callable[[], None],
@@ -123,7 +123,7 @@ class LossWatch:
         return backward
 
     def _quick_backward(
-        self, original: Callable[..., Any], each: Callable[[Number | None], None]
+        self, original: Callable[..., Any], each: Callable[[object], None]
     ) -> Callable[..., Any]:
         """Returns the wrapper that is there in every step.
 
@@ -147,13 +147,14 @@ class LossWatch:
                 not _is_compiling()  # first of all: compiled code is guarded by what it has read
                 and quick
                 and type(tensors) is plain
-                and not (function_modes() or dispatch_modes())
+                and grad_tensors is None  # so it has one element, or what follows is an error
+                and not function_modes()
                 and tensors.is_cpu
                 and _graph_task() == -1
             ):
                 try:
-                    each(tensors.item())  # what nearly all steps do
-                except (RuntimeError, TypeError):  # several elements, or in a transform
+                    each(tensors.tolist())  # unlike `item`, it asks no dispatcher and frees no lock
+                except (RuntimeError, TypeError, ValueError):  # has no storage, in a transform
                     each(None)
                 return original(
                     tensors, grad_tensors, retain_graph, create_graph, grad_variables, inputs

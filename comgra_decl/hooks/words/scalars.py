@@ -37,8 +37,8 @@ class Scalars:
     """Collects the numbers and notes of the step in progress and hands them over now and then.
 
     `events` takes what happens in a step: its losses in the order of their `backward`, each a
-    number (anything else if it has none), and `END` for the end of a step of type `train` whose end
-    `end_step` is not told of.
+    number, maybe in lists of one (anything else if it has none), and `END` for the end of a step
+    of type `train` whose end `end_step` is not told of.
 
     Args:
         sink: receives what was said, on the training thread; must be quick. None: nobody does.
@@ -140,8 +140,9 @@ class Scalars:
                     continue
                 name = f"loss[{self._losses}]" if self._losses else "loss"
                 self._losses += 1
-                if isinstance(event, (float, torch.Tensor)):
-                    self._open.append((name, event))
+                number = _only(event)
+                if isinstance(number, (float, torch.Tensor)):
+                    self._open.append((name, number))
 
     def _close(self, type_: str) -> None:
         if self._open or self._notes:
@@ -170,6 +171,13 @@ class Scalars:
                 self._sink(_said(closed, notes))
         finally:
             self._one_at_a_time.release()
+
+
+def _only(event: Any) -> Any:
+    """Returns what lists of one element each contain at last."""
+    while isinstance(event, list) and len(event) == 1:
+        event = event[0]
+    return event
 
 
 def _taken(items: list[Any]) -> list[Any]:
