@@ -14,28 +14,24 @@ class Chooser(Component):
     """A column of choices; says `{field: value}` when the user picks one.
 
     Attributes:
-        groups: `{"title": str, "fields": [field, ...]}` from top to bottom; each field is
-            `{"name": str, "label": str, "value": str, "help": str, "style": "menu" | "buttons" |
-            "actions" | "number", "options": [{"value": str, "label": str, "group": str}, ...],
-            "low": int, "high": int}`. A menu with fewer than two options is shown but cannot be
-            changed; a number lies between `low` and `high`.
-        layout: What the browser gets of `groups`: their JSON, set by the component. Bokeh looks
-            through a nested list for models, which takes longer than all the rest.
+        layout: The choices as JSON: `[{"title": str, "fields": [field, ...]}, ...]` from top to
+            bottom; each field is `{"name": str, "label": str, "value": str, "help": str,
+            "style": "menu" | "buttons" | "actions" | "number", "options": [{"value": str, "label":
+            str, "group": str}, ...], "low": int, "high": int}`. A menu with fewer than two options
+            is shown but cannot be changed; a number lies between `low` and `high`. A text, because
+            param compares and Bokeh searches nested lists, which takes longer than all the rest.
     """
 
-    groups = param.List(default=[])
     layout = param.String(default="[]")
 
     _esm = source("shared.js", "handover.js", "chooser.js")
     _stylesheets: ClassVar = [source("chooser.css")]
-    _rename: ClassVar[dict[str, str | None]] = {"groups": None}
 
-    def __init__(self, **params: Any) -> None:
-        super().__init__(**{**params, "layout": json.dumps(params.get("groups", []))})
-
-    @param.depends("groups", watch=True)
-    def _send_layout(self) -> None:
-        self.layout = json.dumps(self.groups)
+    @property
+    def groups(self) -> list[dict[str, Any]]:
+        """What can be chosen now."""
+        groups: list[dict[str, Any]] = json.loads(self.layout)
+        return groups
 
     def check(self, message: Message) -> bool:
         """Whether the value is one of the options of its field, or a number in its range."""

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import ClassVar
+
 import param
 
 from comgra_decl.viewer.components.base import Component, Message, source
@@ -25,6 +27,7 @@ class HtmlView(Component):
     css = param.String(default="")
 
     _esm = source("shared.js", "handover.js", "htmlview.js")
+    _rename: ClassVar[dict[str, str | None]] = {"tokens": None}  # for Python's own check
 
     def check(self, message: Message) -> bool:
         """Whether the message is one of the tokens on screen."""

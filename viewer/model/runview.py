@@ -126,6 +126,7 @@ class RunView:
             roles = tree.setdefault(slot.node, {})
             roles.setdefault(slot.role, {}).setdefault(slot.iteration, {})[slot.pass_] = slot
         self._tree = tree
+        self._gradients = sorted({slot.pass_ for slot in self.slots.values()} - {"forward"})
 
     @property
     def nodes(self) -> list[str]:
@@ -148,7 +149,7 @@ class RunView:
 
     def gradient_passes(self) -> list[str]:
         """All passes of the run but the forward one."""
-        return sorted({slot.pass_ for slot in self.slots.values()} - {"forward"})
+        return self._gradients
 
     def kind(self, node: str) -> str:
         """The kind that colours a node: what it computes before what it owns."""

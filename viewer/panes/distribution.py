@@ -15,6 +15,7 @@ from comgra_decl.viewer.model.words import pass_label
 from comgra_decl.viewer.palette import BLUE, ORANGE, faded
 from comgra_decl.viewer.panes.base import PASSES, TENSOR, Act, Exhibit, Pane, Shown
 from comgra_decl.viewer.panes.figures import IMAGE, Frame, image
+from comgra_decl.viewer.panes.inline import inline
 
 SHADES = 64
 """From nothing to the full colour."""
@@ -68,7 +69,7 @@ class DistributionPane(Pane):
 
     def _draw(self, picture: Distribution) -> None:
         self._image.data = {
-            "image": [] if picture.missing else [shades(picture.image)],
+            "image": [] if picture.missing else [inline(shades(picture.image), np.uint8)],
             "x": [] if picture.missing else [picture.x0],
             "y": [] if picture.missing else [picture.y0],
             "dw": [] if picture.missing else [picture.x1 - picture.x0],

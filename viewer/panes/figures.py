@@ -212,6 +212,13 @@ def legend(items: list[LegendItem], *, visible: bool = True) -> Any:
     )
 
 
+def put(source: ColumnDataSource, data: dict[str, Any]) -> None:
+    """Gives a source other data; nothing is sent where there was and will be none."""
+    columns: tuple[Any, ...] = (*data.values(), *source.data.values())
+    if any(len(column) for column in columns):
+        source.data = data
+
+
 def unit_range() -> Range1d:
     """Returns a range from 0 to 1."""
     return Range1d(start=0, end=1)

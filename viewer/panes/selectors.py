@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable
 from dataclasses import asdict
 from functools import lru_cache
@@ -53,14 +54,14 @@ class SelectorsPane(Pane):
 
 def offer(chooser: Chooser, groups: Groups) -> None:
     """Shows choices; what is offered already is not sent again."""
-    plain = [{"title": title, "fields": [*map(_plain, fields)]} for title, fields in groups]
-    if plain != chooser.groups:
-        chooser.groups = plain
+    parts = (
+        f'{{"title": {json.dumps(title)}, "fields": [{", ".join(map(_json, fields))}]}}'
+        for title, fields in groups
+    )
+    chooser.layout = f"[{', '.join(parts)}]"
 
 
 @lru_cache(maxsize=256)
-def _plain(field: Field) -> dict[str, Any]:
+def _json(field: Field) -> str:
     """Returns a field as `Chooser` takes it; most fields are the same all the time."""
-    plain = asdict(field)
-    plain["options"] = list(plain["options"])
-    return plain
+    return json.dumps(asdict(field))

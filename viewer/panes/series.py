@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from typing import Any, ClassVar
 
-import numpy as np
 from bokeh.models import ColumnDataSource, Line, Range1d, Scatter, VArea
 
 from comgra_decl.viewer.model.selection import nearest, slots_of
@@ -13,10 +12,14 @@ from comgra_decl.viewer.model.tables import series_csv
 from comgra_decl.viewer.model.words import BATCH_LABELS, pass_label
 from comgra_decl.viewer.palette import BLUE, GREY, ORANGE, RED
 from comgra_decl.viewer.panes.base import PASSES, TENSOR, Act, Exhibit, Pane, Shown
-from comgra_decl.viewer.panes.figures import Frame, plainly
+from comgra_decl.viewer.panes.figures import Frame, plainly, put
+from comgra_decl.viewer.panes.inline import Inline, inline, inline_steps
 
 _FEW = 60
 """Points up to which each is marked; more would hide their line."""
+
+_LINE, _BAND = ("x", "y", "value"), ("x", "low", "high")
+_CONTEXT = _DOTS = ("x", "y")
 
 
 class SeriesPane(Pane):
@@ -36,16 +39,15 @@ class SeriesPane(Pane):
         tooltips = [("step", "@x"), ("value", "@value{0.0000e}")]
         self.frame = Frame(x_range=self._x_range, tooltips=tooltips)
         colour = ORANGE if self._place else BLUE
-        columns = ("x", "y", "value", "low", "high", "context")
-        self._line = ColumnDataSource({name: [] for name in columns})
-        self._broken = ColumnDataSource({"x": [], "y": [], "value": []})
+        self._band, self._context, self._dots = (_source(n) for n in (_BAND, _CONTEXT, _DOTS))
+        self._line, self._broken = _source(_LINE), _source(_LINE)
         fig = self.frame.figure
         band = VArea(x="x", y1="low", y2="high", fill_color=colour, fill_alpha=0.16)
-        plainly(fig, band, self._line)
-        plainly(fig, Line(x="x", y="context", line_color=GREY, line_alpha=0.7), self._line)
+        plainly(fig, band, self._band)
+        plainly(fig, Line(x="x", y="y", line_color=GREY, line_alpha=0.7), self._context)
         main = plainly(fig, Line(x="x", y="y", line_color=colour, line_width=1.6), self._line)
         dot = Scatter(x="x", y="y", size=5, line_color=colour, fill_color=colour)
-        self._dots = plainly(fig, dot, self._line)
+        plainly(fig, dot, self._dots)
         cross = Scatter(x="x", y="y", marker="x", size=8, line_color=RED, line_width=2)
         broken = plainly(fig, cross, self._broken)
         fig.hover.renderers = [main, broken]
@@ -77,20 +79,16 @@ class SeriesPane(Pane):
 
     def _draw(self, recorded: Curve, line: Curve, shown: Shown) -> None:
         self.frame.title = _title(shown, self._place)
-        columns = {
-            "y": line.values, "value": recorded.values, "low": line.low, "high": line.high,
-            "context": line.context,
-        }  # fmt: skip
-        empty = np.full(len(line.steps), np.nan)
-        with np.errstate(over="ignore"):  # as they are stored, half of the bytes
-            drawn = {n: (v if len(v) else empty).astype(np.float32) for n, v in columns.items()}
-        self._line.data = {"x": line.steps, **drawn}
+        x, y = inline_steps(line.steps), inline(line.values)
+        self._line.data = {"x": x, "y": y, "value": inline(recorded.values)}
+        put(self._band, _columns(_BAND, x, inline(line.low), inline(line.high)))
+        put(self._context, _columns(_CONTEXT, x, inline(line.context)))
+        few = len(x) if len(x) <= _FEW else 0
+        put(self._dots, _columns(_DOTS, inline_steps(x[:few]), inline(y[:few])))
         bottom = line.bounds[0] + 0.03 * (line.bounds[1] - line.bounds[0])
-        count = len(line.broken)  # lists, because each array is a message of its own
-        self._broken.data = {
-            "x": line.broken.tolist(), "y": [bottom] * count, "value": [float("nan")] * count
-        }  # fmt: skip
-        self._dots.visible = len(line.steps) <= _FEW
+        count = len(line.broken)
+        nothing = [float("nan")] * count
+        put(self._broken, {"x": line.broken.tolist(), "y": [bottom] * count, "value": nothing})
         self.frame.set_log(shown.scale == "log")
         self.frame.show(x=_extent(shown), y=line.bounds)
         self.frame.say(line.missing)
@@ -99,6 +97,16 @@ class SeriesPane(Pane):
         if self._shown is not None:
             steps = self._shown.view.steps(self._shown.at.type)
             self.act(step=nearest(steps, round(x)), follow=False)
+
+
+def _source(names: tuple[str, ...]) -> ColumnDataSource:
+    return ColumnDataSource({name: [] for name in names})
+
+
+def _columns(names: tuple[str, ...], x: Inline, *others: Inline) -> dict[str, Any]:
+    """Returns data for a source; none at all where there is none beside the steps."""
+    columns = (x, *others) if len(others[0]) else ([] for _ in names)
+    return dict(zip(names, columns, strict=True))
 
 
 def _extent(shown: Shown) -> tuple[float, float]:

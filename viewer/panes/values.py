@@ -16,7 +16,8 @@ from comgra_decl.viewer.model.values import ValuesPicture, values_picture
 from comgra_decl.viewer.model.words import pass_label
 from comgra_decl.viewer.palette import RED, signed_faded
 from comgra_decl.viewer.panes.base import PASSES, TENSOR, Act, Exhibit, Pane, Shown
-from comgra_decl.viewer.panes.figures import IMAGE, Frame, image
+from comgra_decl.viewer.panes.figures import IMAGE, Frame, image, put
+from comgra_decl.viewer.panes.inline import inline
 
 _EMPTY: dict[str, list[Any]] = {name: [] for name in IMAGE}
 
@@ -76,15 +77,19 @@ class ValuesPane(Pane):
 
     def _draw(self, picture: ValuesPicture) -> None:
         if picture.missing:
-            self._image.data = self._broken.data = dict(_EMPTY)
+            put(self._image, dict(_EMPTY))
+            put(self._broken, dict(_EMPTY))
             self.frame.show(x=(0.0, 1.0), y=(0.0, 1.0))
         else:
             rows, columns = picture.image.shape
             place = {"x": [-0.5], "y": [-0.5], "dw": [columns], "dh": [rows]}
             self._mapper.update(low=-picture.limit, high=picture.limit)
-            self._image.data = {"image": [picture.image], **place}
+            self._image.data = {"image": [inline(picture.image, np.float64)], **place}
             marks = np.where(picture.marks, 1.0, np.nan)
-            self._broken.data = {"image": [marks], **place} if picture.broken else dict(_EMPTY)
+            put(
+                self._broken,
+                {"image": [inline(marks)], **place} if picture.broken else dict(_EMPTY),
+            )
             self.frame.show(x=(-0.5, columns - 0.5), y=(rows - 0.5, -0.5))
             self.frame.label(f"{picture.facts} \u00b7 \u00b1{number(picture.limit, digits=3)}")
         self.frame.say(picture.missing)
