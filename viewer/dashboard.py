@@ -88,11 +88,11 @@ class Dashboard:
             look = self.catalogue.look if self._view is None else self.catalogue.open
             view = look(run) if run else None
         except ComgraError as error:
-            self._give_notice(run, error)
+            self._give_notice(run, error, wanted)
             return
         if view is None or not len(view.run.records):
             self._waiting = True
-            self._give_notice(run, None)
+            self._give_notice(run, None, wanted)
             return
         if self._waiting:  # who has waited for the first record wants to see the next ones
             self._waiting = False
@@ -165,10 +165,10 @@ class Dashboard:
             axis=state.axis, other=self._other, run=state.run,
         )  # fmt: skip
 
-    def _give_notice(self, run: str, error: ComgraError | None) -> None:
-        """Says why a run cannot be shown, in its place."""
+    def _give_notice(self, run: str, error: ComgraError | None, wanted: dict[str, Any]) -> None:
+        """Says why a run cannot be shown, in its place; what is wanted waits until it can."""
         self._view = None
-        self.state.run = run
+        self.state.param.update(**wanted, run=run)
         with pn.io.hold():
             self.screen.show_notice(notice_for(self.catalogue, run, error))
             self._write_url(frozenset({"run"}))
@@ -197,7 +197,7 @@ class Dashboard:
         try:
             view = self.catalogue.look(self.state.run)
         except ComgraError as error:
-            self._give_notice(self.state.run, error)
+            self._give_notice(self.state.run, error, {})
             return
         if view is not self._view or view.revision != self.state.revision or self._moved(view):
             self._point(self.state.run, view, {})

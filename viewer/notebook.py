@@ -23,6 +23,7 @@ from comgra_decl.viewer.model.catalogue import Catalogue, RunEntry
 from comgra_decl.viewer.model.runview import RunView
 from comgra_decl.viewer.panes.base import Pane
 from comgra_decl.viewer.screen import Screen
+from comgra_decl.viewer.state import SECTIONS
 
 _FIELDS = {
     "node": "node",
@@ -133,10 +134,10 @@ def look(
         UnknownNameError: there is no such pane, pass, field or name.
     """
     _load_panel()
-    dashboard = Dashboard(OneRun(run))
+    section = pane if pane in SECTIONS else "inspect" if pane or "node" in at else "overview"
+    dashboard = Dashboard(OneRun(run), query=f"?section={section}")
     screen = dashboard.screen
-    wanted = _wanted(run, pass_, at)
-    dashboard.change(**wanted, section=pane if pane in screen.sections else "inspect", follow=False)
+    dashboard.change(**_wanted(run, pass_, at), follow=False)
     what = screen.whole() if pane is None else _part(screen, pane, pass_)
     page = Look(
         *screen.alone(what),

@@ -50,9 +50,9 @@ class Screen:
         runs: Callable[[], tuple[RunEntry, ...]],
         views: ViewsFile | None = None,
     ) -> None:
-        self._state = state
+        self._act, self._state = act, state
         self.ready = False
-        self.graph = GraphPane(act)
+        self.graph = GraphPane(self._select)
         self.steps = StepsPane(act)
         self.selectors = SelectorsPane(act, lambda: run_choice(runs(), state.run))
         self.sections = sections(act, runs=runs, views=views)
@@ -103,6 +103,12 @@ class Screen:
     def alone(self, what: Any) -> list[Any]:
         """Returns what a page of somebody else's shows for `what`; never the address' keeper."""
         return [self.notice] if self.blank else [self.banner, what]
+
+    def _select(self, **wanted: Any) -> None:
+        """Changes what is shown; a node chosen in the graph is looked at, not overlooked."""
+        if "node" in wanted and self._state.section == "overview":
+            wanted["section"] = "inspect"
+        self._act(**wanted)
 
     # --- drawing -----------------------------------------------------------------------------
 

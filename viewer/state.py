@@ -65,7 +65,7 @@ class ViewState(param.Parameterized):
     statistic = param.String(default="")
     colour = param.String(default="kind")
     scale: Any = param.Selector(default="linear", objects=["linear", "log"])
-    section: Any = param.Selector(default="inspect", objects=list(SECTIONS))
+    section: Any = param.Selector(default="overview", objects=list(SECTIONS))
     expanded = param.ClassSelector(default=None, class_=frozenset, allow_None=True)
     follow = param.Boolean(default=False)
     revision = param.Integer(default=-1)

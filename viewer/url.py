@@ -36,6 +36,9 @@ _CHOICES: dict[str, Collection[str]] = {
 _LONGEST = 500
 _MOST_OPEN = 500
 
+_OF_A_NODE = "inspect"
+"""The section that an address shows which names a node and no section."""
+
 PUSHED = frozenset({"run", "type", "node", "role", "section", "other"})
 """Changes of these are entries in the browser's history; all others replace the current one."""
 
@@ -57,6 +60,8 @@ def parse(query: str) -> dict[str, Any]:
             opened.append(value)
     if opened:
         found["expanded"] = frozenset(opened) - {""}
+    if "node" in found:
+        found.setdefault("section", _OF_A_NODE)
     return found
 
 
@@ -65,7 +70,8 @@ def format_query(state: ViewState) -> str:
     pairs: list[tuple[str, str]] = []
     for key, name in {**_TEXTS, **_NUMBERS, **{key: key for key in _CHOICES}}.items():
         value = getattr(state, name)
-        if value is not None and value != state.param[name].default:
+        default = _OF_A_NODE if name == "section" and state.node else state.param[name].default
+        if value is not None and value != default:
             pairs.append((key, str(value)))
     if state.follow:  # the newest step has no number
         pairs = [pair for pair in pairs if pair[0] != "step"]

@@ -60,7 +60,9 @@ def server(root: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Gal
 def viewer(server: Gallery, open_page: Callable[..., Any]) -> Callable[..., Any]:
     """Opens the viewer with a query and waits until it is usable; options as `open_page`'s."""
 
-    def open_(query: str = "", shown: str = "article[data-step]", **options: Any) -> Any:
+    def open_(
+        query: str = "?section=inspect", shown: str = "article[data-step]", **options: Any
+    ) -> Any:
         page = open_page(**options)
         page.goto(server.url + query)
         page.locator(shown).first.wait_for()

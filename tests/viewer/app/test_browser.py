@@ -63,7 +63,7 @@ def test_a_node_is_chosen_by_a_click_or_by_its_name(viewer: Callable[..., Any]) 
 
 
 def test_keys_walk_through_the_steps_and_choose_a_row(viewer: Callable[..., Any]) -> None:
-    page = viewer("?step=5")
+    page = viewer("?step=5&section=inspect")
     shows(page, step=5)
     page.locator('tr[data-send="statistic:min"]').focus()
     page.keyboard.press("Enter")
@@ -149,17 +149,20 @@ def test_all_sections_are_there(viewer: Callable[..., Any]) -> None:
 
 
 def test_a_click_in_the_overview_selects_tensor_and_step(viewer: Callable[..., Any]) -> None:
-    page = viewer("?step=11&node=head")
-    page.get_by_role("tab", name="Overview").click()
-    page.wait_for_url(lambda url: "section=overview" in url)
+    page = viewer("?step=11", '[data-send="overview"][aria-selected="true"]')
     figure = page.locator(".bk-Figure >> visible=true").first
     figure.wait_for()
     box = figure.bounding_box()
     page.mouse.click(box["x"] + box["width"] * 0.6, box["y"] + box["height"] * 0.15)
-    page.wait_for_url(lambda url: "node=head" not in url and "step=11" not in url)
+    page.wait_for_url(lambda url: "step=" in url and "step=11" not in url)
     chosen = re.search(r"step=(\d+)", page.url)
     assert chosen is not None
     assert 2 <= int(chosen[1]) <= 8
+    assert query(page, "section") == "overview"
+    page.locator('.node[data-id="head"]').click()
+    shows(page, node="head", step=int(chosen[1]))
+    page.go_back()
+    page.locator('[data-send="overview"][aria-selected="true"]').wait_for()
 
 
 def test_dark_and_light(viewer: Callable[..., Any]) -> None:
@@ -171,7 +174,7 @@ def test_dark_and_light(viewer: Callable[..., Any]) -> None:
 
 
 def test_a_damaged_run_says_why_and_others_stay_usable(viewer: Callable[..., Any]) -> None:
-    page = viewer("?run=group/torn", shown=".notice")
+    page = viewer("?run=group/torn&section=inspect", shown=".notice")
     page.get_by_text("This run is damaged").wait_for()
     page.locator('[data-field="run"] select').select_option("group/small")
     shows(page, step=11)
@@ -197,7 +200,7 @@ def test_two_tabs_are_independent(viewer: Callable[..., Any]) -> None:
 def test_a_page_fills_and_follows_while_training(
     serve: Callable[..., str], tmp_path: Path, page: Any
 ) -> None:
-    page.goto(serve(lambda: create_page([str(tmp_path / "runs")])))
+    page.goto(serve(lambda: create_page([str(tmp_path / "runs")])) + "?section=inspect")
     page.get_by_text("No run yet").wait_for()
     training = FakeRun(tmp_path / "runs" / "live", nodes=["embed", "head"], layers=1)
     page.get_by_text("live has started").wait_for()
@@ -222,7 +225,7 @@ def test_serve_ends_cleanly_and_an_open_page_says_so(root: Path, tmp_path: Path,
         process = subprocess.Popen([sys.executable, "-c", code], stdout=out, stderr=out)
     address = announced(log, r"viewer: (http://127\.0\.0\.1:\d+/viewer)\s")
     assert urlsplit(address).port
-    page.goto(address)
+    page.goto(f"{address}?section=inspect")
     shows(page, step=11)
     assert not page.get_by_role("alert").is_visible()
     process.send_signal(signal.SIGINT)

@@ -121,7 +121,7 @@ def test_a_view_can_only_read_what_there_is() -> None:
 
 def test_without_a_file_there_is_no_such_section(root: Path) -> None:
     dashboard = Dashboard(Catalogue(root), query="?section=views")
-    assert dashboard.state.section == "inspect"
+    assert dashboard.state.section == "overview"
     assert "views" not in dashboard.screen.sections
     assert 'data-send="views"' not in dashboard.screen.tabs.html
 

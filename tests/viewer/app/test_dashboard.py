@@ -35,7 +35,7 @@ def runs(root: Path, tmp_path: Path) -> Path:
 
 @pytest.fixture
 def dashboard(runs: Path) -> Dashboard:
-    return Dashboard(Catalogue(runs))
+    return Dashboard(Catalogue(runs), query="?section=inspect")
 
 
 @pytest.fixture
@@ -173,6 +173,19 @@ def test_an_error_on_the_way_is_shown_above_the_page(
     assert not dashboard.screen.banner.visible
 
 
+def test_the_overview_comes_first_and_a_node_chosen_in_the_graph_is_looked_at(runs: Path) -> None:
+    dashboard = Dashboard(Catalogue(runs))
+    assert dashboard.state.section == "overview"
+    graph = dashboard.screen.graph.view
+    graph._handle_msg({"expand": "blocks"})
+    assert dashboard.state.section == "overview"
+    graph._handle_msg({"select": "head"})
+    assert (dashboard.state.section, dashboard.state.node) == ("inspect", "head")
+    dashboard.change(section="modules")
+    graph._handle_msg({"select": "embed"})
+    assert (dashboard.state.section, dashboard.state.node) == ("modules", "embed")
+
+
 def test_hidden_sections_wait_until_they_are_shown(dashboard: Any) -> None:
     assert dashboard.screen.sections["run"].panes == []
     dashboard.change(section="run")
@@ -204,7 +217,7 @@ def test_the_address_restores_the_view(runs: Path, dashboard: Dashboard) -> None
      "?batch=99&stat=eval()&colour=evil&type=none&open=<b>", "?iteration=999999"],
 )  # fmt: skip
 def test_a_hostile_address_is_harmless(runs: Path, query: str) -> None:
-    dashboard = Dashboard(Catalogue(runs), query=query)
+    dashboard = Dashboard(Catalogue(runs), query=f"{query}&section=inspect")
     assert dashboard.screen.workspace.visible
     assert not dashboard.screen.banner.visible
     assert dashboard.state.run == "group/small"
@@ -220,9 +233,10 @@ def test_a_link_to_a_run_that_is_not_here_shows_no_other(runs: Path, name: str) 
     assert html.escape(f"no run {name!r}") in said
     assert ("did you mean" in said) == (name == "group/smal")
     assert "<script>" not in said
-    assert not dashboard.screen.workspace.visible
+    assert dashboard.screen.blank
     dashboard.change(run="group/small")
     assert dashboard.screen.workspace.visible
+    assert dashboard.state.node == "head"  # as the link says
 
 
 def test_back_goes_back(dashboard: Any) -> None:
@@ -310,7 +324,7 @@ def test_following_shows_the_newest_step(live: FakeRun) -> None:
 
 def test_nothing_moves_while_one_looks(live: FakeRun) -> None:
     live.write(3)
-    dashboard = Dashboard(Catalogue(live.path.parent))
+    dashboard = Dashboard(Catalogue(live.path.parent), query="?section=inspect")
     dashboard.screen.steps.view._handle_msg({"index": 1})
     assert not dashboard.state.follow
     before = dashboard.state.selection

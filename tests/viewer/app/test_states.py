@@ -46,7 +46,7 @@ def show(serve: Callable[[Callable[[], Any]], str], runs: Path, page: Any) -> Sh
     """Opens the viewer on the folder, with a query."""
 
     def show(query: str = "") -> Any:
-        page.goto(serve(lambda: create_page([str(runs)])) + query)
+        page.goto(serve(lambda: create_page([str(runs)])) + (query + "&section=inspect"))
         return page
 
     return show
@@ -132,7 +132,7 @@ def test_a_tab_closed_in_mid_update_leaves_no_traceback(
     before = len(server.log.read_text())
     for _ in range(3):
         page = open_page()
-        page.goto(server.url)
+        page.goto(f"{server.url}?section=inspect")
         page.locator("article[data-step]").wait_for()
         page.evaluate("""() => { for (let i = 0; i < 40; i += 1) setTimeout(() =>
             document.body.dispatchEvent(new KeyboardEvent("keydown",
@@ -140,7 +140,9 @@ def test_a_tab_closed_in_mid_update_leaves_no_traceback(
         page.wait_for_timeout(60)
         page.close()
     page = open_page()
-    page.goto(server.url)  # a later request is answered: what the others left has been dealt with
+    page.goto(
+        f"{server.url}?section=inspect"
+    )  # a later request is answered: what the others left has been dealt with
     page.locator("article[data-step]").wait_for()
     assert "Traceback" not in server.log.read_text()[before:]
 

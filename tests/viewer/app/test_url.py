@@ -18,7 +18,7 @@ texts = st.text(min_size=1, max_size=40)
     role=texts,
     step=st.integers(0, 10**12),
     iteration=st.integers(0, 1000),
-    section=st.sampled_from(["inspect", "kpis", "run"]),
+    section=st.sampled_from(["overview", "inspect", "kpis", "run"]),
     expanded=st.none() | st.frozensets(texts),
 )
 def test_what_is_written_is_read_back(**fields: object) -> None:
@@ -30,7 +30,7 @@ def test_what_is_written_is_read_back(**fields: object) -> None:
 
 @pytest.mark.parametrize("name", ["123", "true", "None", "a&b=c", "ä ö/../ü", "<script>"])
 def test_names_stay_text(name: str) -> None:
-    assert parse(f"?node={quote(name, safe='')}") == {"node": name}
+    assert parse(f"?node={quote(name, safe='')}") == {"node": name, "section": "inspect"}
 
 
 @pytest.mark.parametrize(
@@ -48,7 +48,16 @@ def test_any_text_can_be_parsed(query: str) -> None:
 
 
 def test_a_bad_field_does_not_take_others_with_it() -> None:
-    assert parse("?step=x&node=a&section=nope&batch=3") == {"node": "a", "batch": "3"}
+    assert parse("?step=x&role=a&section=nope&batch=3") == {"role": "a", "batch": "3"}
+
+
+def test_a_link_to_a_node_shows_it_and_any_other_the_overview() -> None:
+    assert parse("?node=a")["section"] == "inspect"
+    assert parse("?node=a&section=kpis")["section"] == "kpis"
+    assert "section" not in parse("?run=a")
+    assert ViewState().section == "overview"
+    assert "section" not in format_query(ViewState(node="a", section="inspect"))
+    assert "section=overview" in format_query(ViewState(node="a", section="overview"))
 
 
 def test_a_page_that_follows_names_no_step() -> None:
