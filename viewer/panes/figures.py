@@ -214,7 +214,7 @@ def legend(items: list[LegendItem], *, visible: bool = True) -> Any:
 
 def put(source: ColumnDataSource, data: dict[str, Any]) -> None:
     """Gives a source other data; nothing is sent where there was and will be none."""
-    columns: tuple[Any, ...] = (*data.values(), *source.data.values())
+    columns: tuple[Any, ...] = (*data.values(), *dict(source.data).values())
     if any(len(column) for column in columns):
         source.data = data
 
