@@ -18,6 +18,7 @@ from comgra_decl.viewer.custom import ViewsFile
 from comgra_decl.viewer.model import likely
 from comgra_decl.viewer.model.catalogue import Catalogue
 from comgra_decl.viewer.model.compare import DIFFERENCE
+from comgra_decl.viewer.model.findings import painted_rule
 from comgra_decl.viewer.model.found import looks
 from comgra_decl.viewer.model.other import Other, other_of
 from comgra_decl.viewer.model.runview import RunView
@@ -111,13 +112,15 @@ class Dashboard:
         at = resolve(view, replace(state.selection, **point), self._roles)
         self._roles[at.node] = at.role
         colour = wanted.get("colour", state.colour)
-        painted = ("forward", DIFFERENCE, "findings", *view.gradient_passes())
+        painted = ("forward", DIFFERENCE, *view.gradient_passes())
         others = {
             "run": run,
             "revision": view.revision,
             "looked": looks(view),
             "follow": follow,
-            "colour": colour if colour in painted else "kind",
+            "colour": colour
+            if colour in painted or painted_rule(view, colour) is not None
+            else "kind",
             **{name: wanted.get(name, getattr(state, name)) for name in _KEPT},
         }
         if others["section"] not in self.screen.sections:

@@ -35,7 +35,8 @@ class ViewState(param.Parameterized):
 
     Attributes:
         run: Name of the run below the root, "" while there is none.
-        colour: What paints the graph: "kind", "findings" or the name of a pass.
+        colour: What paints the graph: "kind", the name of a pass, "difference", "findings", or
+            "rule:" and the name of one rule.
         section: Key of `SECTIONS`.
         scale: How series are drawn: "linear" or "log".
         expanded: Opened scopes of the graph; None until the user opens or closes one.

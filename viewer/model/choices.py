@@ -6,6 +6,7 @@ from dataclasses import dataclass
 
 from comgra_decl.records import AGGREGATES
 from comgra_decl.viewer.model.catalogue import RunEntry
+from comgra_decl.viewer.model.findings import RULE, painted_rule, rules_of, said
 from comgra_decl.viewer.model.ranks import without_rank
 from comgra_decl.viewer.model.runview import RunView
 from comgra_decl.viewer.model.selection import Selection
@@ -122,6 +123,8 @@ def _colours(view: RunView, colour: str) -> Field:
     passes = ["forward", *view.gradient_passes()]
     options = [Option("kind", "kind")] + [Option(p, pass_label(p)) for p in passes]
     options += [Option("difference", "difference"), Option("findings", "findings")]
+    rules = [rule for rule in dict.fromkeys([*rules_of(view), painted_rule(view, colour)]) if rule]
+    options += [Option(f"{RULE}{rule}", said(rule), "findings of one rule") for rule in rules]
     style = "buttons" if len(options) <= 3 else "menu"
     help_ = "Colour the graph by kind of tensor, by the statistic, or by what is wrong at this step"
     return Field("colour", "Graph shows", colour, tuple(options), help_, style)

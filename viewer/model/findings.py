@@ -19,6 +19,9 @@ from comgra_decl.viewer.palette import AMBER, BLUE, RED
 COLOURS = {"error": RED, "warning": AMBER, "hint": BLUE}
 """Of severities, on the step bar, in the pictures and in the graph."""
 
+RULE = "rule:"
+"""What comes before the name of a rule where one rule alone paints the graph."""
+
 _CALM = "#dde4ea"
 _RANK = {"hint": 0, "warning": 1, "error": 2}
 
@@ -41,6 +44,25 @@ def findings_of(view: RunView) -> tuple[Finding, ...]:
     """Returns what is known to be wrong, best first."""
     diagnosis: Diagnosis | None = found(view).diagnosis
     return () if diagnosis is None else tuple(diagnosis.findings)
+
+
+def rules_of(view: RunView) -> tuple[str, ...]:
+    """Returns the rules that found something about a tensor, the worst finding first."""
+    return tuple(dict.fromkeys(f.rule for f in findings_of(view) if f.place is not None))
+
+
+def painted_rule(view: RunView, colour: str) -> str | None:
+    """Returns the rule that paints the graph: "" stands for all of them, None for no rule.
+
+    A rule that looked at the run and found nothing paints nothing.
+    """
+    if colour == "findings":
+        return ""
+    rule = colour.removeprefix(RULE)
+    diagnosis = found(view).diagnosis
+    if rule == colour or diagnosis is None:
+        return None
+    return rule if rule in diagnosis.checked or rule in rules_of(view) else None
 
 
 def finding_marks(view: RunView, type_: str) -> tuple[FindingMark, ...]:
@@ -69,11 +91,18 @@ def placed(view: RunView, pass_: str) -> Iterator[tuple[Place, int, Finding]]:
             yield finding.place, finding.first_step, finding
 
 
-def severities(view: RunView, at: Selection) -> dict[tuple[str, str], tuple[str, str]]:
-    """Returns the worst (severity, rule) at the selected step, by (node, role)."""
+def severities(
+    view: RunView, at: Selection, rule: str = ""
+) -> dict[tuple[str, str], tuple[str, str]]:
+    """Returns the worst (severity, rule) at the selected step, by (node, role).
+
+    Of one rule's findings alone, if it is named.
+    """
     worst: dict[tuple[str, str], tuple[str, str]] = {}
     for finding in reversed(findings_of(view)):  # best first, so the best is written last
         if at.step is None or not finding.first_step <= at.step <= finding.last_step:
+            continue
+        if rule and finding.rule != rule:
             continue
         for place in (*finding.others, *([finding.place] if finding.place else [])):
             key = place.node, place.role
@@ -84,24 +113,33 @@ def severities(view: RunView, at: Selection) -> dict[tuple[str, str], tuple[str,
 
 
 def paint_of(
-    view: RunView, at: Selection, graph: Graph, boxes: Iterator[tuple[str, tuple[str, ...]]]
-) -> tuple[dict[str, dict[str, Any]], dict[str, Any]]:
-    """Returns the paint of every box (id, names of the nodes inside), and the legend."""
+    view: RunView, at: Selection, graph: Graph, *,
+    boxes: Iterator[tuple[str, tuple[str, ...]]], rule: str = "",
+) -> tuple[dict[str, dict[str, Any]], dict[str, Any]]:  # fmt: skip
+    """Returns the paint of every box (id, names of the nodes inside), and the legend.
+
+    All rules paint together, or one that is named alone.
+    """
     worst: dict[str, tuple[str, str]] = {}
     owned = set(graph.parameters)
-    for (node, role), found_ in severities(view, at).items():
+    for (node, role), found_ in severities(view, at, rule).items():
         name = f"{node}.{role}" if f"{node}.{role}" in owned else node
         if name not in worst or _RANK[worst[name][0]] < _RANK[found_[0]]:
             worst[name] = found_
     paint = {box: _paint([worst[m] for m in members if m in worst]) for box, members in boxes}
     legend = {
-        "title": "findings",
+        "title": said(rule) if rule else "findings",
         "low": "hint",
         "high": "error",
         "colors": [BLUE, BLUE, AMBER, AMBER, RED, RED],
-        "help": "The worst finding about a tensor, at this step",
+        "help": f"The worst finding {f'of {said(rule)} ' * bool(rule)}about a tensor, at this step",
     }
     return paint, legend
+
+
+def said(rule: str) -> str:
+    """Returns the name of a rule as people read it."""
+    return rule.replace("_", " ")
 
 
 def _paint(inside: list[tuple[str, str]]) -> dict[str, Any]:

@@ -10,7 +10,7 @@ import panel as pn
 
 from comgra_decl.rules import Check, Correlation, Diagnosis, Finding, health
 from comgra_decl.viewer.components.base import Message
-from comgra_decl.viewer.model.findings import jump, link
+from comgra_decl.viewer.model.findings import RULE, jump, link, said
 from comgra_decl.viewer.model.found import Found, found, look, looked_at
 from comgra_decl.viewer.model.numbers import count, number
 from comgra_decl.viewer.model.tables import findings_csv
@@ -64,6 +64,8 @@ class FindingsPane(Pane):
             self.update(self._shown)
         elif sent == _PAINT:
             self.act(colour="findings")
+        elif sent.startswith(RULE):
+            self.act(colour=sent)
         else:
             self.act(**jump(self._shown.view, self._shown.at, sent))
 
@@ -151,8 +153,9 @@ def _finding(finding: Finding, shown: Shown) -> str:
     return (
         f'<article class="finding {finding.severity}-finding{" chosen" if chosen else ""}" '
         f'data-rule="{_e(finding.rule)}"><header><span class="severity">{finding.severity}</span> '
-        f"<b>{_e(finding.rule.replace('_', ' '))}</b> {_button(go, name)} "
+        f"<b>{_e(said(finding.rule))}</b> {_button(go, name)} "
         f'<span class="soft">{_span(finding)}</span>'
+        + ("" if here is None else _button(f"{RULE}{finding.rule}", "Paint", "paint"))
         + ("" if here is None else _button(inspect, "Inspect \u2192", "inspect"))
         + f"</header><p>{_e(finding.message)}</p>{_chain(finding)}{_others(finding)}"
         f'<p class="advice">{_e(finding.advice)}</p>{_evidence(finding)}</article>'
@@ -231,7 +234,7 @@ def _unchecked(diagnosis: Diagnosis) -> str:
     if not diagnosis.unchecked:
         return ""
     rows = "".join(
-        f"<tr><td>{_e(entry.rule.replace('_', ' '))}</td><td>{_e(entry.reason)}</td></tr>"
+        f"<tr><td>{_e(said(entry.rule))}</td><td>{_e(entry.reason)}</td></tr>"
         for entry in diagnosis.unchecked
     )
     head = f"{len(diagnosis.checked)} rules looked; these could not"

@@ -17,7 +17,7 @@ from comgra_decl.viewer.graph.layout import (
     node_of,
 )
 from comgra_decl.viewer.model import compare
-from comgra_decl.viewer.model.findings import paint_of
+from comgra_decl.viewer.model.findings import paint_of, painted_rule
 from comgra_decl.viewer.model.graph import Graph, graph_of, heat_of, info_of
 from comgra_decl.viewer.model.tables import graph_csv
 from comgra_decl.viewer.model.takeaway import CSV, clean_name
@@ -68,9 +68,12 @@ class GraphPane(Pane):
         changes["selected"] = box_of(self._scene, graph.name_of(shown.at)) or ""
         changes["info"] = info_of(shown.at, graph)
         changes["heat"], changes["legend"] = None, None
-        if shown.colour == "findings":
+        rule = painted_rule(shown.view, shown.colour)
+        if rule is not None:
             boxes = ((box.id, box.members) for box in self._scene.boxes)
-            changes["heat"], changes["legend"] = paint_of(shown.view, shown.at, graph, boxes)
+            changes["heat"], changes["legend"] = paint_of(
+                shown.view, shown.at, graph, boxes=boxes, rule=rule
+            )
         elif shown.colour == compare.DIFFERENCE:
             changes["heat"], changes["legend"] = compare.paint_of(
                 shown.view, shown.other, shown.at, graph,

@@ -18,7 +18,9 @@ from comgra_decl.viewer.panes.base import TENSOR, Act, Pane, Shown
 class SelectorsPane(Pane):
     """Every choice but the node and the step, which are chosen where they are seen."""
 
-    reads: ClassVar = (TENSOR | {"gradient", "batch", "statistic", "colour", "scale"}) - {"step"}
+    reads: ClassVar = (TENSOR | {"gradient", "batch", "statistic", "colour", "scale", "looked"}) - {
+        "step"
+    }
     sizing: ClassVar = "stretch_width"
 
     def __init__(self, act: Act, runs: Callable[[], Field]) -> None:

@@ -108,6 +108,10 @@ def test_a_click_on_a_finding_jumps_to_its_node_and_step(viewer: Callable[..., A
     page.locator('.mark[data-index="9"]').first.wait_for(state="attached")
     page.get_by_role("button", name="Paint the graph").click()
     page.locator(".legend", has_text="findings").wait_for()
+    finding.locator("button.paint").first.click()
+    page.wait_for_url(re.compile("colour=rule%3Anonfinite"))
+    page.locator(".legend", has_text="nonfinite").wait_for()
+    assert page.locator('[data-field="colour"] select').input_value() == "rule:nonfinite"
     finding.locator("button.inspect").click()
     shows(page, node=query(page, "node"), step=BROKEN_FROM)
 

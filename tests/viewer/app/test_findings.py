@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -11,9 +12,19 @@ from torch import nn
 
 import comgra_decl
 from comgra_decl.query import open_run
-from comgra_decl.rules import Place, diagnose
-from comgra_decl.viewer.model.findings import finding_marks, jump, link, paint_of, placed
-from comgra_decl.viewer.model.found import found, look
+from comgra_decl.rules import Diagnosis, Place, diagnose
+from comgra_decl.viewer.model.choices import choices, run_choice
+from comgra_decl.viewer.model.findings import (
+    finding_marks,
+    findings_of,
+    jump,
+    link,
+    paint_of,
+    painted_rule,
+    placed,
+    rules_of,
+)
+from comgra_decl.viewer.model.found import Found, found, look
 from comgra_decl.viewer.model.graph import graph_of
 from comgra_decl.viewer.model.runview import RunView
 from comgra_decl.viewer.model.selection import Selection, resolve
@@ -94,9 +105,44 @@ def test_the_graph_is_painted_only_while_it_is_so(broken: RunView) -> None:
         at = shown(broken, step=at_step).at
         graph = graph_of(broken, at)
         boxes = iter([(node.name, (node.name,)) for node in graph.nodes])
-        paint, _ = paint_of(broken, at, graph, boxes)
+        paint, _ = paint_of(broken, at, graph, boxes=boxes)
         assert set(paint) == {node.name for node in graph.nodes}
         assert paint[place.node]["text"] == severity
+
+
+def test_one_rule_alone_paints_the_graph(broken: RunView, monkeypatch: pytest.MonkeyPatch) -> None:
+    (one,) = [f for f in findings_of(broken) if f.rule == "nonfinite"][:1]
+    assert one.place is not None
+    other = replace(one, rule="dead_units", severity="hint", place=Place("embed", "output"))
+    both = Found(Diagnosis([replace(one, others=()), replace(other, others=())], [], [], 9))
+    monkeypatch.setattr("comgra_decl.viewer.model.findings.found", lambda _: both)
+    at = shown(broken, step=one.first_step).at
+    graph = graph_of(broken, at)
+    wanted = {one.place.node: one.severity, "embed": "hint"}
+    cases = {
+        "": wanted,
+        "nonfinite": {one.place.node: one.severity},
+        "dead_units": {"embed": "hint"},
+    }
+    for rule, painted in cases.items():
+        names = iter([(node.name, (node.name,)) for node in graph.nodes])
+        paint, legend = paint_of(broken, at, graph, boxes=names, rule=rule)
+        assert {name: how["text"] for name, how in paint.items() if how["text"]} == painted
+        assert legend["title"] == (rule.replace("_", " ") or "findings")
+
+
+def test_a_rule_paints_if_it_has_looked_and_no_other_name_does(broken: RunView) -> None:
+    diagnosis = found(broken).diagnosis
+    assert diagnosis is not None
+    quiet = next(rule for rule in diagnosis.checked if rule not in rules_of(broken))
+    assert painted_rule(broken, "findings") == ""
+    assert painted_rule(broken, f"rule:{quiet}") == quiet
+    for colour in ("kind", "grad", "rule:", "rule:<b>", quiet):
+        assert painted_rule(broken, colour) is None
+    groups = choices(broken, shown(broken).at, f"rule:{quiet}", "linear", run_choice((), ""))
+    (colours,) = (f for _, fields in groups for f in fields if f.name == "colour")
+    offered = {option.value for option in colours.options}
+    assert {"kind", f"rule:{quiet}", *(f"rule:{rule}" for rule in rules_of(broken))} <= offered
 
 
 def test_a_link_leads_to_tensor_step_pass_and_sample(broken: RunView) -> None:
