@@ -18,6 +18,7 @@ from pydantic.fields import FieldInfo
 from pydantic_core import PydanticUndefined
 
 from comgra_decl.spec.base import SpecModel
+from comgra_decl.spec.described import descriptions
 from comgra_decl.spec.loading import presets
 from comgra_decl.spec.model import Spec
 
@@ -127,10 +128,11 @@ def _spec() -> Iterator[str]:
 
 
 def _key(model: type[SpecModel], name: str, field: FieldInfo) -> str:
-    if not field.description:
+    about = descriptions(model).get(name)
+    if not about:
         raise UndocumentedError(f"{model.__name__}.{name}")
     default = "required" if field.is_required() else _default(field)
-    text = "\n".join(f"  {line}".rstrip() for line in field.description.splitlines())
+    text = "\n".join(f"  {line}".rstrip() for line in about.splitlines())
     return f"- **`{field.alias or name}`**: {_type(field.annotation)}, {default}\n\n{text}"
 
 

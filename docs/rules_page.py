@@ -10,6 +10,7 @@ from pydantic_core import PydanticUndefined
 
 from comgra_decl.rules import Rule, SlotRule
 from comgra_decl.rules.catalogue import FAMILIES, known
+from comgra_decl.spec.described import descriptions
 
 PAGE = Path(__file__).with_name("rules.md")
 
@@ -54,7 +55,7 @@ def _section(rule: type[Rule]) -> Iterator[str]:
     yield "| parameter | default | is |\n|---|---|---|\n"
     for name, field in rule.Parameters.model_fields.items():
         default = "" if field.default is PydanticUndefined else f"`{field.default}`"
-        about = " ".join((field.description or "").split()).replace("|", "\\|")
+        about = " ".join(descriptions(rule.Parameters).get(name, "").split()).replace("|", "\\|")
         if name != "severity":
             yield f"| `{name}` | {default} | {about} |\n"
     yield "| `severity` | | `error`, `warning` or `hint`, instead of the rule's own. |\n"

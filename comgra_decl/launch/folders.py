@@ -148,12 +148,12 @@ def resumed_folder(run: RunSpec, context: RunContext) -> Location | None:
     Raises:
         StoreError: there is no such run.
     """
+    if run.resume is False:
+        return None
     from comgra_decl.query.listing import list_runs
     from comgra_decl.query.opening import is_run
     from comgra_decl.store.location import joined
 
-    if run.resume is False:
-        return None
     if run.resume is not True:
         folder = joined(context.base, run.resume)
         if not is_run(folder):

@@ -7,7 +7,6 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 import numpy as np
-import pandas as pd
 from numpy.typing import NDArray
 
 from comgra_decl.records import SKIPPED_STEP
@@ -19,6 +18,8 @@ from comgra_decl.rules.window import Numbers, Window
 from comgra_decl.spec.stats import DERIVED
 
 if TYPE_CHECKING:
+    import pandas as pd
+
     from comgra_decl.query import NotedCheck, Run
     from comgra_decl.query.chunks import Chunk
     from comgra_decl.spec.rules import Rules

@@ -18,7 +18,6 @@ class SpecModel(BaseModel):
     model_config = ConfigDict(
         extra="forbid",
         frozen=True,
-        use_attribute_docstrings=True,
         serialize_by_alias=True,
         protected_namespaces=(),
     )

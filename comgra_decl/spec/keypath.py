@@ -10,6 +10,8 @@ from typing import Annotated, Any, Literal, Union, get_args, get_origin
 from pydantic import BaseModel
 from pydantic.fields import FieldInfo
 
+from comgra_decl.spec.described import descriptions
+
 
 @dataclass(frozen=True)
 class Place:
@@ -65,11 +67,11 @@ def _below(place: Place, step: int | str) -> Place:
         return replace(place, annotation=_named(members, step), alternative=True)
     if step == "[key]":
         return place
-    field = _fields(place.annotation).get(str(step))
+    name, field = _fields(place.annotation).get(str(step), ("", None))
     return replace(
         _key_below(place, step),
         annotation=_inner(place.annotation) if field is None else _plain(field.annotation),
-        about=(field and field.description) or "",
+        about=descriptions(place.annotation).get(name, "") if name else "",
     )
 
 
@@ -87,11 +89,11 @@ def _key_below(place: Place, step: int | str) -> Place:
     return replace(place, data=data, path=path, owner=place, key=str(step))
 
 
-def _fields(annotation: Any) -> dict[str, FieldInfo]:
-    """Returns a model's fields by the key that a user writes; none if it is not a model."""
+def _fields(annotation: Any) -> dict[str, tuple[str, FieldInfo]]:
+    """Returns a model's fields and their names by the key that a user writes; none for others."""
     if not (isinstance(annotation, type) and issubclass(annotation, BaseModel)):
         return {}
-    return {f.alias or name: f for name, f in annotation.model_fields.items()}
+    return {f.alias or name: (name, f) for name, f in annotation.model_fields.items()}
 
 
 def _inner(annotation: Any) -> Any:
@@ -132,5 +134,5 @@ def _named(members: list[Any], tag: int | str) -> Any:
 
 
 def _discriminators(member: Any) -> list[str]:
-    literals = [f for f in _fields(member).values() if get_origin(f.annotation) is Literal]
+    literals = [f for _, f in _fields(member).values() if get_origin(f.annotation) is Literal]
     return [str(value) for field in literals for value in get_args(field.annotation)]

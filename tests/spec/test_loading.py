@@ -9,12 +9,13 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from omegaconf import OmegaConf
-from pydantic import BaseModel
+from pydantic import BaseModel, ConfigDict
 
 from comgra_decl.errors import SpecError
 from comgra_decl.records import STATISTICS
 from comgra_decl.spec import Spec, load_spec
 from comgra_decl.spec.base import SpecModel
+from comgra_decl.spec.described import descriptions
 from comgra_decl.spec.loading import presets
 
 
@@ -188,7 +189,37 @@ def all_models(model: type[BaseModel]) -> list[type[BaseModel]]:
     return [m for sub in model.__subclasses__() for m in (sub, *all_models(sub))]
 
 
+class Documented(BaseModel):
+    """As pydantic reads it, if it is told to."""
+
+    model_config = ConfigDict(use_attribute_docstrings=True)
+
+    first: int = 1
+    """One line."""
+    second: int = 2
+    third: str = ""
+    """Several
+    lines.
+
+        With a block.
+    """
+
+
+class Inheriting(Documented):
+    """Has keys of its own, and another word for one of those it inherits."""
+
+    second: int = 3
+    """Said below."""
+    fourth: int = 4
+    """Its own."""
+
+
+@pytest.mark.parametrize("model", [Documented, Inheriting])
+def test_docstrings_are_read_as_pydantic_reads_them(model: type[BaseModel]) -> None:
+    fields = model.model_fields.items()
+    assert descriptions(model) == {n: f.description for n, f in fields if f.description}
+
+
 def test_every_key_is_documented() -> None:
     for model in all_models(SpecModel):
-        for name, field in model.model_fields.items():
-            assert field.description, f"{model.__name__}.{name}"
+        assert set(model.model_fields) <= set(descriptions(model)), model.__name__

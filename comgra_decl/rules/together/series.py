@@ -7,7 +7,6 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
-import pandas as pd
 from numpy.typing import NDArray
 
 from comgra_decl.records import SlotInfo
@@ -20,6 +19,8 @@ from comgra_decl.rules.together.numbers import Floats
 from comgra_decl.rules.window import Window
 
 if TYPE_CHECKING:
+    import pandas as pd
+
     from comgra_decl.query import Run
     from comgra_decl.spec.rules import Rules
 
