@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import time
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 from comgra_decl.errors import ComgraError, StoreError
@@ -46,15 +47,10 @@ class RunWriter:
         """
         meta.writer = writer_identity()
         place = location(path)
-        try:
-            if isinstance(place, Remote):
-                Objects(place).try_writing()
-            else:
-                place.mkdir(parents=True, exist_ok=True)
-        except StoreError:
-            raise
-        except OSError as error:
-            raise StoreError(f"cannot create the run's folder: {error}") from error
+        if isinstance(place, Remote):
+            Objects(place).try_writing()
+        else:
+            _make_folder(place)
         writer = cls(Database(place, new_context(cache_bytes=_NODE_CACHE)), meta)
         writer._create()
         return writer
@@ -178,6 +174,13 @@ def resumed_head(head: Mapping[str, Any], meta: RunMeta) -> dict[str, Any]:
     }
     changes = {"closed": False, "error": None, "writer": meta.writer}
     return {**head, **changes, "sessions": [*head.get("sessions", []), line]}
+
+
+def _make_folder(place: Path) -> None:
+    try:
+        place.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise StoreError(f"cannot create the run's folder: {error}") from error
 
 
 def _first_head(meta: RunMeta) -> dict[str, Any]:
