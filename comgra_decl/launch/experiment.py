@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import json
 import sys
 from collections.abc import Callable, Sequence
@@ -83,8 +82,3 @@ def experiment(
     except UsageError as error:
         refuse(command, error, usage)
     return Experiment(command, tuple(arguments), number, call, run, "--json" in options)
-
-
-def plain(verdict: Any) -> dict[str, Any]:
-    """Returns a verdict, a dataclass, as JSON can hold it."""
-    return dataclasses.asdict(verdict)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import asdict
 
 PANEL = "Look"
 
@@ -28,7 +29,7 @@ the reason; 2 the command line is wrong; otherwise the script's own.
 
 def passed_on(arguments: Sequence[str]) -> None:
     """Ask the networks of a script whether the samples of a batch know of each other."""
-    from comgra_decl.launch.experiment import NumberOption, experiment, plain
+    from comgra_decl.launch.experiment import NumberOption, experiment
     from comgra_decl.launch.noting import Meaning
 
     dimension = NumberOption("--batch-dim", default=0, least=0)
@@ -46,6 +47,6 @@ def passed_on(arguments: Sequence[str]) -> None:
     asked.conclude(
         means.get(worst.outcome, "unclear"),
         worst.reason,
-        content=plain(worst) | {"networks": [plain(mixing) for mixing in found]},
+        content=asdict(worst) | {"networks": [asdict(mixing) for mixing in found]},
         show=lambda: print_mixing(worst, found),
     )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import asdict
 
 PANEL = "Look"
 
@@ -30,7 +31,7 @@ with the reason; 2 the command line is wrong; otherwise the script's own.
 
 def passed_on(arguments: Sequence[str]) -> None:
     """Train on one batch alone and say whether the network can learn it by heart."""
-    from comgra_decl.launch.experiment import NumberOption, experiment, plain
+    from comgra_decl.launch.experiment import NumberOption, experiment
     from comgra_decl.launch.noting import Meaning
 
     steps = NumberOption("--steps", default=STEPS)
@@ -48,6 +49,6 @@ def passed_on(arguments: Sequence[str]) -> None:
     asked.conclude(
         means[found.outcome],
         found.reason,
-        content=plain(found),
+        content=asdict(found),
         show=lambda: print_verdict(found, seen.losses),
     )
