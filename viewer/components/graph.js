@@ -35,7 +35,7 @@ class Graph {
     this.find = new FindBox(tools, {
       names: () => this.#names(),
       choose: (item) => this.#choose(item),
-      search: (text) => this.outbox.post({ search: text }),
+      search: (text) => this.#seek(text),
     });
     const buttons = htmlElement(tools, "div", "buttons");
     this.#button(buttons, "Fit", "Show the whole graph (f)", () => this.camera.fit(true));
@@ -168,7 +168,8 @@ class Graph {
     if (!this.index || !this.outbox.idle || this.model.selected === this.selected) return;
     this.#select(this.model.selected, { tell: false });
     const box = this.index.boxes.get(this.selected);
-    if (box) this.camera.reveal(box);
+    if (box) this.sought ? this.#visit(box) : this.camera.reveal(box);
+    this.sought = false;
   }
 
   // ---- drawing
@@ -273,10 +274,20 @@ class Graph {
   }
 
   #choose({ name, box, inside }) {
-    if (inside) return this.outbox.post({ search: name });
+    if (inside) return this.#seek(name);
     this.#select(box);
-    this.camera.reveal(this.index.boxes.get(box));
-    this.boxes.get(box).focus({ preventScroll: true });
+    this.#visit(this.index.boxes.get(box));
+  }
+
+  #seek(text) {
+    this.sought = true; // until the server has opened what it lies in
+    this.outbox.post({ search: text });
+  }
+
+  // Who has looked for a node wants to read it, and to walk on from there.
+  #visit(box) {
+    this.camera[this.camera.k < FAR ? "centre" : "reveal"](box);
+    this.boxes.get(box.id).focus({ preventScroll: true });
   }
 
   #centre() {

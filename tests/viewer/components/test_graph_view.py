@@ -284,6 +284,20 @@ def test_finding_a_node_on_screen_selects_it(show: Show, page: Any) -> None:
     shown.heard({"select": "blocks.2"})
 
 
+def test_a_node_found_from_afar_comes_near_and_can_be_walked_on_from(show: Show, page: Any) -> None:
+    show(lambda: graph(WIDE))
+    page.locator(".node").first.focus()
+    for _ in range(5):
+        page.keyboard.press("-")
+    expect(page.locator("svg.far")).to_be_attached()
+    page.keyboard.press("/")
+    page.keyboard.type("blocks.5.mlp")
+    page.keyboard.press("Enter")
+    expect(page.locator("svg.far")).not_to_be_attached()
+    assert in_view(page, node(page, "blocks.5.mlp"))
+    expect(node(page, "blocks.5.mlp")).to_be_focused()
+
+
 def test_finding_a_node_inside_a_fold_asks_the_server_for_it(show: Show, page: Any) -> None:
     shown = show(graph)
     page.locator(".find input").fill("1 attn q")
