@@ -99,6 +99,12 @@ def bounds(*lines: Floats) -> tuple[float, float]:
     return low - air, high + air
 
 
+def isolated(values: Floats) -> NDArray[np.int64]:
+    """Returns the indices of finite values with a gap on both sides, which no line shows."""
+    known = np.concatenate([[False], np.isfinite(values), [False]])
+    return np.flatnonzero(known[1:-1] & ~known[:-2] & ~known[2:])
+
+
 def thin(values: Floats, points: int) -> NDArray[np.int64]:
     """Returns ascending indices of at most about `points` values: extremes, first and last."""
     size = len(values)

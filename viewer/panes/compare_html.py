@@ -45,14 +45,10 @@ def statistics_html(
 def ranking_html(ranking: Ranking, at: Selection) -> tuple[str, list[str]]:
     """Returns the tensors that differ most and the nodes of one run alone, and what it may send."""
     lines = "".join(_ranked_line(row, at) for row in ranking.rows)
-    shown = f"{len(ranking.rows)} of " if ranking.compared > len(ranking.rows) else ""
-    note = f"{shown}{count(ranking.compared)} compared"
-    if ranking.absent:
-        note += f", {count(ranking.absent)} not recorded at both steps"
     content = (
         f"<h2>Largest difference of {_e(at.statistic)} {save_button('all differences')}</h2>"
         '<p class="note" title="difference over the mean of both magnitudes; at most 200 %">'
-        f"{note}</p>"
+        f"{_compared(ranking)}</p>"
     )
     if lines:
         content += (
@@ -62,6 +58,21 @@ def ranking_html(ranking: Ranking, at: Selection) -> tuple[str, list[str]]:
         )
     content += _alone("Only here", ranking.only_here) + _alone("Only there", ranking.only_there)
     return content, [SAVE, *(f"slot:{row.slot.id}" for row in ranking.rows)]
+
+
+def _compared(ranking: Ranking) -> str:
+    """Says of how many tensors this is the list, and what is not in it."""
+    both, shown = ranking.compared, len(ranking.rows)
+    text = f"{count(both) if both else 'No'} {_tensors(both)} recorded at both steps"
+    text += f"; here are the {shown} largest differences." if shown < both else "."
+    if ranking.absent:
+        text += f" {count(ranking.absent)} more cannot be compared: at one of the steps, or at "
+        text += "either, there is no value of them."
+    return text
+
+
+def _tensors(number: int) -> str:
+    return "tensor" if number == 1 else "tensors"
 
 
 def settings_html(settings: list[tuple[str, str, str]], *, same: bool) -> str:

@@ -7,7 +7,7 @@ from typing import Any, ClassVar
 from bokeh.models import ColumnDataSource, Line, Range1d, Scatter, VArea
 
 from comgra_decl.viewer.model.selection import nearest, slots_of
-from comgra_decl.viewer.model.series import Curve, curve
+from comgra_decl.viewer.model.series import Curve, curve, isolated
 from comgra_decl.viewer.model.tables import series_csv
 from comgra_decl.viewer.model.words import BATCH_LABELS, pass_label
 from comgra_decl.viewer.palette import BLUE, GREY, ORANGE, RED
@@ -16,7 +16,7 @@ from comgra_decl.viewer.panes.figures import Frame, plainly, put
 from comgra_decl.viewer.panes.inline import Inline, inline, inline_steps
 
 _FEW = 60
-"""Points up to which each is marked; more would hide their line."""
+"""Points up to which each is marked; more would hide their line. One alone always is."""
 
 _LINE, _BAND = ("x", "y", "value"), ("x", "low", "high")
 _CONTEXT = _DOTS = ("x", "y")
@@ -83,8 +83,8 @@ class SeriesPane(Pane):
         self._line.data = {"x": x, "y": y, "value": inline(recorded.values)}
         put(self._band, _columns(_BAND, x, inline(line.low), inline(line.high)))
         put(self._context, _columns(_CONTEXT, x, inline(line.context)))
-        few = len(x) if len(x) <= _FEW else 0
-        put(self._dots, _columns(_DOTS, inline_steps(x[:few]), inline(y[:few])))
+        dots = slice(None) if len(x) <= _FEW else isolated(line.values)
+        put(self._dots, _columns(_DOTS, inline_steps(line.steps[dots]), inline(line.values[dots])))
         bottom = line.bounds[0] + 0.03 * (line.bounds[1] - line.bounds[0])
         count = len(line.broken)
         nothing = [float("nan")] * count

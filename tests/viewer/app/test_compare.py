@@ -26,6 +26,7 @@ from comgra_decl.viewer.model.runview import RunView
 from comgra_decl.viewer.model.selection import Selection, resolve
 from comgra_decl.viewer.model.series import Curve
 from comgra_decl.viewer.model.sheet import slot_of
+from comgra_decl.viewer.panes.compare_html import ranking_html
 from comgra_decl.viewer.url import format_query
 from tests.support.fake_run import FakeRun
 from tests.viewer.app.conftest import BROKEN_FROM
@@ -140,6 +141,11 @@ def test_what_one_step_lacks_is_counted_and_not_compared(view: RunView) -> None:
     ranking = ranking_of(view, Other("", view, 2), where, "forward")  # aux begins at step 5
     assert "aux" not in {row.slot.node for row in ranking.rows}
     assert ranking.absent >= 1
+    note = ranking_html(ranking, where)[0]
+    assert f"{ranking.compared} tensors recorded at both steps." in note
+    assert f"{ranking.absent} more" in note
+    fewer = ranking_of(view, Other("", view, 2), where, "forward", most=1)
+    assert "here are the 1 largest" in ranking_html(fewer, where)[0]
 
 
 def test_both_series_share_their_axes(catalogue: Catalogue, pair: tuple[FakeRun, FakeRun]) -> None:

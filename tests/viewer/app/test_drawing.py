@@ -13,7 +13,7 @@ from hypothesis.extra.numpy import arrays
 from comgra_decl.viewer import palette
 from comgra_decl.viewer.model.distribution import COLUMNS, columns, picture
 from comgra_decl.viewer.model.graph import scale_of
-from comgra_decl.viewer.model.series import Curve, bounds, thin
+from comgra_decl.viewer.model.series import Curve, bounds, isolated, thin
 from comgra_decl.viewer.model.values import tiled
 from comgra_decl.viewer.panes.distribution import SHADES, shades
 
@@ -38,6 +38,14 @@ def test_bounds_hold_all_finite_values(line: np.ndarray) -> None:
     assert low < high
     finite = line[np.isfinite(line)]
     assert ((low <= finite) & (finite <= high)).all()
+
+
+@given(values)
+def test_a_point_is_isolated_if_no_line_leads_to_it(line: np.ndarray) -> None:
+    drawn = {i for i in range(len(line) - 1) if np.isfinite(line[i : i + 2]).all()}
+    joined = drawn | {i + 1 for i in drawn}
+    alone = [i for i, value in enumerate(line) if np.isfinite(value) and i not in joined]
+    assert isolated(line).tolist() == alone
 
 
 def test_a_logarithmic_curve_drops_what_is_not_positive() -> None:
