@@ -135,8 +135,8 @@ def _check(check: Check) -> str:
         return f'<li class="{check.colour}" title="{_e(title)}">{inside}</li>'
     send = link(worst.place, worst.first_step, sample=worst.sample)
     return (
-        f'<li class="{check.colour}" title="{_e(title)}" tabindex="0" role="button" '
-        f'data-send="{_e(send)}">{inside}</li>'
+        f'<li class="{check.colour}" title="{_e(title)}"><div tabindex="0" role="button" '
+        f'data-send="{_e(send)}">{inside}</div></li>'
     )
 
 
