@@ -234,7 +234,7 @@ class Dashboard:
         query, address = url.format_query(self.state), self.screen.url
         if self.screen.ready and query != address.query:
             push = not self._restoring and bool(names & url.PUSHED)
-            address.param.update(query=query, push=push)
+            address.put(query=query, push=push)
 
     def _on_url(self, message: Message) -> None:
         query = message["query"]

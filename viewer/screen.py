@@ -1,10 +1,9 @@
-"""What is on the page of one session: made once, changed in place."""
+"""What is on the page of one session: made once, changed in place, in one message."""
 
 from __future__ import annotations
 
 import html
 from collections.abc import Callable, Iterable
-from contextlib import nullcontext
 from typing import Any
 
 import panel as pn
@@ -123,12 +122,11 @@ class Screen:
             self._show_section()
         if names & {"run", "revision"}:
             self.show_head(head_of(shown.view, shown.run))
-        with nullcontext() if "section" in names else pn.io.document.immediate_dispatch():
-            for section in self.sections.values():  # the browser draws while the rest is made
-                section.refresh(names, shown)
         for pane in (self.graph, self.steps, self.selectors):
             if pane.reads & names:
                 pane.refresh(shown)
+        for section in self.sections.values():
+            section.refresh(names, shown)
         if names & {"run", "revision", "section"}:
             self.files.refresh()
 

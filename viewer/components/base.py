@@ -86,6 +86,13 @@ class Component(JSComponent):
         """
         self._callbacks.append(callback)
 
+    def put(self, **changes: Any) -> None:
+        """Sets own parameters, those that are new; `param.update` reads all others before it."""
+        with pn.io.hold():
+            for name, value in changes.items():
+                if getattr(self, name) != value:
+                    setattr(self, name, value)
+
     def check(self, message: Message) -> bool:
         """Whether a message means something here and now; to be given by each component."""
         raise NotImplementedError

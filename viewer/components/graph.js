@@ -240,10 +240,10 @@ class Graph {
 
   #select(id, { tell = true, further = false } = {}) {
     clearTimeout(this.looking);
-    const changed = id !== this.selected;
+    const told = tell && id !== this.selected && this.index.boxes.has(id);
+    if (told) this.outbox.post({ select: id }); // first: Python works while this is drawn
     this.highlight.select(id, further);
     this.#tellInfo();
-    if (tell && changed && this.selected) this.outbox.post({ select: this.selected });
   }
 
   #hover(id) {

@@ -89,5 +89,5 @@ def shades(image: NDArray[np.float64]) -> NDArray[np.uint8]:
 
     The first shade shows nothing. `image` [rows, columns] lies between 0 and 1.
     """
-    scaled = np.nan_to_num(image) * SHADES
-    return np.minimum(scaled, SHADES - 1).astype(np.uint8)
+    known: NDArray[np.float64] = np.fmax(image, 0)  # which takes the number of the two
+    return np.minimum(known * SHADES, SHADES - 1).astype(np.uint8)

@@ -83,8 +83,7 @@ class GraphPane(Pane):
             changes["heat"], changes["legend"] = heat_of(
                 shown.view, shown.at, graph, scene=self._scene, pass_=shown.colour
             )
-        now = {name: value for name, value in changes.items() if getattr(self.view, name) != value}
-        self.view.param.update(**now)
+        self.view.put(**changes)
 
     def revealed(self, node: str) -> frozenset[str] | None:
         """Returns the scopes to open so that a node has a box of its own."""

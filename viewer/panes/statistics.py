@@ -61,7 +61,7 @@ class StatisticsPane(Pane):
         at = shown.at
         marks = f'data-node="{_e(at.node)}" data-step="{step}" data-batch="{_e(at.batch)}"'
         marks += f' data-statistic="{_e(at.statistic)}"'
-        self.view.param.update(html=f"<article {marks}>{content}</article>", tokens=tokens)
+        self.view.put(html=f"<article {marks}>{content}</article>", tokens=tokens)
 
     def _choose(self, message: Message) -> None:
         name, _, value = message["send"].partition(":")

@@ -46,7 +46,7 @@ class StepsPane(Pane):
                 *({"index": m.index, "color": m.colour, "title": m.title} for m in known),
             ]
             self._drawn = key
-        self.view.param.update(**changes)
+        self.view.put(**changes)
 
     def _on_message(self, message: Message) -> None:
         if "follow" in message:
