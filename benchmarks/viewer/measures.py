@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from itertools import cycle, islice, pairwise
 from typing import Any
 
-from benchmarks.viewer.screen import Screen
+from benchmarks.viewer.screen import ANSWERED, Screen
 from benchmarks.viewer.served import Served
 
 CHANGES = 30
@@ -48,21 +48,21 @@ def nothing(screen: Screen, count: int) -> Iterator[float]:
     """Chooses the section that is on screen: a message, an answer, and a frame; the least."""
     tab = screen.page.locator('[role="tab"][aria-selected="true"]')
     for _ in range(count):
-        yield screen.change("click", tab.click, "answered")["all"]
+        yield screen.change("click", tab.click, ANSWERED)["all"]
 
 
 def steps(screen: Screen, count: int) -> Iterator[float]:
     """Walks through the steps by key: back from the last one."""
     for _ in range(count):
-        wanted = f'article[data-step="{int(screen.at["step"]) - 1}"]'
-        yield screen.change("keydown", lambda: screen.page.keyboard.press(","), wanted)["all"]
+        wanted = f'article[data-step="{int(screen.at["step"]) - 1}"]', ANSWERED
+        yield screen.change("keydown", lambda: screen.page.keyboard.press(","), *wanted)["all"]
 
 
 def clicks(screen: Screen, count: int) -> Times:
     """Clicks on boxes in view: until it is highlighted, and until all panes show it."""
     times: Times = {"highlight": [], "node": []}
     nodes = _clickable(screen)
-    for node, (x, y) in islice(cycle(nodes.items()), count):
+    for node, (x, y) in islice(cycle(nodes.items()), 1, count + 1):  # the first is selected
         highlight = f'.node.selected[data-id="{node}"]'
         screen.page.mouse.move(x, y)  # a hand gets there a moment before it clicks
         took = screen.change(
@@ -70,6 +70,7 @@ def clicks(screen: Screen, count: int) -> Times:
             lambda x=x, y=y: screen.page.mouse.click(x, y),  # type: ignore[misc]
             highlight,
             f'article[data-node="{node}"]',
+            ANSWERED,
             first=highlight,
         )
         times["node"].append(took["all"])

@@ -88,7 +88,7 @@
     async drive(count, pause) {
       const times = [];
       for (let i = 0; i < count; i += 1) {
-        const back = i % 2 === 1;
+        const back = i % 2 === 0; // a page shows the last step first
         const now = +probe.roots.map((root) => root.querySelector("article")).find((x) => x)
           .dataset.step;
         const start = performance.now();

@@ -14,6 +14,9 @@ FLAGS = (
 ).split()
 SIZE = {"width": 1600, "height": 960}
 _PROBE = Path(__file__).with_name("probe.js")
+ANSWERED = "answered"
+"""What is wanted of every change that asks the server: all of its answer, whatever comes first."""
+
 _READY = ("article[data-step]", ".node")
 
 
@@ -71,4 +74,4 @@ class Screen:
     def choose(self, field: str, value: str, *wanted: str) -> float:
         """Chooses in a menu of the side bar."""
         menu = self.page.locator(f'[data-field="{field}"] select')
-        return self.change("input", lambda: menu.select_option(value), *wanted)["all"]
+        return self.change("input", lambda: menu.select_option(value), *wanted, ANSWERED)["all"]
