@@ -54,6 +54,7 @@ class Dashboard:
         self._other: Other | None = None
         self._view: RunView | None = None
         self._roles: dict[str, str] = {}
+        self._iteration = 0  # chosen last; a node that lacks it does not make it forgotten
         self._entries: object = None
         self._waiting = False
         self._first_query: str | None = query
@@ -103,7 +104,8 @@ class Dashboard:
     def _point(self, run: str, view: RunView, wanted: dict[str, Any]) -> None:
         state = self.state
         follow = wanted.get("follow", state.follow)
-        point = {name: wanted[name] for name in SELECTION if name in wanted}
+        point: dict[str, Any] = {"iteration": self._iteration}
+        point |= {name: wanted[name] for name in SELECTION if name in wanted}
         if follow:
             point["step"] = None
         if "node" in point and point["node"] != state.node and "role" not in point:
@@ -111,6 +113,8 @@ class Dashboard:
         before, self._view = self._view, view
         at = resolve(view, replace(state.selection, **point), self._roles)
         self._roles[at.node] = at.role
+        if "iteration" in wanted:
+            self._iteration = at.iteration
         colour = wanted.get("colour", state.colour)
         painted = ("forward", DIFFERENCE, *view.gradient_passes())
         others = {
@@ -179,7 +183,8 @@ class Dashboard:
     def _look_ahead(self, node: str, role: str) -> None:
         """Reads what a click on a node would show, as long as the pointer rests there."""
         if self._view is not None:
-            wanted = replace(self.state.selection, node=node, role=role)
+            at = self.state.selection
+            wanted = replace(at, node=node, role=role, iteration=self._iteration)
             self._ahead.plan(likely.tensor(self._view, resolve(self._view, wanted, self._roles)))
 
     # --- what is new on disk -----------------------------------------------------------------

@@ -83,6 +83,8 @@ def test_what_can_be_kept_is_kept(dashboard: Dashboard) -> None:
     dashboard.change(node="head")
     state = dashboard.state
     assert (state.iteration, state.batch, state.statistic, state.step) == (0, "1", "l2", 10)
+    dashboard.change(node="cell")
+    assert state.iteration == 2
 
 
 def test_a_click_in_the_graph_selects(dashboard: Dashboard) -> None:
