@@ -54,15 +54,19 @@ export function render({ model }) {
         return field.options.filter((o) => words.every((word) => text(o).includes(word)));
       };
       const clear = () => {
-        const value = select.value;
+        const value = select.value || chosen;
         input.value = "";
         fillMenu(select, field);
         select.value = value;
       };
+      let chosen = "";
+      input.addEventListener("focus", () => { chosen = select.value || chosen; });
       input.addEventListener("input", () => {
-        const value = select.value;
-        fillMenu(select, { ...field, options: found() });
-        select.value = value; // nothing is chosen where that is not among them
+        const options = found();
+        const kept = options.some((option) => option.value === chosen);
+        fillMenu(select, { ...field, options });
+        if (!kept) select.prepend(new Option(`${options.length} found`, "", true, true));
+        else select.value = chosen;
       });
       input.addEventListener("keydown", (event) => {
         const [first] = found();
@@ -147,9 +151,16 @@ export function render({ model }) {
   }
 
   function rebuildField(field, old) {
-    old.holder.querySelector("select, input, .buttons").remove();
+    const typing = old.holder.querySelector(".finder:focus");
+    for (const part of old.holder.querySelectorAll("select, input, .buttons")) part.remove();
     old.show = STYLES[field.style](old.holder, field);
     old.signature = signature(field);
+    const input = old.holder.querySelector(".finder");
+    if (!typing || !input) return;
+    old.show(field);
+    input.focus();
+    input.value = typing.value;
+    input.dispatchEvent(new Event("input"));
   }
 
   function draw() {

@@ -41,6 +41,12 @@ def runs(root: Path, tmp_path: Path) -> Path:
     return tmp_path / "runs"
 
 
+@pytest.fixture(autouse=True)
+def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("comgra_decl.viewer.model.catalogue._BETWEEN_LISTS", 0.2)
+    monkeypatch.setattr("comgra_decl.viewer.model.catalogue._SHARE", 2)
+
+
 @pytest.fixture
 def show(serve: Callable[[Callable[[], Any]], str], runs: Path, page: Any) -> Show:
     """Opens the viewer on the folder, with a query."""
@@ -103,7 +109,11 @@ def test_among_many_runs_one_is_found_by_typing(runs: Path, show: Show) -> None:
     find.fill("sweep1 lr-1")
     values = "(all) => all.map((option) => option.value)"
     found = page.locator('[data-field="run"] option').evaluate_all(values)
-    assert sorted(found) == [f"sweep1/lr-{n}" for n in (11, 13, 15, 17, 19)]
+    assert sorted(found) == ["", *(f"sweep1/lr-{n}" for n in (11, 13, 15, 17, 19))]
+    shutil.copytree(runs / "group" / "small", runs / "sweep1" / "lr-1-later")
+    page.locator('[data-field="run"] option[value="sweep1/lr-1-later"]').wait_for(state="attached")
+    assert page.locator('[data-field="run"] select').count() == 1
+    assert find.input_value() == "sweep1 lr-1"
     find.fill("sweep1 17")
     find.press("Enter")
     page.wait_for_url(lambda url: "lr-17" in url)
