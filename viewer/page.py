@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import panel as pn
+from bokeh.settings import settings
 
 from comgra_decl.errors import ComgraError
 from comgra_decl.viewer.custom import ViewsFile, shared_views
@@ -37,12 +38,19 @@ def create_page(args: Sequence[str] = ()) -> Any:
             as `panel serve viewer --args FOLDER --views FILE` gives them.
     """
     forgive_hangups()
+    _trust_bokeh()
     try:
         root, views = _wanted(args)
         return _page(shared_catalogue(root), None if views is None else shared_views(views))
     except Exception as error:  # noqa: BLE001 - a page that says why beats none
         card = problem_card("The viewer could not start", error)
         return pn.pane.HTML(card, stylesheets=[CSS])  # type: ignore[no-untyped-call]
+
+
+def _trust_bokeh() -> None:
+    """Leaves out checks that are for those who write an app: a sixth of a page's time."""
+    settings.perform_document_validation = False
+    settings.perform_error_diagnostics = False  # names like one that is not there
 
 
 def _wanted(args: Sequence[str]) -> tuple[Path, Path | None]:

@@ -43,6 +43,10 @@ class Plain(Design):
 
 
 class _Shell(pn.template.Template):
+    def __repr__(self) -> str:
+        """Returns a short text: Panel asks for it at each change, and its own describes all."""
+        return f"{type(self).__name__}()"
+
     def server_doc(self, doc: Document | None = None, *args: Any, **options: Any) -> Document:
         """Adds the page to a document; what refers to what is looked up once and not after each."""
         doc = doc or pn.state.curdoc
