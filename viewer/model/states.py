@@ -85,7 +85,8 @@ BRAND = '<h1 class="brand">comgra<span>_decl</span></h1>'
 def head_of(view: RunView, name: str) -> str:
     """Returns the name and the state of the run, as HTML for the head of the page."""
     state = view.run.state
-    text = f"{state} \u00b7 {count(len(view.run.records))} records"
+    said = "stopped, its process is gone" if state == "stopped" else state
+    text = f"{said} \u00b7 {count(len(view.run.records))} records"
     return (
         f'{BRAND}<span class="name" title="{html.escape(str(view.run.path))}">'
         f'{html.escape(spoken(name))}</span><span class="state {state}" '
