@@ -133,12 +133,12 @@ class Dashboard:
         if view is before and at.node != state.node and "expanded" not in wanted:
             others["expanded"] = self.screen.graph.revealed(at.node)
         self._compare(view, at, others)
-        step = state.step
+        was = state.selection, state.colour
         state.put(at, **others)
         if self.screen.blank:  # nothing changed since a notice took its place
             self._draw(frozenset())
-        if step != at.step:
-            self._ahead.plan(likely.near_steps(view, at, step))
+        if was != (at, state.colour):
+            self._ahead.plan(likely.next_to(view, at, was[0], state.colour))
 
     def _compare(self, view: RunView, at: Selection, others: dict[str, Any]) -> None:
         """Opens what the run is compared with, while something on screen compares."""

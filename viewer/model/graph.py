@@ -146,10 +146,10 @@ def heat_of(
     A fold shows its own module's value, or else the largest magnitude inside it; it is hatched as
     soon as anything inside is NaN or infinite.
     """
-    scale = _scale(view, at, pass_)
+    whole = scale(view, at, pass_)
     values = node_values(view, at, graph, pass_)
-    paint = {box.id: _paint(box.members, values, scale) for box in scene.boxes}
-    return {box: p for box, p in paint.items() if p is not None}, _legend(at, pass_, scale)
+    paint = {box.id: _paint(box.members, values, whole) for box in scene.boxes}
+    return {box: p for box, p in paint.items() if p is not None}, _legend(at, pass_, whole)
 
 
 def _title(view: RunView, name: str) -> str:
@@ -232,7 +232,8 @@ def _magnitude(value: float) -> float:
     return math.inf if math.isnan(value) else abs(value)
 
 
-def _scale(view: RunView, at: Selection, pass_: str) -> Scale:
+def scale(view: RunView, at: Selection, pass_: str) -> Scale:
+    """Returns the scale of the selected statistic of one pass, for all nodes and steps."""
     key = ("scale", at.statistic, pass_, at.over, at.type)
     return view.now(key, lambda: scale_of(_known(view, at, pass_)))
 

@@ -9,6 +9,7 @@ from functools import partial
 import numpy as np
 
 from comgra_decl.viewer.model.distribution import distribution
+from comgra_decl.viewer.model.graph import scale
 from comgra_decl.viewer.model.runview import RunView
 from comgra_decl.viewer.model.selection import Selection, slots_of
 from comgra_decl.viewer.model.series import curve
@@ -16,6 +17,20 @@ from comgra_decl.viewer.model.statistics import sample_table, statistics_table
 from comgra_decl.viewer.model.values import values_picture
 
 Work = Callable[[], object]
+
+_SAMPLES = 8
+"""So many of the recorded samples are read ahead."""
+
+_QUICK = 2_000_000
+"""So many numbers are read in some hundredths of a second, and nobody is answered meanwhile."""
+
+
+def next_to(view: RunView, at: Selection, before: Selection, colour: str) -> Iterator[Work]:
+    """Yields what may be chosen next after a change: another step, another of what was chosen."""
+    if at.step != before.step:
+        yield from near_steps(view, at, before.step)
+    if replace(at, step=before.step) != before or at.step == before.step:
+        yield from near_choices(view, at, colour)
 
 
 def near_steps(view: RunView, at: Selection, before: int | None) -> Iterator[Work]:
@@ -28,6 +43,32 @@ def near_steps(view: RunView, at: Selection, before: int | None) -> Iterator[Wor
     for index in (here + way, here + 2 * way, here - way):
         if 0 <= index < len(steps):
             yield from _at_step(view, replace(at, step=int(steps[index])))
+
+
+def near_choices(view: RunView, at: Selection, colour: str) -> Iterator[Work]:
+    """Yields what shows the tensor by another statistic, or of another sample.
+
+    Args:
+        view: The run.
+        at: What is shown.
+        colour: The pass that paints the graph; anything else paints it without statistics.
+    """
+    known = view.run.statistics
+    here = known.index(at.statistic) if at.statistic in known else 0
+    near = sorted(known, key=lambda name: abs(known.index(name) - here))
+    others = [replace(at, statistic=name) for name in near]
+    samples = map(str, range(min(_SAMPLES, view.run.sample_count)))
+    others += [replace(at, batch=batch) for batch in ("mean", *samples)]
+    for other in others[1:]:
+        for slot in slots_of(view, at):
+            yield partial(curve, view, slot, other)
+    if len(view.steps(at.type)) * len(view.slots) <= _QUICK and colour in _passes(view):
+        for other in others[1 : len(near)]:
+            yield partial(scale, view, other, colour)
+
+
+def _passes(view: RunView) -> tuple[str, ...]:
+    return ("forward", *view.gradient_passes())
 
 
 def tensor(view: RunView, at: Selection) -> Iterator[Work]:

@@ -104,3 +104,35 @@ def test_without_an_event_loop_nothing_is_read() -> None:
     ahead = Ahead()
     ahead.plan([lambda: pytest.fail("nobody could have called this")])
     assert not ahead._work
+
+
+@pytest.mark.parametrize("wanted", [{"statistic": "l2"}, {"batch": "1"}, {"batch": "0"}])
+def test_other_statistics_and_samples_of_a_tensor_are_read_ahead(
+    dashboard: Dashboard, reads: list[tuple[str, Any]], wanted: dict[str, str]
+) -> None:
+    rested(dashboard, lambda: dashboard.change(node="head", step=6))
+    dashboard.change(**wanted)
+    reads.clear()
+    dashboard.change(statistic="max")
+    assert reads == []
+
+
+def test_scales_of_a_painted_graph_are_read_ahead(
+    dashboard: Dashboard, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked: list[str] = []
+    run = dashboard._view.run  # type: ignore[union-attr]
+    heat = run.heat
+
+    def ask(name: str, **by: Any) -> Any:
+        asked.append(name)
+        return heat(name, **by)
+
+    monkeypatch.setattr(run, "heat", ask)
+    rested(dashboard, lambda: dashboard.change(node="head", colour="kind"))
+    assert asked == []
+    rested(dashboard, lambda: dashboard.change(colour="forward"))
+    assert set(asked) | {dashboard.state.statistic} == set(run.statistics)
+    asked.clear()
+    dashboard.change(statistic="max")
+    assert asked == []
