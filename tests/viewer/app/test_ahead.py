@@ -129,7 +129,7 @@ def test_scales_of_a_painted_graph_are_read_ahead(
         return heat(name, **by)
 
     monkeypatch.setattr(run, "heat", ask)
-    rested(dashboard, lambda: dashboard.change(node="head", colour="kind"))
+    rested(dashboard, lambda: dashboard.change(section="inspect", node="head", colour="kind"))
     assert asked == []
     rested(dashboard, lambda: dashboard.change(colour="forward"))
     assert set(asked) | {dashboard.state.statistic} == set(run.statistics)
