@@ -8,7 +8,8 @@ from collections import deque
 from collections.abc import Callable, Iterable
 
 _LOG = logging.getLogger(__name__)
-_PAUSE = 0.01  # seconds: an answer goes out first, and whoever asks comes in between
+_PAUSE = 0.01  # seconds: whoever asks comes in between
+_PAINTED = 0.08  # seconds: until a browser, perhaps on this machine, has painted an answer
 
 
 class Ahead:
@@ -21,15 +22,23 @@ class Ahead:
         self._work: deque[Callable[[], object]] = deque()
         self._next: asyncio.TimerHandle | None = None
 
-    def plan(self, work: Iterable[Callable[[], object]]) -> None:
-        """Takes over what is to be done; what was planned before and not done is forgotten."""
-        self._work = deque(work)
-        if self._work and self._next is None:
-            self._continue()
+    def plan(self, work: Iterable[Callable[[], object]], *, soon: bool = False) -> None:
+        """Takes over what is to be done; what was planned before and not done is forgotten.
 
-    def _continue(self) -> None:
+        Args:
+            work: Pieces of work, the most urgent first.
+            soon: Whether nothing is being painted meanwhile that it could delay.
+        """
+        self._work = deque(work)
+        if self._next is not None:
+            self._next.cancel()
+            self._next = None
+        if self._work:
+            self._continue(_PAUSE if soon else _PAINTED)
+
+    def _continue(self, pause: float = _PAUSE) -> None:
         try:
-            self._next = asyncio.get_running_loop().call_later(_PAUSE, self._do)
+            self._next = asyncio.get_running_loop().call_later(pause, self._do)
         except RuntimeError:
             self._work.clear()
 

@@ -185,7 +185,8 @@ class Dashboard:
         if self._view is not None:
             at = self.state.selection
             wanted = replace(at, node=node, role=role, iteration=self._iteration)
-            self._ahead.plan(likely.tensor(self._view, resolve(self._view, wanted, self._roles)))
+            at = resolve(self._view, wanted, self._roles)
+            self._ahead.plan(likely.tensor(self._view, at), soon=True)
 
     # --- what is new on disk -----------------------------------------------------------------
 

@@ -75,8 +75,8 @@ def test_newer_plans_take_the_place_of_older_ones() -> None:
 
     async def plan() -> None:
         ahead = Ahead()
-        ahead.plan([lambda: done.append("old")] * 3)
-        ahead.plan([lambda: done.append("new"), lambda: done.append("newer")])
+        ahead.plan([lambda: done.append("old")] * 3, soon=True)
+        ahead.plan([lambda: done.append("new"), lambda: done.append("newer")], soon=True)
         await asyncio.sleep(0.1)
 
     asyncio.run(plan())
@@ -91,9 +91,9 @@ def test_what_cannot_be_read_is_left_to_whoever_asks() -> None:
 
     async def plan() -> None:
         ahead = Ahead()
-        ahead.plan([fail, lambda: done.append("after")])
+        ahead.plan([fail, lambda: done.append("after")], soon=True)
         await asyncio.sleep(0.05)
-        ahead.plan([lambda: done.append("again")])
+        ahead.plan([lambda: done.append("again")], soon=True)
         await asyncio.sleep(0.05)
 
     asyncio.run(plan())
