@@ -6,6 +6,9 @@ const RIGHT = 14;
 const AXIS = 24; // height of the axis line
 const TICK_GAP = 2.5; // px; ticks closer than this become a solid stretch
 
+// With a thin space between thousands, as everywhere on the page.
+const counted = (number) => number.toLocaleString("en").replaceAll(",", "\u202f");
+
 class Steps {
   constructor(runs) {
     this.runs = [];
@@ -149,7 +152,7 @@ class StepBar {
       const anchor = x > this.width - 30 ? "end" : x < 26 ? "start" : "middle";
       const from = anchor === "end" ? x + RIGHT : anchor === "start" ? x - LEFT + 2 : x;
       svgElement(this.labels, "text", { x: from, y: AXIS + 19, "text-anchor": anchor })
-        .textContent = value.toLocaleString("en");
+        .textContent = counted(value);
     }
   }
 
@@ -172,10 +175,10 @@ class StepBar {
     const { count } = this.steps;
     const at = Math.min(count - 1, Math.max(0, this.index));
     const step = count && this.index >= 0 ? this.steps.step(at) : null;
-    this.number.textContent = step === null ? "\u2013" : step.toLocaleString("en");
-    const place = `${(at + 1).toLocaleString("en")} / ${count.toLocaleString("en")}`;
+    this.number.textContent = step === null ? "\u2013" : counted(step);
+    const place = `${counted(at + 1)} / ${counted(count)}`;
     this.position.textContent = step === null ? "no step recorded yet" : place;
-    this.position.style.minWidth = `${2 * count.toLocaleString("en").length + 3}ch`;
+    this.position.style.minWidth = `${2 * counted(count).length + 3}ch`;
     this.handle.hidden = step === null;
     if (step !== null) this.handle.style.transform = `translateX(${this.#x(step)}px)`;
     this.back.disabled = at <= 0;
@@ -253,7 +256,7 @@ class StepBar {
     const index = this.#nearest(event);
     const step = this.steps.step(index);
     this.bubble.hidden = false;
-    this.bubble.textContent = step.toLocaleString("en");
+    this.bubble.textContent = counted(step);
     this.bubble.style.left = `${Math.min(this.width - 24, Math.max(24, this.#x(step)))}px`;
     if (event.buttons & 1 && this.track.hasPointerCapture(event.pointerId)) this.#go(index);
   }

@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 
 import comgra_decl.viewer.components as components
 from comgra_decl.viewer.components.stepbar import StepBar, arithmetic_runs
+from comgra_decl.viewer.model.numbers import count
 from tests.viewer.components.conftest import Shown
 
 expect = pytest.importorskip("playwright.sync_api").expect
@@ -28,8 +29,8 @@ def bar(**params: Any) -> StepBar:
 
 
 def shows(page: Any, index: int, steps: list[int] = STEPS) -> None:
-    expect(page.locator(".number")).to_have_text(f"{steps[index]:,}")
-    expect(page.locator(".position")).to_have_text(f"{index + 1:,} / {len(steps):,}")
+    expect(page.locator(".number")).to_have_text(count(steps[index]))
+    expect(page.locator(".position")).to_have_text(f"{count(index + 1)} / {count(len(steps))}")
     expect(page.get_by_role("slider")).to_have_attribute("aria-valuenow", str(steps[index]))
 
 
