@@ -110,6 +110,8 @@ def test_modules_that_define_equality_are_told_apart_by_identity() -> None:
 class Late(nn.Module):
     """Makes its parameter when it is called, for as many features as it is given."""
 
+    weight: nn.Parameter | None
+
     def __init__(self) -> None:
         super().__init__()
         self.register_parameter("weight", None)
