@@ -90,7 +90,9 @@ class Attachment(ABC):
             )
         self._follow(spec)
         self._scalars = Scalars(scalars, on_fault=self._fault)
-        self._rest = Rest(self._scalars.events.append, otherwise=self._after_optimizer)
+        self._rest = Rest(
+            self._scalars.events.append, otherwise=self._after_optimizer, on_fault=self._fault
+        )
         self._losses = LossWatch(
             self._scalars.events.append if spec.kpis.loss and scalars is not None else None,
             on_loss=self._on_loss,

@@ -213,7 +213,6 @@ class HookManager(Choosing):
 
     def _remove_everything(self) -> None:
         self._stopped = True
-        self._rest.end()
         with ExitStack() as each:  # all of them, whatever one of them does; the last is first
             each.callback(self._evaluation.capture.drop)
             each.callback(self._train.drop)
@@ -225,23 +224,21 @@ class HookManager(Choosing):
                 each.callback(part.stop)
             each.callback(self._disarm)
             each.callback(self._watch.remove)
+            each.callback(self._rest.end)
         self._handles.clear()
 
     # -- events --------------------------------------------------------------------------------
 
     def _after_optimizer(self, optimizer: Any) -> None:
         self._rest.end()
-        try:
-            if self._resumption is not None:
-                self._resumption.stepped(optimizer)
-            if self._armed:
-                self._stepped = True
-                if not self._captures.active:
-                    self._tracer.after_optimizer(self._train, optimizer)
-            if self._end.by_optimizer(optimizer):
-                self._end_step()
-        except Exception as error:
-            self._fault(error)
+        if self._resumption is not None:
+            self._resumption.stepped(optimizer)
+        if self._armed:
+            self._stepped = True
+            if not self._captures.active:
+                self._tracer.after_optimizer(self._train, optimizer)
+        if self._end.by_optimizer(optimizer):
+            self._end_step()
 
     def _say_scale(self, scaler: Any, *, always: bool = False) -> None:
         """Mixed precision is about to let an optimizer step, or not: what is the loss scaled by?"""

@@ -33,16 +33,17 @@ ENTRANCES = {
     "FunctionTracer._after",
     "FunctionTracer._before",
     "Attachment._before_optimizer",
-    "HookManager._after_optimizer",
     "ModuleTracer._after",
     "ModuleTracer._after_late",
     "ModuleTracer._before",
     "ModuleTracer._before_late",
     "Owners.note",
+    "Owners.note_parameter",
     "Parameters._on_accumulated",
     "Parameters._on_share",
     "Provenance.__torch_function__",
     "RootWatch._before",
+    "_hook.<locals>.after_optimizer",
     "Targets.__torch_function__",
     "TensorRecorder._on_gradient",
     "_Mode.__torch_function__",
@@ -167,6 +168,8 @@ def test_a_fault_where_the_last_mode_is_taken_off(plain: Outcome, name: str) -> 
     check(plain, code, calls, RuntimeError)
 
 
+# a generator that is closed while an injected fault is on its way may be given one as well
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
 @pytest.mark.slow
 @pytest.mark.parametrize("part", range(6))
 @pytest.mark.parametrize(

@@ -20,7 +20,10 @@ class Resting:
     def __init__(self) -> None:
         self.beats: list[object] = []
         self.others: list[Any] = []
-        self.rest = Rest(self.beats.append, otherwise=self.others.append)
+        self.faults: list[BaseException] = []
+        self.rest = Rest(
+            self.beats.append, otherwise=self.others.append, on_fault=self.faults.append
+        )
         self.owner = SimpleNamespace()
 
     def step(self, optimizer: object | None = None) -> None:
@@ -47,6 +50,14 @@ def test_another_optimizers_step_is_passed_on_and_not_counted() -> None:
     resting.step(other)
     assert resting.others == [other]
     assert resting.rest.counted == 0
+
+
+def test_a_fault_of_what_it_passes_on_to_does_not_reach_the_optimizer() -> None:
+    faults: list[BaseException] = []
+    rest = Rest(lambda _: None, otherwise=lambda _: 1 / 0, on_fault=faults.append)
+    rest.after_optimizer(SimpleNamespace(), (), {})
+    (fault,) = faults
+    assert isinstance(fault, ZeroDivisionError)
 
 
 def test_a_rest_that_is_ended_still_knows_what_it_counted() -> None:

@@ -26,18 +26,23 @@ class Rest:
     Args:
         beat: given `END` at each step that is counted.
         otherwise: given the optimizer of every other step.
+        on_fault: told about an error of that.
 
     Attributes:
         after_optimizer: an optimizer has stepped; to be registered as its hook.
     """
 
     def __init__(
-        self, beat: Callable[[object], object], *, otherwise: Callable[[Any], Any]
+        self,
+        beat: Callable[[object], object],
+        *,
+        otherwise: Callable[[Any], Any],
+        on_fault: Callable[[BaseException], None],
     ) -> None:
         self._beat = beat
         self._given = 0
         self._left: Iterator[object] = iter(())
-        self.after_optimizer, self._count = _hook(otherwise)
+        self.after_optimizer, self._count = _hook(otherwise, on_fault)
 
     def begin(self, owner: int, steps: int) -> None:
         """Counts the next steps (none: 0) of the optimizer with this `id` (nobody: 0)."""
@@ -55,7 +60,9 @@ class Rest:
         return self._given - length_hint(self._left)
 
 
-def _hook(otherwise: Callable[[Any], Any]) -> tuple[_Hook, Callable[[int, Iterator[object]], None]]:
+def _hook(
+    otherwise: Callable[[Any], Any], on_fault: Callable[[BaseException], None]
+) -> tuple[_Hook, Callable[[int, Iterator[object]], None]]:
     """Returns the hook, and what gives it an optimizer's `id` and a beat for each of its steps."""
     owner = 0
     beats: Iterator[object] = iter(())
@@ -66,7 +73,10 @@ def _hook(otherwise: Callable[[Any], Any]) -> tuple[_Hook, Callable[[int, Iterat
         if id(optimizer) == owner:
             for _ in beats:
                 return
-        otherwise(optimizer)
+        try:
+            otherwise(optimizer)
+        except Exception as error:
+            on_fault(error)
 
     def count(new_owner: int, new_beats: Iterator[object]) -> None:
         nonlocal owner, beats
