@@ -143,8 +143,10 @@ def photograph(page: Page, address: str, name: str) -> None:
     page.locator(".node.selected").first.wait_for(timeout=PATIENCE)
     page.wait_for_timeout(4000)  # the graph glides to the node; charts draw on a canvas
     picture = Image.open(BytesIO(page.screenshot()))
-    # by what is farthest apart: the few red pixels of a mark count as much as a large ground
-    small = picture.convert("RGB").quantize(COLOURS, method=Image.Quantize.MAXCOVERAGE)
+    # by what is farthest apart: the few red pixels of a mark count as much as a large ground, which
+    # then (`kmeans`) gets its own colour and not one near it
+    by = Image.Quantize.MAXCOVERAGE
+    small = picture.convert("RGB").quantize(COLOURS, method=by, kmeans=1)
     small.save(IMAGES / f"{name}.png", optimize=True)
     sys.stdout.write(f"{name}.png\n")
 
