@@ -131,7 +131,8 @@ def priced(content: str, comment: list[str]) -> str:
     if not comment:
         return content
     without = re.sub(r"# Price of a recorded step.*\n(?:# .*\n)*", "", content)
-    return without.replace("_target_:", "\n".join([*comment, "_target_:"]), 1)
+    first = re.compile(r"^[^#\n]", re.MULTILINE)  # what is no comment
+    return first.sub(lambda found: "\n".join([*comment, found[0]]), without, count=1)
 
 
 def _wrapped(text: str, width: int = 100) -> list[str]:
@@ -172,20 +173,7 @@ def _steps(nets: dict[str, dict[str, Any]]) -> str:
         if not measured:
             said = "attaches nothing" if preset == "off" else "not in this measurement"
             lines.append(f"| `{preset}` | {said} | | | | |")
-    return "\n".join([*lines, *_elsewhere(nets)])
-
-
-def _elsewhere(nets: dict[str, dict[str, Any]]) -> list[str]:
-    """Returns the prices that presets state of themselves, measured in another way."""
-    said = []
-    for preset, path in presets().items():
-        if any(preset in net["tools"] for net in nets.values()):
-            continue
-        found = re.search(r"# (Price of .*\n(?:# .*\n)*)", path.read_text())
-        if found:
-            text = " ".join(found[1].replace("\n# ", " ").split())
-            said += ["", f"`{preset}`, measured apart: {text[0].lower()}{text[1:]}"]
-    return said
+    return "\n".join(lines)
 
 
 def _trainings(nets: dict[str, dict[str, Any]]) -> str:

@@ -48,7 +48,7 @@ def create_page(args: Sequence[str] = ()) -> Any:
 
 
 def _trust_bokeh() -> None:
-    """Leaves out checks that are for those who write an app: a sixth of a page's time."""
+    """Leaves out checks that are for those who write an app: an eighth of the server's work."""
     settings.perform_document_validation = False
     settings.perform_error_diagnostics = False  # names like one that is not there
 

@@ -14,7 +14,7 @@ CHANGES = 30
 LOADS = 5
 _TABS = 5
 _MEMORY_CHANGES = 500
-_FILLING = 450  # changes until the caches, which have a limit, are about full
+_FILLING = 450  # changes before: by then most of what the caches may hold is in them
 
 Times = dict[str, list[float]]
 

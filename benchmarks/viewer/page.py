@@ -72,7 +72,7 @@ def _memory(measured: dict[str, Any]) -> str:
     first, held = measured["memory at first"][0], measured["memory over 500 changes"]
     each = measured["memory per session"]
     return f"""
-The server held {first:.0f} MB at first, {held[0]:.0f} MB after 450 changes of the step had filled
-its caches, and {held[-1]:.0f} MB after 500 more, all to records that it had not read before; each
-further session took {np.median(each):.0f} MB.
+The server held {first:.0f} MB at first, {held[0]:.0f} MB after 450 changes of the step and
+{held[-1]:.0f} MB after 500 more, all to records that it had not read before; each further session
+took {np.median(each):.0f} MB.
 """

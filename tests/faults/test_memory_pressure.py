@@ -45,6 +45,19 @@ def limit(more):
 def errors():
     found = [text for level, text in said if level >= logging.ERROR]
     return [text for text in found if not text.startswith("comgra: nonfinite")]
+
+
+def prove(plain, found, session):
+    \"\"\"Asserts that nothing differs and that one report was made, and returns it.\"\"\"
+    limit(None)
+    same(plain, found)
+    assert attached() == before
+    print("records", session.path and len(comgra.open_run(session.path).records))
+    assert len(errors()) == 1, errors()
+    return errors()[0]
+
+
+before = attached()
 """
 
 FILLING = """
@@ -65,7 +78,6 @@ def filling(told):
 
 settle = lambda: None
 plain = seeded(filling, Told(listening=False))
-before = attached()
 for more in (STARTING // 2, STARTING + 8 * LEFT):
     said.clear()
     limit(more)
@@ -73,14 +85,9 @@ for more in (STARTING // 2, STARTING + 8 * LEFT):
         writer = session._writer
         settle = lambda: until(lambda: writer is None or writer._bytes == 0)
         found = seeded(filling, Told(listening=False))
-    limit(None)
-    same(plain, found)
-    assert attached() == before
-    assert len(errors()) == 1, errors()
-    text = errors()[0]
+    text = prove(plain, found, session)
     assert "the system refuses" in text
     assert "ulimit -v" in text
-    print("records", session.path and len(comgra.open_run(session.path).records))
 """
 
 
@@ -91,17 +98,10 @@ def limited(told):
 
 
 plain = seeded(lambda told: training(told, 12), Told(listening=False))
-before = attached()
 with comgra.trace(EVERY, root=sys.argv[1], group="g") as session:
     until(lambda: database_exists(session.path))  # threads that it needs are there, too
     found = seeded(limited, Told(listening=False))
-limit(None)
-same(plain, found)
-assert attached() == before
-assert len(errors()) == 1, errors()
-text = errors()[0]
-assert "memory is short" in text
-print("records", len(comgra.open_run(session.path).records))
+assert "memory is short" in prove(plain, found, session)
 """
 
 

@@ -62,13 +62,10 @@ def near_choices(view: RunView, at: Selection, colour: str) -> Iterator[Work]:
     for other in others[1:]:
         for slot in slots_of(view, at):
             yield partial(curve, view, slot, other)
-    if len(view.steps(at.type)) * len(view.slots) <= _QUICK and colour in _passes(view):
+    passes = ("forward", *view.gradient_passes())
+    if len(view.steps(at.type)) * len(view.slots) <= _QUICK and colour in passes:
         for other in others[1 : len(near)]:
             yield partial(scale, view, other, colour)
-
-
-def _passes(view: RunView) -> tuple[str, ...]:
-    return ("forward", *view.gradient_passes())
 
 
 def tensor(view: RunView, at: Selection) -> Iterator[Work]:

@@ -148,9 +148,8 @@ def test_a_tab_closed_in_mid_update_leaves_no_traceback(
         page.wait_for_timeout(60)
         page.close()
     page = open_page()
-    page.goto(
-        f"{server.url}?section=inspect"
-    )  # a later request is answered: what the others left has been dealt with
+    # a later request is answered: what the others left has been dealt with
+    page.goto(f"{server.url}?section=inspect")
     page.locator("article[data-step]").wait_for()
     assert "Traceback" not in server.log.read_text()[before:]
 
