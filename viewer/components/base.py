@@ -67,8 +67,8 @@ class Component(JSComponent):
     ) -> None:
         """Sends own parameters straight to the data of the browser's model.
 
-        Panel first asks the model itself for each, and Bokeh looks up similar names for an error
-        that nobody sees: a third of a millisecond for each, several times per change.
+        Panel first asks the model itself for each, which ends in an error that nobody sees: a tenth
+        of a millisecond for each, several times per change.
         """
         if comm or self._in_process__events.get(doc) or not self._own.issuperset(msg):
             super()._update_model(events, msg, root, model, doc, comm)
