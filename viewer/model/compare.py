@@ -15,7 +15,7 @@ from comgra_decl.viewer.model.numbers import number, shape
 from comgra_decl.viewer.model.other import Other
 from comgra_decl.viewer.model.runview import RunView, Slot
 from comgra_decl.viewer.model.selection import Selection
-from comgra_decl.viewer.model.series import Curve, bounds, curve
+from comgra_decl.viewer.model.series import WIDE, Curve, Window, bounds, curve
 from comgra_decl.viewer.model.statistics import is_recorded
 from comgra_decl.viewer.model.words import pass_label
 from comgra_decl.viewer.palette import GREY, SCALE, signed_colour
@@ -135,7 +135,13 @@ def ranking_of(
 
 
 def overlay_of(
-    view: RunView, slot: Slot | None, other: Other, at: Selection, *, relative: bool
+    view: RunView,
+    slot: Slot | None,
+    other: Other,
+    at: Selection,
+    *,
+    relative: bool,
+    within: Window | None = None,
 ) -> Overlay:
     """Returns the selected statistic over the steps, on both sides.
 
@@ -145,12 +151,13 @@ def overlay_of(
         other: What to compare with.
         at: What is selected.
         relative: Divide each by its first value that is finite and not 0.
+        within: The steps on screen, for a figure that someone has zoomed into.
     """
-    here = curve(view, slot, at)
+    here = curve(view, slot, at, points=WIDE, within=within)
     there = None
     if other.view is not None and other.view is not view:
         match = counterpart(other.view, slot)
-        there = curve(other.view, match, there_of(other.view, at))
+        there = curve(other.view, match, there_of(other.view, at), points=WIDE, within=within)
         if there.missing and match is not None:
             there = replace(there, missing=f"{other.run}: {there.missing}")
         elif there.missing:

@@ -7,10 +7,11 @@ from dataclasses import dataclass, field
 import numpy as np
 from numpy.typing import NDArray
 
+from comgra_decl.viewer.model.columns import columns
 from comgra_decl.viewer.model.runview import RunView, Slot, Steps
 from comgra_decl.viewer.model.selection import Selection
+from comgra_decl.viewer.model.series import Window
 
-COLUMNS = 360
 ROWS = 80
 _TAIL = 0.01  # share of the values of a record that its own range leaves out on each side
 _ODD = 0.05  # share of the records whose range is not respected on each side
@@ -35,46 +36,40 @@ class Distribution:
     missing: str = ""
 
 
-def distribution(view: RunView, slot: Slot | None, at: Selection) -> Distribution:
-    """Returns the histograms of `slot` over all recorded steps as a picture."""
+def distribution(
+    view: RunView, slot: Slot | None, at: Selection, *, within: Window | None = None
+) -> Distribution:
+    """Returns the histograms of `slot` over all recorded steps, or those of a window."""
     if slot is None:
         return Distribution(missing="Not recorded for this tensor.")
-    key = ("distribution", slot.id, at.type)
-    return view.now(key, lambda: _distribution(view, slot, at))
+    key = ("distribution", slot.id, at.type, within)
+    return view.now(key, lambda: _distribution(view, slot, at, within))
 
 
-def _distribution(view: RunView, slot: Slot, at: Selection) -> Distribution:
+def _distribution(view: RunView, slot: Slot, at: Selection, within: Window | None) -> Distribution:
     steps, counts, ranges = view.histograms(slot, at.type)
     known = np.isfinite(ranges).all(axis=1) & (counts.sum(axis=1) > 0)
     if not known.any():
         return Distribution(missing="No histogram was recorded (see `histogram` in the spec).")
-    return picture(steps, np.where(known[:, None], counts, 0), np.asarray(ranges, float))
+    counts = np.where(known[:, None], counts, 0)
+    return picture(steps, counts, np.asarray(ranges, float), within=within)
 
 
-def picture(steps: Steps, counts: NDArray[np.uint32], ranges: Floats) -> Distribution:
+def picture(
+    steps: Steps, counts: NDArray[np.uint32], ranges: Floats, *, within: Window | None = None
+) -> Distribution:
     """Returns the picture of histograms `counts` [k, bins] with edges `ranges` [k, 2]."""
     shares = np.cumsum(counts, axis=1, dtype=float)
     total = shares[:, -1:]
     shares = np.divide(shares, total, out=np.full_like(shares, np.nan), where=total > 0)
     y0, y1 = robust_range(shares, ranges)
-    x0, x1, chosen = columns(steps)
+    x0, x1, chosen = columns(steps, within)
     edges = np.linspace(y0, y1, ROWS + 1)
     image = np.full((ROWS, len(chosen)), np.nan)
     filled = total[chosen, 0] > 0
     records, place = np.unique(chosen[filled], return_inverse=True)
     image[:, filled] = _densities(edges, shares[records], ranges[records])[place].T
     return Distribution(image, x0, x1, y0, y1)
-
-
-def columns(steps: Steps) -> tuple[float, float, NDArray[np.int64]]:
-    """Returns the extent in steps and, for each column, the number of the record it shows."""
-    gaps = np.diff(steps)
-    if len(steps) <= COLUMNS and (len(gaps) == 0 or (gaps == gaps[0]).all()):
-        half = float(gaps[0]) / 2 if len(gaps) else 0.5
-        return float(steps[0]) - half, float(steps[-1]) + half, np.arange(len(steps))
-    x0, x1 = float(steps[0]), float(steps[-1])
-    centres = x0 + (np.arange(COLUMNS) + 0.5) * (x1 - x0) / COLUMNS
-    return x0, x1, np.searchsorted(steps, centres, side="right") - 1
 
 
 def robust_range(shares: Floats, ranges: Floats) -> tuple[float, float]:

@@ -8,7 +8,7 @@ from typing import cast
 import numpy as np
 
 from comgra_decl.viewer.model.runview import RunView, Slot, Steps
-from comgra_decl.viewer.model.series import POINTS, Floats, bounds, log10, thin
+from comgra_decl.viewer.model.series import WIDE, Floats, Window, bounds, drawn, log10
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,17 +34,29 @@ class Chart:
         return _chart(self.title, lines)
 
 
-def charts(view: RunView, *, points: int = POINTS) -> tuple[Chart, ...]:
+def charts(view: RunView, *, points: int = WIDE, within: Window | None = None) -> tuple[Chart, ...]:
     """Returns one chart per loss and per KPI, each with a line per type of execution.
 
-    Lines of more than `points` are thinned.
+    Lines of more than `points` are thinned, see `drawn`.
     """
-    if points != POINTS:
-        return _charts(view, points)
-    return view.now("charts", lambda: _charts(view, points))
+    if points != WIDE:
+        return _charts(view, points, within)
+    return view.now(("charts", within), lambda: _charts(view, points, within))
 
 
-def _charts(view: RunView, points: int) -> tuple[Chart, ...]:
+def _charts(view: RunView, points: int, within: Window | None) -> tuple[Chart, ...]:
+    every = _every_line(view)
+    charts = [(title, [_thinned(line, points, within) for line in lines]) for title, lines in every]
+    return tuple(_chart(title, lines) for title, lines in charts)
+
+
+def _thinned(line: Line, points: int, within: Window | None) -> Line:
+    keep = drawn(line.steps, line.values, points, within)
+    return replace(line, steps=line.steps[keep], values=line.values[keep])
+
+
+def _every_line(view: RunView) -> list[tuple[str, list[Line]]]:
+    """Returns all lines by title of their chart, losses first."""
     losses: dict[str, list[Line]] = {}
     others: dict[str, list[Line]] = {}
     titles = {_title(slot) for slot in _losses(view)}
@@ -52,13 +64,13 @@ def _charts(view: RunView, points: int) -> tuple[Chart, ...]:
         name, label = map(str, cast("tuple[str, str]", key))
         steps, values = part["step"].to_numpy(), part["value"].to_numpy(float)
         is_loss = name in titles or name.partition("[")[0] == "loss"
-        _add(losses if is_loss else others, name, Line(label, steps, values), points)
+        _add(losses if is_loss else others, name, Line(label, steps, values))
     for slot in _losses(view):  # what the curves of all steps do not tell, such as evaluations
         for type_ in view.run.types:
             series = view.series(slot, "mean", "mean", type_)
             steps, values = np.asarray(series.index), np.asarray(series, float)
-            _add(losses, _title(slot), Line(type_, steps, values), points)
-    return tuple(_chart(title, group) for title, group in {**losses, **others}.items())
+            _add(losses, _title(slot), Line(type_, steps, values))
+    return list({**losses, **others}.items())
 
 
 def _losses(view: RunView) -> list[Slot]:
@@ -71,13 +83,12 @@ def _title(slot: Slot) -> str:
     return f"{title}[{slot.iteration}]" if slot.iteration else title
 
 
-def _add(lines: dict[str, list[Line]], title: str, new: Line, points: int) -> None:
+def _add(lines: dict[str, list[Line]], title: str, new: Line) -> None:
     known = ~np.isnan(new.values)
     told = any(line.label == new.label for line in lines.get(title, ()))  # a loss that is a KPI too
     if known.any() and not told:
         steps, values = new.steps[known].astype(np.int64), new.values[known]
-        keep = thin(values, points)
-        lines.setdefault(title, []).append(Line(new.label, steps[keep], values[keep]))
+        lines.setdefault(title, []).append(Line(new.label, steps, values))
 
 
 def _chart(title: str, lines: list[Line]) -> Chart:

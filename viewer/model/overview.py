@@ -6,25 +6,26 @@ from dataclasses import dataclass
 
 import numpy as np
 import pandas as pd
-from numpy.typing import NDArray
 
-from comgra_decl.viewer.model.distribution import columns
+from comgra_decl.viewer.model.columns import columns, strongest
 from comgra_decl.viewer.model.graph import Scale, scale_of
 from comgra_decl.viewer.model.runview import RunView, Slot
 from comgra_decl.viewer.model.selection import Selection, nearest
+from comgra_decl.viewer.model.series import Floats, Window
 
 _LONGEST = 30  # letters of a label beside the picture
-
-Floats = NDArray[np.float64]
 
 
 @dataclass(frozen=True, slots=True)
 class Overview:
-    """A picture [lines, columns]; line 0 is the first tensor, a column the newest record so far.
+    """A picture [lines, columns]; line 0 is the first tensor.
+
+    A column shows the number of largest magnitude recorded in it, or before it if there is none.
 
     `places` lie between 0 and 1 on `scale` (about 0.5 where that is diverging), NaN where nothing
     was recorded or the value is not finite; `values` are the numbers themselves; `broken` is 1
-    where the tensor held NaN or infinities, else NaN. `x0` to `x1` are the steps spanned.
+    where the tensor held NaN or infinities, else NaN. `x0` to `x1` are the steps spanned, `all_`
+    those of the run.
     """
 
     slots: tuple[Slot, ...]
@@ -34,6 +35,7 @@ class Overview:
     scale: Scale
     x0: float
     x1: float
+    all_: Window
 
     @property
     def labels(self) -> list[str]:
@@ -48,28 +50,33 @@ class Overview:
         return None
 
 
-def overview(view: RunView, at: Selection, pass_: str) -> Overview | None:
-    """Returns the selected statistic of all tensors of a pass, None if there are none."""
+def overview(
+    view: RunView, at: Selection, pass_: str, *, within: Window | None = None
+) -> Overview | None:
+    """Returns the selected statistic of all tensors of a pass, None if there are none.
+
+    Of all steps, or of those in a window.
+    """
     slots = _lines(view, at.iteration, pass_)
     steps = view.steps(at.type)
     if not slots or not len(steps):
         return None
     table = view.heat(at.statistic, pass_, at.over, at.type)
     counts = view.heat("nonfinite", pass_, "abs_max", at.type)
-    x0, x1, chosen = columns(steps)
+    x0, x1, chosen = columns(steps, within)
     ids = [slot.id for slot in slots]
-    values = _picture(table, ids, steps[chosen])
-    odd = _picture(counts, ids, steps[chosen]) > 0
+    values, odd = (_picture(of, ids, (x0, x1), len(chosen)) for of in (table, counts))
     known = table.to_numpy(float)
     scale = scale_of(known[np.isfinite(known)])
     return Overview(
         slots=tuple(slots),
         values=values,
         places=np.where(np.isfinite(values), places_of(scale, values), np.nan),
-        broken=np.where(odd, 1.0, np.nan),
+        broken=np.where(odd > 0, 1.0, np.nan),
         scale=scale,
         x0=x0,
         x1=x1,
+        all_=columns(steps)[:2],
     )
 
 
@@ -108,9 +115,7 @@ def _lines(view: RunView, iteration: int, pass_: str) -> list[Slot]:
     return [slot for *_, slot in sorted(found, key=lambda line: line[:2])]
 
 
-def _picture(table: pd.DataFrame, ids: list[int], steps: NDArray[np.int64]) -> Floats:
-    """Returns the lines `ids` of a table of `RunView.heat` at `steps`; repeated steps: the last."""
-    recorded = table.columns.to_numpy()
-    place = np.searchsorted(recorded, steps, side="right") - 1
-    values: Floats = table.reindex(ids).to_numpy(float)[:, np.maximum(place, 0)]
-    return values
+def _picture(table: pd.DataFrame, ids: list[int], span: Window, count: int) -> Floats:
+    """Returns the lines `ids` of a table of `RunView.heat`."""
+    steps = table.columns.to_numpy()
+    return strongest(table.reindex(ids).to_numpy(float), steps, *span, count)

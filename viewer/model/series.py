@@ -13,8 +13,12 @@ from comgra_decl.records import STATISTICS
 from comgra_decl.viewer.model.runview import RunView, Slot, Steps
 from comgra_decl.viewer.model.selection import Selection
 
-POINTS = 2000
-"""More points than this are thinned, keeping the extremes of each stretch."""
+POINTS, WIDE = 600, 2000
+"""More points than this are thinned, keeping the extremes of each stretch.
+
+About two per pixel of a figure in a grid, and of one that has the width of a page. What a browser
+cannot show took most of the time of painting a line.
+"""
 
 NEVER_NEGATIVE = (
     *("abs_mean", "std", "abs_max", "l2", "zero_fraction", "nonfinite", "rms", "snr"),
@@ -23,6 +27,8 @@ NEVER_NEGATIVE = (
 )
 
 Floats = NDArray[np.float64]
+Window = tuple[float, float]
+"""First and last of the steps on screen."""
 
 
 def _none() -> Floats:
@@ -58,16 +64,25 @@ class Curve:
         )
 
 
-def curve(view: RunView, slot: Slot | None, at: Selection, *, points: int = POINTS) -> Curve:
-    """Returns the selected statistic of `slot` over all recorded steps."""
+def curve(
+    view: RunView,
+    slot: Slot | None,
+    at: Selection,
+    *,
+    points: int = POINTS,
+    within: Window | None = None,
+) -> Curve:
+    """Returns the selected statistic of `slot` over all recorded steps, drawn by `drawn`."""
     if slot is None:
         return Curve(missing="Not recorded for this tensor.")
     batch = at.batch if slot.batch_dim is not None else "mean"
-    key = ("curve", slot.id, at.type, at.statistic, batch, points)
-    return view.now(key, lambda: _curve(view, slot, at, batch, points))
+    key = ("curve", slot.id, at.type, at.statistic, batch, points, within)
+    return view.now(key, lambda: _curve(view, slot, at, batch, (points, within)))
 
 
-def _curve(view: RunView, slot: Slot, at: Selection, batch: str, points: int) -> Curve:
+def _curve(
+    view: RunView, slot: Slot, at: Selection, batch: str, shown_: tuple[int, Window | None]
+) -> Curve:
     main = _line(view, slot, at, batch)
     steps, values = np.asarray(main.index, np.int64), np.asarray(main, float)
     if not np.isfinite(values).any() and not len(_broken(view, slot, at, steps, values)):
@@ -75,7 +90,7 @@ def _curve(view: RunView, slot: Slot, at: Selection, batch: str, points: int) ->
             return Curve(missing=f"{at.statistic} does not apply to this tensor.")
         return Curve(missing="No record of this tensor yet.")
     low, high, context = _surroundings(view, slot, at, batch, values)
-    keep, shown = thin(values, points), bounds(values, low, high)
+    keep, shown = drawn(steps, values, *shown_), bounds(values, low, high)
     low, high, context = (line[keep] if len(line) else line for line in (low, high, context))
     return Curve(
         steps[keep],
@@ -86,6 +101,16 @@ def _curve(view: RunView, slot: Slot, at: Selection, batch: str, points: int) ->
         broken=_broken(view, slot, at, steps, values),
         bounds=shown,
     )
+
+
+def extent(*lines: Steps) -> Window:
+    """Returns the range that shows all steps, with a little air."""
+    known = [line for line in lines if len(line)]
+    if not known:
+        return 0.0, 1.0
+    low, high = min(float(line[0]) for line in known), max(float(line[-1]) for line in known)
+    air = (high - low) * 0.015 or 0.5
+    return low - air, high + air
 
 
 def bounds(*lines: Floats) -> tuple[float, float]:
@@ -103,6 +128,25 @@ def isolated(values: Floats) -> NDArray[np.int64]:
     """Returns the indices of finite values with a gap on both sides, which no line shows."""
     known = np.concatenate([[False], np.isfinite(values), [False]])
     return np.flatnonzero(known[1:-1] & ~known[:-2] & ~known[2:])
+
+
+def drawn(
+    steps: Steps, values: Floats, points: int, within: Window | None = None
+) -> NDArray[np.int64]:
+    """Returns ascending indices of what to draw of a line.
+
+    Args:
+        steps: Where the values are, ascending [k].
+        values: The line [k].
+        points: How many of all are drawn, and as many again of those in the window.
+        within: What is on screen, for a line that someone has zoomed into.
+    """
+    keep = thin(values, points)
+    if within is None or len(keep) == len(values):
+        return keep
+    first, last = np.searchsorted(steps, within)
+    first = max(int(first) - 1, 0)  # one more on each side: the line goes on there
+    return np.union1d(keep, first + thin(values[first : last + 1], points))
 
 
 def thin(values: Floats, points: int) -> NDArray[np.int64]:

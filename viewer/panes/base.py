@@ -72,6 +72,7 @@ class Pane(ABC):
 
     def __init__(self, act: Act) -> None:
         self.act = act
+        self._shown: Shown | None = None
         self._problem = pn.pane.HTML("", visible=False, margin=0)  # type: ignore[no-untyped-call]
         self._body = self.build()
         self.panel = pn.Column(
@@ -99,6 +100,7 @@ class Pane(ABC):
 
     def refresh(self, shown: Shown) -> None:
         """Updates; what goes wrong is shown in place of this pane alone."""
+        self._shown = shown
         try:
             self.update(shown)
         except Exception as error:  # noqa: BLE001 - whatever it is, it must be seen
@@ -110,6 +112,11 @@ class Pane(ABC):
         else:
             if self._problem.visible:
                 self._problem.visible, self._body.visible = False, True
+
+    def again(self) -> None:
+        """Updates for another reason than a change of what is shown."""
+        if self._shown is not None:
+            self.refresh(self._shown)
 
 
 _FAULT = (

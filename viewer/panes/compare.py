@@ -77,11 +77,11 @@ class ComparePane(Pane):
 
     def build(self) -> Any:
         """Makes the choices, the figure and both tables."""
-        self._shown: Shown | None = None
         self.choices = Chooser(sizing_mode="stretch_both", margin=0, stylesheets=[NARROW])
         self.choices.css_classes = ["choices"]
         self.choices.on_message(self._choose)
         self.figure = OverlayFigure(self._jump)
+        self.figure.frame.on_zoom(self.again)
         self.table = html_view(sizing_mode="stretch_both", css_classes=["table"])
         self.table.on_message(self._select)
         self.nodes = html_view(sizing_mode="stretch_both", css_classes=["table", "nodes"])
@@ -108,7 +108,6 @@ class ComparePane(Pane):
 
     def update(self, shown: Shown) -> None:
         """Compares anew; what is the same on screen is not sent again."""
-        self._shown = shown
         other = shown.other
         if other is None:
             return  # another section is on screen
@@ -125,7 +124,9 @@ class ComparePane(Pane):
 
     def _compare_tensor(self, shown: Shown, other: Other, slot: Slot | None) -> None:
         at, view = shown.at, shown.view
-        overlay = overlay_of(view, slot, other, at, relative=shown.axis == "relative")
+        within = self.figure.frame.window
+        relative = shown.axis == "relative"
+        overlay = overlay_of(view, slot, other, at, relative=relative, within=within)
         self.figure.draw(overlay, other, at=at, log=shown.scale == "log", axis=shown.axis)
         match = None if other.view is None else counterpart(other.view, slot)
         rows = statistics_of(view, slot, other, at)

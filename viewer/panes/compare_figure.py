@@ -12,7 +12,7 @@ from bokeh.models.annotations import LegendItem, Span
 from comgra_decl.viewer.model.compare import Overlay
 from comgra_decl.viewer.model.other import Other
 from comgra_decl.viewer.model.selection import Selection
-from comgra_decl.viewer.model.series import Curve
+from comgra_decl.viewer.model.series import Curve, extent
 from comgra_decl.viewer.palette import BLUE, ORANGE
 from comgra_decl.viewer.panes.figures import Frame, legend
 
@@ -57,11 +57,8 @@ class OverlayFigure:
         self.frame.set_log(log)
         self.frame.title = at.statistic + (" \u00f7 its start" if axis == "relative" else "")
         if known:
-            low = min(float(line.steps[0]) for line in known)
-            high = max(float(line.steps[-1]) for line in known)
-            air = (high - low) * 0.015 or 0.5
             y = _joined(known) if log else overlay.bounds
-            self.frame.show(x=(low - air, high + air), y=y)
+            self.frame.show(x=extent(*(line.steps for line in known)), y=y)
         missing = [line.missing for line in drawn if line is not None]
         self.frame.say(overlay.here.missing if len(known) == 0 else "")
         said = next((text for text in missing if text), "") if known else ""

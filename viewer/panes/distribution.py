@@ -10,6 +10,7 @@ from numpy.typing import NDArray
 
 from comgra_decl.viewer.model.distribution import Distribution, distribution
 from comgra_decl.viewer.model.selection import nearest, slots_of
+from comgra_decl.viewer.model.series import extent
 from comgra_decl.viewer.model.tables import distribution_csv
 from comgra_decl.viewer.model.words import pass_label
 from comgra_decl.viewer.palette import BLUE, ORANGE, faded
@@ -30,7 +31,6 @@ class DistributionPane(Pane):
         self._place = place
         self._x_range = x_range
         self._drawn: object = None
-        self._shown: Shown | None = None
         super().__init__(act)
 
     def build(self) -> Any:
@@ -43,6 +43,7 @@ class DistributionPane(Pane):
         )
         image(self.frame.figure, self._image, mapper)
         self.frame.on_tap(self._jump)
+        self.frame.on_zoom(self.again)
         return self.frame.pane()
 
     def exhibits(self) -> list[Exhibit]:
@@ -56,12 +57,13 @@ class DistributionPane(Pane):
 
     def update(self, shown: Shown) -> None:
         """Redraws the picture if the tensor changed; always moves the step marker."""
-        self._shown = shown
-        at = shown.at
+        at, within = shown.at, self.frame.window
         key = (shown.view, shown.view.revision, at.type, at.node, at.role, at.iteration,
-               at.gradient)  # fmt: skip
+               at.gradient, within)  # fmt: skip
         if key != self._drawn:
-            self._draw(distribution(shown.view, slots_of(shown.view, at)[self._place], at))
+            slot = slots_of(shown.view, at)[self._place]
+            self.frame.show(x=extent(shown.view.steps(at.type)))
+            self._draw(distribution(shown.view, slot, at, within=within))
             name = pass_label(at.gradient) if self._place else "forward"
             self.frame.title = f"{name} \u00b7 distribution"
             self._drawn = key

@@ -6,7 +6,7 @@ from collections.abc import Callable
 from typing import Any
 
 import panel as pn
-from bokeh.events import DoubleTap, Tap
+from bokeh.events import DoubleTap, RangesUpdate, Tap
 from bokeh.models import (
     BoxZoomTool,
     ColumnDataSource,
@@ -118,15 +118,42 @@ class Frame:
         if self._span.visible != (step is not None):
             self._span.visible = step is not None
 
+    @property
+    def window(self) -> tuple[float, float] | None:
+        """The part of the x axis that the user has zoomed to; None where all is shown."""
+        now = float(self._x.start), float(self._x.end)  # type: ignore[arg-type]
+        return None if self._home.get("x", now) == now else now
+
+    def on_zoom(self, callback: Callable[[], None]) -> None:
+        """Calls `callback` when the user has zoomed, in this figure or in one with its x axis."""
+        zoomed = False
+
+        def tell() -> None:
+            nonlocal zoomed
+            zoomed = self.window is not None
+            with pn.io.hold():
+                callback()
+
+        def back(attr: str, old: object, new: object) -> None:
+            if zoomed and self.window is None:
+                tell()
+
+        self.figure.on_event(RangesUpdate, tell)
+        for end in ("start", "end"):  # all is shown again, by a double click in any of them
+            self._x.on_change(end, back)
+
     def on_tap(self, callback: Callable[[float, float], None]) -> None:
         """Calls `callback(x, y)` in data units on every click into the frame."""
         self.figure.on_event(Tap, lambda event: callback(event.x, event.y))
 
-    def show(self, *, x: tuple[float, float] | None = None, y: tuple[float, float]) -> None:
+    def show(
+        self, *, x: tuple[float, float] | None = None, y: tuple[float, float] | None = None
+    ) -> None:
         """Sets the ranges that hold all data; a zoomed axis stays as the user left it."""
         if x is not None:
             self._range("x", self._x, x)
-        self._range("y", self._y, y)
+        if y is not None:
+            self._range("y", self._y, y)
 
     def set_log(self, log: bool) -> None:
         """Labels the y axis as powers of ten, for data given as logarithms."""

@@ -28,7 +28,6 @@ class FindingsPane(Pane):
 
     def build(self) -> Any:
         """Makes the piece of HTML."""
-        self._shown: Shown | None = None
         self.view = html_view()
         self.view.on_message(self._on_message)
         return self.view
@@ -39,7 +38,6 @@ class FindingsPane(Pane):
 
     def update(self, shown: Shown) -> None:
         """Writes all of it anew if anything changed; of a run at rest, looks once by itself."""
-        self._shown = shown
         if shown.view.run.state != "live" and not looked_at(shown.view):
             self._look(shown)
         content = page_of(found(shown.view), shown)

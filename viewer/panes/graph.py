@@ -38,7 +38,6 @@ class GraphPane(Pane):
         self._expanded: frozenset[str] | None = None
         self._opened: frozenset[str] = frozenset()
         self._scene: Scene | None = None
-        self._shown: Shown | None = None
         self._look: Callable[[str, str], None] | None = None
         self.view = GraphView(sizing_mode="stretch_both", margin=0)
         self.view.on_message(self._on_message)
@@ -64,7 +63,6 @@ class GraphPane(Pane):
             assert self._scene is not None
             changes["scene"] = self._scene.as_json()
         assert self._scene is not None
-        self._shown = shown
         changes["selected"] = box_of(self._scene, graph.name_of(shown.at)) or ""
         changes["info"] = info_of(shown.at, graph)
         changes["heat"], changes["legend"] = None, None

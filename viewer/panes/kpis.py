@@ -11,6 +11,7 @@ from bokeh.models.annotations import LegendItem
 
 from comgra_decl.viewer.model.kpis import Chart, charts
 from comgra_decl.viewer.model.selection import nearest
+from comgra_decl.viewer.model.series import extent
 from comgra_decl.viewer.model.tables import kpi_csv
 from comgra_decl.viewer.palette import LINES
 from comgra_decl.viewer.panes.base import Act, Exhibit, Pane, Shown, html_view
@@ -48,7 +49,6 @@ class KpisPane(Pane):
         self._figures: dict[str, _KpiFigure] = {}
         self._x_range = unit_range()
         self._drawn: object = None
-        self._shown: Shown | None = None
         self._empty = html_view()
         self._empty.html = _EMPTY
         self._grid = pn.Column(sizing_mode="stretch_both", margin=0, stylesheets=[_GRID])
@@ -67,10 +67,10 @@ class KpisPane(Pane):
 
     def update(self, shown: Shown) -> None:
         """Redraws the lines when there are new records; always moves the step markers."""
-        self._shown = shown
-        key = (shown.view, shown.view.revision, shown.scale)
+        within = next((d.frame.window for d in self._figures.values()), None)
+        key = (shown.view, shown.view.revision, shown.scale, within)
         if key != self._drawn:
-            self._draw(charts(shown.view)[: self._most], shown.scale == "log")
+            self._draw(charts(shown.view, within=within)[: self._most], shown.scale == "log")
             self._drawn = key
         for drawn in self._figures.values():
             drawn.frame.mark_step(shown.at.step)
@@ -80,17 +80,16 @@ class KpisPane(Pane):
         self._grid.visible = bool(known)
         names = [chart.title for chart in known]
         if names != list(self._figures):
-            self._figures = {
-                name: self._figures.get(name) or _KpiFigure(name, self._x_range, self._jump)
-                for name in names
-            }
+            self._figures = {name: self._figures.get(name) or self._figure(name) for name in names}
             self._grid.objects = [drawn.panel for drawn in self._figures.values()]
-        steps = [line.steps for chart in known for line in chart.lines]
-        low = min((float(s[0]) for s in steps), default=0.0)
-        high = max((float(s[-1]) for s in steps), default=1.0)
-        air = (high - low) * 0.015 or 0.5
+        steps = extent(*(line.steps for chart in known for line in chart.lines))
         for chart in known:
-            self._figures[chart.title].draw(chart, (low - air, high + air), log)
+            self._figures[chart.title].draw(chart, steps, log)
+
+    def _figure(self, name: str) -> _KpiFigure:
+        made = _KpiFigure(name, self._x_range, self._jump)
+        made.frame.on_zoom(self.again)
+        return made
 
     def _jump(self, x: float, _: float) -> None:
         if self._shown is not None:

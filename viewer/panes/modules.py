@@ -28,7 +28,6 @@ class ModulesPane(Pane):
 
     def build(self) -> Any:
         """Makes the piece of HTML."""
-        self._shown: Shown | None = None
         self._run: object = None
         self._node = ""
         self._opened: frozenset[Key] = frozenset()
@@ -42,7 +41,6 @@ class ModulesPane(Pane):
 
     def update(self, shown: Shown) -> None:
         """Writes the visible part of the tree anew."""
-        self._shown = shown
         tree = module_tree(shown.view, shown.at)
         if shown.view is not self._run:
             self._run, self._node = shown.view, ""
@@ -112,7 +110,7 @@ class ModulesPane(Pane):
         elif self._shown is not None:
             top, _, path = rest.partition(":")
             self._opened ^= {(int(top), path)}
-            self.refresh(self._shown)
+            self.again()
 
 
 _HOW = "Shares need the statistic l2 of <code>update</code> or <code>parameter_grad</code>."

@@ -26,7 +26,6 @@ class NotesPane(Pane):
 
     def build(self) -> Any:
         """Makes the piece of HTML."""
-        self._shown: Shown | None = None
         self._drawn: object = None
         self.view = html_view()
         self.view.on_message(self._on_message)
@@ -38,7 +37,6 @@ class NotesPane(Pane):
 
     def update(self, shown: Shown) -> None:
         """Writes the table anew when there are new notes or another step is shown."""
-        self._shown = shown
         known = notes(shown.view)
         key = (known, shown.at.step)
         if key != self._drawn:

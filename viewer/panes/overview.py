@@ -43,7 +43,6 @@ class OverviewPane(Pane):
         self._x_range = x_range
         self._drawn: object = None
         self._picture: Overview | None = None
-        self._shown: Shown | None = None
         super().__init__(act)
 
     def build(self) -> Any:
@@ -74,6 +73,7 @@ class OverviewPane(Pane):
         )  # fmt: skip
         fig.add_tools(HoverTool(renderers=[flags], tooltips="@text"))
         self.frame.on_tap(self._select)
+        self.frame.on_zoom(self.again)
         return self.frame.pane()
 
     def exhibits(self) -> list[Exhibit]:
@@ -87,12 +87,13 @@ class OverviewPane(Pane):
 
     def update(self, shown: Shown) -> None:
         """Paints anew if the statistic or the records changed; else moves the marks."""
-        self._shown = shown
         at = shown.at
         pass_ = at.gradient if self._place else "forward"
-        key = (shown.view, shown.view.revision, at.type, at.iteration, pass_, at.over, at.statistic)
+        within = self.frame.window
+        key = (shown.view, shown.view.revision, at.type, at.iteration, pass_, at.over,
+               at.statistic, within)  # fmt: skip
         if key != self._drawn:
-            self._picture = overview(shown.view, at, pass_)
+            self._picture = overview(shown.view, at, pass_, within=within)
             self._draw(self._picture)
             self.frame.title = _title(shown, pass_, self._picture)
             self._drawn = key
@@ -131,7 +132,7 @@ class OverviewPane(Pane):
         self._names.args = {"names": [f"{s.node} \u00b7 {s.role}" for s in picture.slots]}
         self._label(picture.labels)
         self.frame.say("")
-        self.frame.show(x=(picture.x0, picture.x1), y=(float(lines), 0.0))
+        self.frame.show(x=picture.all_, y=(float(lines), 0.0))
 
     def _label(self, labels: list[str]) -> None:
         """Writes names beside the lines, of many evenly spaced ones."""

@@ -7,7 +7,7 @@ from typing import Any, ClassVar
 from bokeh.models import ColumnDataSource, Line, Range1d, Scatter, VArea
 
 from comgra_decl.viewer.model.selection import nearest, slots_of
-from comgra_decl.viewer.model.series import Curve, curve, isolated
+from comgra_decl.viewer.model.series import Curve, curve, extent, isolated
 from comgra_decl.viewer.model.tables import series_csv
 from comgra_decl.viewer.model.words import BATCH_LABELS, pass_label
 from comgra_decl.viewer.palette import BLUE, GREY, ORANGE, RED
@@ -31,7 +31,6 @@ class SeriesPane(Pane):
         self._place = place
         self._x_range = x_range
         self._drawn: object = None
-        self._shown: Shown | None = None
         super().__init__(act)
 
     def build(self) -> Any:
@@ -53,6 +52,7 @@ class SeriesPane(Pane):
         fig.hover.renderers = [main, broken]
         fig.hover.update(line_policy="nearest", mode="vline")
         self.frame.on_tap(self._jump)
+        self.frame.on_zoom(self.again)
         return self.frame.pane()
 
     def exhibits(self) -> list[Exhibit]:
@@ -66,13 +66,12 @@ class SeriesPane(Pane):
 
     def update(self, shown: Shown) -> None:
         """Redraws the line if the tensor or statistic changed; always moves the step marker."""
-        self._shown = shown
-        at = shown.at
+        at, within = shown.at, self.frame.window
         key = (shown.view, shown.view.revision, at.type, at.node, at.role, at.iteration,
-               at.gradient, at.batch, at.statistic, shown.scale)  # fmt: skip
+               at.gradient, at.batch, at.statistic, shown.scale, within)  # fmt: skip
         if key != self._drawn:
             slot = slots_of(shown.view, at)[self._place]
-            line = curve(shown.view, slot, at)
+            line = curve(shown.view, slot, at, within=within)
             self._draw(line, line.logarithmic() if shown.scale == "log" else line, shown)
             self._drawn = key
         self.frame.mark_step(at.step)
@@ -90,7 +89,7 @@ class SeriesPane(Pane):
         nothing = [float("nan")] * count
         put(self._broken, {"x": line.broken.tolist(), "y": [bottom] * count, "value": nothing})
         self.frame.set_log(shown.scale == "log")
-        self.frame.show(x=_extent(shown), y=line.bounds)
+        self.frame.show(x=extent(shown.view.steps(shown.at.type)), y=line.bounds)
         self.frame.say(line.missing)
 
     def _jump(self, x: float, _: float) -> None:
@@ -107,16 +106,6 @@ def _columns(names: tuple[str, ...], x: Inline, *others: Inline) -> dict[str, An
     """Returns data for a source; none at all where there is none beside the steps."""
     columns = (x, *others) if len(others[0]) else ([] for _ in names)
     return dict(zip(names, columns, strict=True))
-
-
-def _extent(shown: Shown) -> tuple[float, float]:
-    """Returns the x range of all steps, so that all figures of a tensor share it."""
-    steps = shown.view.steps(shown.at.type)
-    if len(steps) == 0:
-        return 0.0, 1.0
-    low, high = float(steps[0]), float(steps[-1])
-    air = (high - low) * 0.015 or 0.5
-    return low - air, high + air
 
 
 def _title(shown: Shown, place: int) -> str:

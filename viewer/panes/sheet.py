@@ -51,7 +51,6 @@ class SheetPane(Pane):
 
     def build(self) -> Any:
         """Makes the choices, the figure and the table."""
-        self._shown: Shown | None = None
         self._tensor = Tensor()
         self._slicing = Slicing(())
         self._key: object = None
@@ -83,7 +82,6 @@ class SheetPane(Pane):
     def update(self, shown: Shown) -> None:
         """Reads the tensor if it is another one; draws the slice and the window."""
         at = shown.at
-        self._shown = shown
         key = (shown.view, shown.view.revision, at, shown.pass_)
         if key != self._key:
             self._tensor = tensor_of(shown.view, at, shown.pass_)

@@ -41,7 +41,6 @@ class StatisticsPane(Pane):
     def build(self) -> Any:
         """Makes the piece of HTML."""
         self.view = html_view(sizing_mode="stretch_both", css_classes=["statistics"])
-        self._shown: Shown | None = None
         self.view.on_message(self._choose)
         return self.view
 
@@ -51,7 +50,6 @@ class StatisticsPane(Pane):
 
     def update(self, shown: Shown) -> None:
         """Writes all of it anew; that is a few kilobytes."""
-        self._shown = shown
         table = statistics_table(shown.view, shown.at)
         samples = sample_table(shown.view, shown.at)
         tokens = [f"statistic:{name}" for name, _ in table.rows]

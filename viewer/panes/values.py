@@ -30,7 +30,6 @@ class ValuesPane(Pane):
     def __init__(self, act: Act, *, place: int) -> None:
         self._place = place
         self._drawn: object = None
-        self._shown: Shown | None = None
         super().__init__(act)
 
     def build(self) -> Any:
@@ -66,7 +65,6 @@ class ValuesPane(Pane):
 
     def update(self, shown: Shown) -> None:
         """Redraws if the tensor, the step or the sample changed."""
-        self._shown = shown
         at = shown.at
         key = (shown.view, at.type, at.step, at.node, at.role, at.iteration, at.gradient, at.sample)
         if key != self._drawn:

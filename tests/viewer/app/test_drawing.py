@@ -11,9 +11,10 @@ from hypothesis import strategies as st
 from hypothesis.extra.numpy import arrays
 
 from comgra_decl.viewer import palette
-from comgra_decl.viewer.model.distribution import COLUMNS, columns, picture
+from comgra_decl.viewer.model.columns import COLUMNS, columns, strongest
+from comgra_decl.viewer.model.distribution import picture
 from comgra_decl.viewer.model.graph import scale_of
-from comgra_decl.viewer.model.series import Curve, bounds, isolated, thin
+from comgra_decl.viewer.model.series import Curve, bounds, drawn, isolated, thin
 from comgra_decl.viewer.model.values import tiled
 from comgra_decl.viewer.panes.distribution import SHADES, shades
 
@@ -30,6 +31,48 @@ def test_thinning_keeps_extremes_first_and_last(line: np.ndarray, points: int) -
     if np.isfinite(line).any():
         assert np.nanmin(line[keep]) == np.nanmin(line)
         assert np.nanmax(line[keep]) == np.nanmax(line)
+
+
+@given(values, st.integers(4, 40), st.floats(-10, 810), st.floats(0, 900))
+def test_a_line_zoomed_into_keeps_the_whole_and_shows_more_of_the_window(
+    line: np.ndarray, points: int, low: float, length: float
+) -> None:
+    steps, within = 2 * np.arange(len(line)), (low, low + length)
+    keep = drawn(steps, line, points, within)
+    assert (np.diff(keep) > 0).all()
+    assert set(thin(line, points)) <= set(keep)
+    inside = np.flatnonzero((steps >= within[0]) & (steps <= within[1]))
+    if len(inside) <= points - 2:  # with one more on each side
+        assert set(inside) <= set(keep)
+
+
+@given(
+    st.integers(1, 60).flatmap(
+        lambda k: st.tuples(
+            st.lists(st.integers(0, 300), min_size=k, max_size=k, unique=True).map(sorted),
+            arrays(np.float64, (2, k), elements=st.floats(-1e6, 1e6) | st.just(math.nan)),
+        )
+    ),
+    st.integers(1, 40),
+)
+def test_a_column_shows_its_strongest_record_or_the_one_before(
+    records: tuple[list[int], np.ndarray], count: int
+) -> None:
+    steps, numbers = np.array(records[0]), records[1]
+    x0, x1 = float(steps[0]), float(steps[-1]) + 1
+    found = strongest(numbers, steps, x0, x1, count)
+    edges = np.linspace(x0, x1, count + 1)
+    for line, row in zip(numbers, found, strict=True):
+        for j in range(count):
+            inside = line[(steps >= edges[j]) & (steps < edges[j + 1])]
+            if not len(inside):
+                inside = line[steps < edges[j]][-1:]
+            known = np.abs(inside[~np.isnan(inside)])
+            if len(known):
+                assert abs(row[j]) == known.max()
+                assert row[j] in inside
+            else:
+                assert math.isnan(row[j])
 
 
 @given(values)

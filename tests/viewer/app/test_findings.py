@@ -169,7 +169,7 @@ def test_a_link_leaves_a_type_that_lacks_the_step(broken: RunView) -> None:
 def test_the_page_sends_what_it_shows_and_nothing_else(broken: RunView) -> None:
     wanted: list[dict[str, object]] = []
     pane = FindingsPane(lambda **change: wanted.append(change))
-    pane.update(shown(broken))
+    pane.refresh(shown(broken))
     first = next(p for p in placed(broken, "forward") if p[2].rule == "nonfinite")
     sent = link(first[0], first[1], sample=first[2].sample)
     assert pane.view.check({"send": sent})

@@ -82,7 +82,7 @@ def test_an_update_stands_beside_value_and_gradient(
     assert update.value == pytest.approx(0.1 * gradient.value, rel=1e-4)
     assert value.value > update.value
     pane = StatisticsPane(lambda **_: None)
-    pane.update(Shown(view, where, "kind", "linear", None, follow=False))
+    pane.refresh(Shown(view, where, "kind", "linear", None, follow=False))
     assert '<th><span class="update">update</span></th>' in pane.view.html
     alone = statistics_table(view, replace(where, gradient="update"))
     assert alone.columns == ("forward", "update")  # not twice

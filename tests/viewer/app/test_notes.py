@@ -52,7 +52,7 @@ def test_notes_are_listed_with_step_and_time(noted: RunView) -> None:
 
 def test_a_note_is_text_and_never_markup(noted: RunView) -> None:
     pane = NotesPane(lambda **_: None)
-    pane.update(shown(noted))
+    pane.refresh(shown(noted))
     assert "&lt;script&gt;" in pane.view.html
     assert "<script>" not in pane.view.html
 
@@ -60,7 +60,7 @@ def test_a_note_is_text_and_never_markup(noted: RunView) -> None:
 def test_a_click_on_a_note_goes_to_the_nearest_record(noted: RunView) -> None:
     wanted: list[dict[str, object]] = []
     pane = NotesPane(lambda **change: wanted.append(change))
-    pane.update(shown(noted))
+    pane.refresh(shown(noted))
     assert pane.view.check({"send": "step:7"})
     assert not pane.view.check({"send": "step:6"})
     pane._on_message({"send": "step:7"})

@@ -1,0 +1,50 @@
+"""Pictures over steps have so many columns and no more: which records each of them shows."""
+
+from __future__ import annotations
+
+import numpy as np
+from numpy.typing import NDArray
+
+from comgra_decl.viewer.model.runview import Steps
+from comgra_decl.viewer.model.series import Floats, Window
+
+COLUMNS = 360
+
+
+def columns(steps: Steps, within: Window | None = None) -> tuple[float, float, NDArray[np.int64]]:
+    """Returns the extent in steps and, for each column, the number of the record it shows.
+
+    The extent is that of the records, or of a window where there are more than columns.
+    """
+    gaps = np.diff(steps)
+    if len(steps) <= COLUMNS and (len(gaps) == 0 or (gaps == gaps[0]).all()):
+        half = float(gaps[0]) / 2 if len(gaps) else 0.5
+        return float(steps[0]) - half, float(steps[-1]) + half, np.arange(len(steps))
+    x0, x1 = float(steps[0]), float(steps[-1])
+    if within is not None and max(x0, within[0]) < min(x1, within[1]):
+        x0, x1 = max(x0, within[0]), min(x1, within[1])
+    centres = x0 + (np.arange(COLUMNS) + 0.5) * (x1 - x0) / COLUMNS
+    return x0, x1, np.searchsorted(steps, centres, side="right") - 1
+
+
+def strongest(numbers: Floats, steps: Steps, x0: float, x1: float, count: int) -> Floats:
+    """Returns of each column the number of largest magnitude, [lines, count].
+
+    One bad step among many stays in sight. A column without a record shows the one before it.
+
+    Args:
+        numbers: What was recorded [lines, k]; NaN where nothing was.
+        steps: When, ascending [k].
+        x0: Where the first column begins.
+        x1: Where the last one ends.
+        count: How many columns there are.
+    """
+    edges = np.linspace(x0, x1, count + 1)
+    edges[-1] = np.nextafter(x1, np.inf)  # the last step is in the last column
+    begin = np.searchsorted(steps, edges)
+    known = np.pad(numbers[:, : begin[-1]], ((0, 0), (1, 1)), constant_values=np.nan)
+    low, high = (pick.reduceat(known, begin[:-1] + 1, axis=1) for pick in (np.fmin, np.fmax))
+    found: Floats = np.where(-low > high, low, high)
+    empty = begin[1:] == begin[:-1]
+    found[:, empty] = known[:, begin[:-1][empty]]  # the record before
+    return found
