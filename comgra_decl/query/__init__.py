@@ -9,6 +9,7 @@ run.value("blocks.0.attn", step=100)        # numpy array [samples, ...]
 
 from comgra_decl.store.checks import NotedCheck
 from comgra_decl.store.location import Location, Remote, location
+from comgra_decl.store.reader import limit_cache
 
 from .compare import compare, differences
 from .group import Group, open_group
@@ -25,6 +26,7 @@ __all__ = [
     "RunSummary",
     "compare",
     "differences",
+    "limit_cache",
     "list_runs",
     "location",
     "open_group",

@@ -21,19 +21,30 @@ from .tables import WRONG, Tables
 from .view import View
 
 CACHE_BYTES = 128 << 20
-"""Decoded chunks and index nodes kept by all readers of this process together."""
-
+"""Decoded chunks and index nodes kept by all readers of this process together, unless told so."""
 
 _CREATION = 10.0
 """Seconds for which a run without its first key counts as being created."""
 
 _context: ts.Context | None = None
+_limit = CACHE_BYTES
+
+
+def limit_cache(nbytes: int) -> None:
+    """Says how much the readers of this process may keep, those that are opened from now on.
+
+    Args:
+        nbytes: Of decoded chunks and index nodes, for all readers together.
+    """
+    global _context, _limit
+    if nbytes != _limit:
+        _context, _limit = None, nbytes
 
 
 def _shared_context(*, renew: bool = False) -> ts.Context:
     global _context
     if _context is None or renew:
-        _context = new_context(cache_bytes=CACHE_BYTES, copy_threads=2)
+        _context = new_context(cache_bytes=_limit, copy_threads=2)
     return _context
 
 
