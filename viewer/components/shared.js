@@ -50,9 +50,20 @@ function onPageKey(element, handle) {
 // is still awaited; then only the browser's own work is left for it.
 const painting = new MessageChannel(); // after Bokeh's own promises, unlike a microtask
 painting.port1.onmessage = () => {
-  const stale = (view) => view._invalidate_all || view._invalidated_painters?.size;
-  for (const view of window.Bokeh?.index.query(stale) ?? []) view.repaint();
+  const ours = (view) => view.model.tags.includes("frame");
+  for (const view of window.Bokeh?.index.query(ours) ?? []) {
+    unplaced(view);
+    if (view._invalidate_all || view._invalidated_painters?.size) view.repaint();
+  }
 };
+
+// Whenever Bokeh paints a glyph it writes a style sheet with its extent, for an element that is
+// empty, and the browser works out the styles of the figure anew.
+function unplaced(figure) {
+  for (const view of figure.computed_renderer_views ?? []) {
+    if (view.model.type === "GlyphRenderer") view.update_position = () => {};
+  }
+}
 
 // Sends messages one at a time and never before the page is ready. A message waits for the answer
 // to the one before; waiting messages of the same kind are replaced, so the newest wins.

@@ -11,19 +11,21 @@ from comgra_decl.viewer.model.series import Floats, Window
 COLUMNS = 360
 
 
-def columns(steps: Steps, within: Window | None = None) -> tuple[float, float, NDArray[np.int64]]:
+def columns(
+    steps: Steps, within: Window | None = None, *, most: int = COLUMNS
+) -> tuple[float, float, NDArray[np.int64]]:
     """Returns the extent in steps and, for each column, the number of the record it shows.
 
-    The extent is that of the records, or of a window where there are more than columns.
+    The extent is that of the records, or of a window where there are more than `most`.
     """
     gaps = np.diff(steps)
-    if len(steps) <= COLUMNS and (len(gaps) == 0 or (gaps == gaps[0]).all()):
+    if len(steps) <= most and (len(gaps) == 0 or (gaps == gaps[0]).all()):
         half = float(gaps[0]) / 2 if len(gaps) else 0.5
         return float(steps[0]) - half, float(steps[-1]) + half, np.arange(len(steps))
     x0, x1 = float(steps[0]), float(steps[-1])
     if within is not None and max(x0, within[0]) < min(x1, within[1]):
         x0, x1 = max(x0, within[0]), min(x1, within[1])
-    centres = x0 + (np.arange(COLUMNS) + 0.5) * (x1 - x0) / COLUMNS
+    centres = x0 + (np.arange(most) + 0.5) * (x1 - x0) / most
     return x0, x1, np.searchsorted(steps, centres, side="right") - 1
 
 

@@ -12,7 +12,8 @@ from comgra_decl.viewer.model.runview import RunView, Slot, Steps
 from comgra_decl.viewer.model.selection import Selection
 from comgra_decl.viewer.model.series import Window
 
-ROWS = 80
+ROWS, COLUMNS = 64, 320
+"""About what a figure in a grid has room for; each cell is sent, read and painted."""
 _TAIL = 0.01  # share of the values of a record that its own range leaves out on each side
 _ODD = 0.05  # share of the records whose range is not respected on each side
 
@@ -63,7 +64,7 @@ def picture(
     total = shares[:, -1:]
     shares = np.divide(shares, total, out=np.full_like(shares, np.nan), where=total > 0)
     y0, y1 = robust_range(shares, ranges)
-    x0, x1, chosen = columns(steps, within)
+    x0, x1, chosen = columns(steps, within, most=COLUMNS)
     edges = np.linspace(y0, y1, ROWS + 1)
     image = np.full((ROWS, len(chosen)), np.nan)
     filled = total[chosen, 0] > 0
