@@ -54,14 +54,16 @@ class Curve:
     missing: str = ""
 
     def logarithmic(self) -> Curve:
-        """Returns the same curve in powers of ten; what is not positive leaves a gap."""
+        """Returns the same curve in powers of ten; what is not positive leaves a gap.
+
+        A band that reaches below zero goes to the end of the axis.
+        """
         values, high, context = log10(self.values), log10(self.high), log10(self.context)
         if len(values) and np.isnan(values).all() and not self.missing:
             return replace(self, missing="No positive values: choose the linear axis.")
         shown = bounds(values, high, context)
-        return replace(
-            self, values=values, low=log10(self.low), high=high, context=context, bounds=shown
-        )
+        low = np.where((self.low <= 0) & ~np.isnan(high), shown[0], log10(self.low))
+        return replace(self, values=values, low=low, high=high, context=context, bounds=shown)
 
 
 def curve(

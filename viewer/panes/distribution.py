@@ -15,7 +15,7 @@ from comgra_decl.viewer.model.tables import distribution_csv
 from comgra_decl.viewer.model.words import pass_label
 from comgra_decl.viewer.palette import BLUE, ORANGE, faded
 from comgra_decl.viewer.panes.base import PASSES, TENSOR, Act, Exhibit, Pane, Shown
-from comgra_decl.viewer.panes.figures import IMAGE, Frame, image
+from comgra_decl.viewer.panes.figures import FEW, IMAGE, Frame, image
 from comgra_decl.viewer.panes.inline import inline
 
 SHADES = 64
@@ -36,7 +36,7 @@ class DistributionPane(Pane):
     def build(self) -> Any:
         """Makes the figure with one image."""
         tooltips = [("step", "$x{0}"), ("value", "$y{0.000e}")]
-        self.frame = Frame(x_range=self._x_range, tooltips=tooltips)
+        self.frame = Frame(x_range=self._x_range, tooltips=tooltips, ticks=FEW)
         self._image = ColumnDataSource({name: [] for name in IMAGE})
         mapper = LinearColorMapper(
             palette=faded(ORANGE if self._place else BLUE, SHADES), low=0, high=SHADES

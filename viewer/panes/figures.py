@@ -20,9 +20,10 @@ from bokeh.models.annotations import Legend, LegendItem, Span, Title
 from bokeh.models.formatters import BasicTickFormatter, CustomJSTickFormatter
 from bokeh.models.glyph import Glyph
 from bokeh.models.renderers import GlyphRenderer
-from bokeh.models.tickers import BasicTicker
+from bokeh.models.tickers import BasicTicker, FixedTicker
 from bokeh.plotting import figure
 
+from comgra_decl.viewer.model.ticks import log_ticks
 from comgra_decl.viewer.palette import GREY, RED
 
 MIN_HEIGHT = 170
@@ -43,9 +44,11 @@ return short.replaceAll("-", "\u2212").padStart(7, "\u2007")
 _DIGITS = "Menlo, monospace"
 """Numbers of a fixed width: an axis that grows or shrinks makes Bokeh lay out the whole page.
 
-Few names, and `_TICKS` few numbers: writing them is nearly half of painting a figure.
+The names are few because each number looks them up.
 """
-_TICKS = 3
+FEW, _TICKS = 3, 5
+"""Numbers along an axis of a small figure, where writing them is nearly half of painting it, and
+of a large one."""
 
 
 class Frame:
@@ -56,7 +59,12 @@ class Frame:
     """
 
     def __init__(
-        self, *, x_range: Range1d | None = None, tooltips: Any = None, both: bool = False
+        self,
+        *,
+        x_range: Range1d | None = None,
+        tooltips: Any = None,
+        both: bool = False,
+        ticks: int = _TICKS,
     ) -> None:
         self._home: dict[str, tuple[float, float]] = {}
         self._x = x_range or unit_range()
@@ -83,8 +91,9 @@ class Frame:
         if tooltips is not None:
             self.figure.add_tools(HoverTool(tooltips=tooltips, mode="mouse"))
         self.figure.toolbar.active_drag = zoomer
-        self._ticker = BasicTicker(desired_num_ticks=_TICKS)
-        self.figure.yaxis.ticker = self._ticker
+        self._linear, self._log = BasicTicker(desired_num_ticks=ticks), FixedTicker(ticks=[])
+        self.figure.yaxis.ticker = self._linear
+        self.figure.xaxis.ticker = BasicTicker(desired_num_ticks=ticks)
         _style(self.figure, self._formatter)
         self.figure.on_event(DoubleTap, lambda _: self._show_all())
         self._message = ColumnDataSource({"x": [], "y": [], "text": []})
@@ -159,12 +168,15 @@ class Frame:
             self._range("x", self._x, x)
         if y is not None:
             self._range("y", self._y, y)
+            ticks = log_ticks(min(y), max(y), _TICKS) if self._formatter.args["power"] else []
+            if ticks != self._log.ticks:
+                self._log.ticks = ticks
 
     def set_log(self, log: bool) -> None:
         """Labels the y axis as powers of ten, for data given as logarithms."""
         if bool(self._formatter.args["power"]) != log:
             self._formatter.args = {"power": int(log)}
-            self._ticker.mantissas = [1] if log else [1, 2, 5]
+            self.figure.yaxis.ticker = self._log if log else self._linear
 
     def label(self, x: str) -> None:
         """Writes a line below the x axis."""
@@ -272,7 +284,6 @@ def _style(fig: Any, formatter: CustomJSTickFormatter) -> None:
     fig.yaxis.formatter = formatter
     fig.yaxis.major_label_text_font = _DIGITS
     fig.xaxis.formatter = BasicTickFormatter(use_scientific=False)
-    fig.xaxis.ticker.desired_num_ticks = _TICKS
     fig.xgrid.grid_line_color = None
     fig.ygrid.grid_line_color = GREY
     fig.ygrid.grid_line_alpha = 0.3

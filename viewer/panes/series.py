@@ -12,7 +12,7 @@ from comgra_decl.viewer.model.tables import series_csv
 from comgra_decl.viewer.model.words import BATCH_LABELS, pass_label
 from comgra_decl.viewer.palette import BLUE, GREY, ORANGE, RED
 from comgra_decl.viewer.panes.base import PASSES, TENSOR, Act, Exhibit, Pane, Shown
-from comgra_decl.viewer.panes.figures import Frame, plainly, put
+from comgra_decl.viewer.panes.figures import FEW, Frame, plainly, put
 from comgra_decl.viewer.panes.inline import Inline, inline, inline_steps
 
 _FEW = 60
@@ -36,7 +36,7 @@ class SeriesPane(Pane):
     def build(self) -> Any:
         """Makes the figure: context, band, line, broken points."""
         tooltips = [("step", "@x"), ("value", "@value{0.0000e}")]
-        self.frame = Frame(x_range=self._x_range, tooltips=tooltips)
+        self.frame = Frame(x_range=self._x_range, tooltips=tooltips, ticks=FEW)
         colour = ORANGE if self._place else BLUE
         self._band, self._context, self._dots = (_source(n) for n in (_BAND, _CONTEXT, _DOTS))
         self._line, self._broken = _source(_LINE), _source(_LINE)

@@ -16,7 +16,7 @@ from comgra_decl.viewer.model.values import ValuesPicture, values_picture
 from comgra_decl.viewer.model.words import pass_label
 from comgra_decl.viewer.palette import RED, signed_faded
 from comgra_decl.viewer.panes.base import PASSES, TENSOR, Act, Exhibit, Pane, Shown
-from comgra_decl.viewer.panes.figures import IMAGE, Frame, image, put
+from comgra_decl.viewer.panes.figures import FEW, IMAGE, Frame, image, put
 from comgra_decl.viewer.panes.inline import inline
 
 _EMPTY: dict[str, list[Any]] = {name: [] for name in IMAGE}
@@ -35,7 +35,7 @@ class ValuesPane(Pane):
     def build(self) -> Any:
         """Makes the figure: an image of the values and one of what is not finite."""
         tooltips = [("row, column", "$y{0}, $x{0}"), ("value", "@image")]
-        self.frame = Frame(tooltips=tooltips, both=True)
+        self.frame = Frame(tooltips=tooltips, both=True, ticks=FEW)
         self._image = ColumnDataSource(dict(_EMPTY))
         self._broken = ColumnDataSource(dict(_EMPTY))
         self._mapper = LinearColorMapper(

@@ -15,6 +15,7 @@ from comgra_decl.viewer.model.columns import COLUMNS, columns, strongest
 from comgra_decl.viewer.model.distribution import picture
 from comgra_decl.viewer.model.graph import scale_of
 from comgra_decl.viewer.model.series import Curve, bounds, drawn, isolated, thin
+from comgra_decl.viewer.model.ticks import log_ticks
 from comgra_decl.viewer.model.values import tiled
 from comgra_decl.viewer.panes.distribution import SHADES, shades
 
@@ -75,6 +76,34 @@ def test_a_column_shows_its_strongest_record_or_the_one_before(
                 assert math.isnan(row[j])
 
 
+@given(st.floats(-40, 20), st.floats(1e-3, 60), st.integers(3, 8))
+def test_a_logarithmic_axis_has_some_round_numbers_and_not_too_many(
+    low: float, span: float, most: int
+) -> None:
+    high = low + span
+    ticks = log_ticks(low, high, most)
+    assert 1 <= len(ticks) <= most
+    assert ticks == sorted(set(ticks))
+    for tick in ticks:
+        assert low - 1e-9 <= tick <= high + 1e-9
+        digits = f"{10.0**tick:.12e}".partition("e")[0].rstrip("0")
+        assert len(digits) <= 7  # 1., 5.2, up to 1.2345
+
+
+@pytest.mark.parametrize(
+    ("low", "high", "numbers"),
+    [
+        (-18.2, -1.8, [1e-15, 1e-10, 1e-5]),
+        (-3.4, 0.4, [1e-3, 1e-2, 1e-1, 1]),
+        (-0.42, -0.2, [0.4, 0.5, 0.6]),
+        (2.1, 3.9, [200, 500, 1000, 2000, 5000]),
+        (5.0, 5.001, [100000.0, 100050.0, 100100.0, 100150.0, 100200.0]),
+    ],
+)
+def test_numbers_of_a_logarithmic_axis(low: float, high: float, numbers: list[float]) -> None:
+    np.testing.assert_allclose(10.0 ** np.array(log_ticks(low, high, 5)), numbers, rtol=1e-9)
+
+
 @given(values)
 def test_bounds_hold_all_finite_values(line: np.ndarray) -> None:
     low, high = bounds(line)
@@ -97,6 +126,17 @@ def test_a_logarithmic_curve_drops_what_is_not_positive() -> None:
     np.testing.assert_array_equal(log.values, [1.0, math.nan, math.nan, 3.0])
     assert log.bounds[0] < 1 < 3 < log.bounds[1]
     assert Curve(steps=np.arange(1), values=np.array([-1.0])).logarithmic().missing
+
+
+def test_a_band_that_reaches_below_zero_goes_to_the_end_of_a_logarithmic_axis() -> None:
+    line = Curve(
+        steps=np.arange(3),
+        values=np.array([1.0, 10.0, math.nan]),
+        low=np.array([0.1, -5.0, math.nan]),
+        high=np.array([10.0, 25.0, math.nan]),
+    )
+    log = line.logarithmic()
+    np.testing.assert_array_equal(log.low, [-1.0, log.bounds[0], math.nan])
 
 
 @given(st.integers(1, 30), st.integers(2, 6), st.integers(2, 6))
