@@ -7,9 +7,12 @@ import logging
 from collections import deque
 from collections.abc import Callable, Iterable
 
+from comgra_decl.viewer.garbage import sweep
+
 _LOG = logging.getLogger(__name__)
 _PAUSE = 0.01  # seconds: whoever asks comes in between
 _PAINTED = 0.08  # seconds: until a browser, perhaps on this machine, has painted an answer
+_REST = 1.0  # seconds without anything to do, after which it is time to tidy up
 
 
 class Ahead:
@@ -33,10 +36,9 @@ class Ahead:
         if self._next is not None:
             self._next.cancel()
             self._next = None
-        if self._work:
-            self._continue(_PAUSE if soon else _PAINTED)
+        self._continue(_REST if not self._work else _PAUSE if soon else _PAINTED)
 
-    def _continue(self, pause: float = _PAUSE) -> None:
+    def _continue(self, pause: float) -> None:
         try:
             self._next = asyncio.get_running_loop().call_later(pause, self._do)
         except RuntimeError:
@@ -45,11 +47,11 @@ class Ahead:
     def _do(self) -> None:
         self._next = None
         if not self._work:
+            sweep()
             return
         try:
             self._work.popleft()()
         except Exception:  # noqa: BLE001 - whoever asks for it will be told
             _LOG.debug("could not be read ahead", exc_info=True)
             self._work.clear()
-        if self._work:
-            self._continue()
+        self._continue(_PAUSE if self._work else _REST)

@@ -15,6 +15,7 @@ from comgra_decl.errors import ComgraError
 from comgra_decl.query import limit_cache
 from comgra_decl.viewer.custom import ViewsFile, shared_views
 from comgra_decl.viewer.dashboard import Dashboard
+from comgra_decl.viewer.garbage import settle
 from comgra_decl.viewer.hangup import forgive_hangups
 from comgra_decl.viewer.model.catalogue import Catalogue
 from comgra_decl.viewer.panes.base import problem_card
@@ -32,6 +33,7 @@ quicker, also in a run of 100,000 steps."""
 def shared_catalogue(root: Path) -> Catalogue:
     """Returns the one catalogue of a folder in this process; sessions share opened runs."""
     limit_cache(_CHUNKS)
+    settle()
     return Catalogue(root)
 
 

@@ -42,7 +42,7 @@ def rested(dashboard: Dashboard, act: Callable[[], None]) -> None:
 
     async def wait() -> None:
         act()
-        while dashboard._ahead._work or dashboard._ahead._next:
+        while dashboard._ahead._work:
             await asyncio.sleep(0.005)
 
     asyncio.run(wait())
@@ -98,6 +98,29 @@ def test_what_cannot_be_read_is_left_to_whoever_asks() -> None:
 
     asyncio.run(plan())
     assert done == ["again"]
+
+
+def test_garbage_is_collected_in_a_rest_of_the_viewers_own_process_alone(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    done: list[str] = []
+    monkeypatch.setattr("comgra_decl.viewer.ahead._REST", 0.02)
+    monkeypatch.setattr("comgra_decl.viewer.garbage._BETWEEN", 0.0)
+    monkeypatch.setattr("gc.collect", lambda: done.append("collected"))
+
+    async def plan(ahead: Ahead) -> None:
+        ahead.plan([lambda: done.append("read")] * 2, soon=True)
+        await asyncio.sleep(0.15)
+
+    monkeypatch.setattr("comgra_decl.viewer.garbage._last", None)  # a notebook's
+    asyncio.run(plan(Ahead()))
+    assert done == ["read", "read"]
+    monkeypatch.setattr("comgra_decl.viewer.garbage._last", 0.0)
+    asyncio.run(plan(Ahead()))
+    assert done == ["read", "read", "read", "read", "collected"]
+    monkeypatch.setattr("comgra_decl.viewer.garbage._BETWEEN", 1e9)
+    asyncio.run(plan(Ahead()))
+    assert done[-2:] == ["read", "read"]
 
 
 def test_without_an_event_loop_nothing_is_read() -> None:
