@@ -50,12 +50,24 @@ function onPageKey(element, handle) {
 // is still awaited; then only the browser's own work is left for it.
 const painting = new MessageChannel(); // after Bokeh's own promises, unlike a microtask
 painting.port1.onmessage = () => {
-  const ours = (view) => view.model.tags.includes("frame");
-  for (const view of window.Bokeh?.index.query(ours) ?? []) {
+  for (const view of figures()) {
     unplaced(view);
     if (view._invalidate_all || view._invalidated_painters?.size) view.repaint();
   }
 };
+
+// The figures on the page, looked for only when there are other models than before: there are
+// hundreds of views.
+const known = { models: 0, views: [] };
+function figures() {
+  if (!window.Bokeh) return [];
+  const models = Bokeh.documents.reduce((sum, document) => sum + document._all_models.size, 0);
+  if (models !== known.models) {
+    const ours = (view) => view.model.tags.includes("frame");
+    Object.assign(known, { models, views: [...Bokeh.index.query(ours)] });
+  }
+  return known.views.filter((view) => view.el.isConnected);
+}
 
 // Whenever Bokeh paints a glyph it writes a style sheet with its extent, for an element that is
 // empty, and the browser works out the styles of the figure anew.
