@@ -41,8 +41,8 @@ def tables(figures: dict[str, Any]) -> str:
     busy = " **The machine was busy: the times are upper bounds.**"
     said = busy * (machine["load_before"] > _QUIET)
     lines = ["| | | median | p95 | target | of |", "|---|---|---:|---:|---:|---:|"]
-    for name, measured in figures["measures"].items():
-        lines += _lines(name, measured)
+    for name in _TITLES:
+        lines += _lines(name, figures["measures"].get(name, {}))
     notes = _memory(figures["measures"].get("memory", {}))
     return f"""\
 Measured on {figures["date"]} by `python -m benchmarks.viewer`: {machine["processor"]},
