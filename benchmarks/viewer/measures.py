@@ -14,6 +14,7 @@ CHANGES = 30
 LOADS = 5
 _TABS = 5
 _MEMORY_CHANGES = 500
+_REST = 2000  # ms
 _FILLING = 450  # changes before: by then most of what the caches may hold is in them
 
 Times = dict[str, list[float]]
@@ -187,10 +188,10 @@ def memory(chromium: Any, server: Served) -> dict[str, Any]:
     screen.page.evaluate("probe.drive(20, 0)")
     figures: dict[str, Any] = {"memory at first": [server.memory()]}
     deque(steps_quickly(screen, _FILLING), maxlen=0)
-    held = [server.memory()]
+    held = [_at_rest(screen, server)]
     for _ in range(5):
         deque(steps_quickly(screen, _MEMORY_CHANGES // 5), maxlen=0)
-        held.append(server.memory())
+        held.append(_at_rest(screen, server))
     figures["memory over 500 changes"] = held
     screens = [screen]
     sessions = [server.memory()]
@@ -202,6 +203,12 @@ def memory(chromium: Any, server: Served) -> dict[str, Any]:
     for screen in screens:
         screen.close()
     return figures
+
+
+def _at_rest(screen: Screen, server: Served) -> float:
+    """Returns the server's memory in MB, when nobody has asked for anything for a moment."""
+    screen.page.wait_for_timeout(_REST)
+    return server.memory()
 
 
 def steps_quickly(screen: Screen, count: int) -> Iterator[None]:
