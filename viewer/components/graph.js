@@ -312,8 +312,8 @@ class Graph {
     const { model, svg } = this;
     model.on("msg:custom", handOver);
     model.on("scene", () => this.#setScene());
-    model.on("selected", () => this.#adopt());
-    model.on("ack", () => this.#adopt());
+    for (const name of ["selected", "ack"]) model.on(name, () => this.#adopt());
+    model.on("loose", () => this.highlight.loosen(model.loose));
     model.on("info", () => this.#tellInfo());
     for (const name of ["heat", "legend"]) model.on(name, () => this.#recolourSoon());
     const idAt = (event) => event.target.closest?.(".node")?.dataset.id;

@@ -27,6 +27,8 @@ class GraphView(Component):
         legend: `{"title": str, "low": str, "high": str, "colors": ["#rrggbb", ...]}` for the heat;
             optionally `"log": bool` (said on screen) and `"help": str` (a tooltip).
         info: One line about the selected node, shown below the graph.
+        loose: `{"of": box id, "boxes": [box ids]}`: which boxes beside a selected one are joined
+            with another role of it than the chosen one; they are drawn thinner.
     """
 
     scene = param.Dict(default={"boxes": [], "edges": [], "width": 0, "height": 0, "bands": []})
@@ -34,6 +36,7 @@ class GraphView(Component):
     heat = param.Dict(default=None, allow_None=True)
     legend = param.Dict(default=None, allow_None=True)
     info = param.String(default="")
+    loose = param.Dict(default={"of": "", "boxes": []})
 
     _esm = source(
         "shared.js",

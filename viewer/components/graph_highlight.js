@@ -11,6 +11,7 @@ class Highlight {
     this.hovered = null;
     this.hops = 1;
     this.marked = [];
+    this.loose = {};
   }
 
   // Starts again on another scene.
@@ -45,8 +46,19 @@ class Highlight {
     return true;
   }
 
+  // Which boxes are joined with another role of the selected node than the chosen one.
+  loosen(loose) {
+    this.loose = loose;
+    const ids = loose.of === this.selected ? loose.boxes : [];
+    for (const group of this.marked) {
+      group.classList.toggle("loose", ids.includes(group.dataset.id));
+    }
+  }
+
   #draw() {
-    for (const group of this.marked) group.classList.remove("selected", "before", "after");
+    for (const group of this.marked) {
+      group.classList.remove("selected", "before", "after", "loose");
+    }
     this.marked = [];
     this.layers.near.replaceChildren();
     this.root.classList.toggle("has-selection", this.selected !== "");
@@ -55,6 +67,7 @@ class Highlight {
     this.#spread(this.index.before, 0, "before", "in");
     this.#spread(this.index.after, 1, "after", "out");
     this.#mark(this.selected, "selected");
+    this.loosen(this.loose);
   }
 
   // The one node that the Tab key stops at.

@@ -11,7 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from comgra_decl.records import EARLIER_STEP, SlotKey
-from comgra_decl.viewer.graph.layout import GraphNode, Scene
+from comgra_decl.viewer.graph.layout import GraphNode, Scene, box_of
 from comgra_decl.viewer.model.numbers import number, shape
 from comgra_decl.viewer.model.runview import RunView
 from comgra_decl.viewer.model.selection import Selection
@@ -30,12 +30,14 @@ class Graph:
 
     Parameters, buffers that something was computed from, and tensors of an earlier step are drawn
     as nodes of their own ("encoder.weight", "cell (earlier step)"), though they are roles of a
-    module's node everywhere else: `parameters` gives that (node, role).
+    module's node everywhere else: `parameters` gives that (node, role). `roles` tells of each edge
+    which roles of its source and of its sink it joins.
     """
 
     nodes: tuple[GraphNode, ...]
     edges: Edges
     parameters: dict[str, tuple[str, str]]
+    roles: dict[tuple[str, str], set[tuple[str, str]]]
 
     def name_of(self, at: Selection) -> str:
         """Returns the drawn node that shows the selected tensor."""
@@ -96,11 +98,15 @@ def graph_of(view: RunView, at: Selection) -> Graph:
         for i, name in enumerate(order)
     )
     links: dict[tuple[str, str], bool] = {}
+    roles: dict[tuple[str, str], set[tuple[str, str]]] = {}
     for source, sink, gradient in structure.edges if structure is not None else ():
         pair = names[source], names[sink]
         if pair[0] != pair[1]:
             links[pair] = links.get(pair, False) or gradient
-    return Graph(nodes, tuple((a, b, grad) for (a, b), grad in links.items()), parameters)
+            joined = keys[source].role, keys[sink].role
+            roles.setdefault(pair, set()).add(joined)
+    edges = tuple((a, b, grad) for (a, b), grad in links.items())
+    return Graph(nodes, edges, parameters, roles)
 
 
 def _drawn_beside(key: SlotKey, kind: str) -> str:
@@ -124,6 +130,26 @@ def _owned(view: RunView, name: str, order: int, kind: str, owner: tuple[str, st
 def _node(view: RunView, name: str, order: int) -> GraphNode:
     kind = view.kind(name) if name in view.nodes else "computed"
     return GraphNode(name, kind, order, _title(view, name) if name in view.nodes else "")
+
+
+def loose_of(at: Selection, graph: Graph, scene: Scene) -> dict[str, Any]:
+    """Returns the boxes that only other roles of the selected node are joined with, not this one.
+
+    `{"of": box id of the selected node, "boxes": box ids}`, for the browser.
+    """
+    name = graph.name_of(at)
+    joined: dict[str, bool] = {}
+    for (source, sink), roles in graph.roles.items():
+        if name in (source, sink):
+            end, there = (0, sink) if source == name else (1, source)
+            by_this = any(pair[end].removesuffix(EARLIER_STEP) == at.role for pair in roles)
+            joined[there] = joined.get(there, False) or by_this
+    loose: list[str] = []
+    for box in () if all(joined.values()) else scene.boxes:
+        found = [joined[member] for member in box.members if member in joined]
+        if found and not any(found):
+            loose.append(box.id)
+    return {"of": box_of(scene, name) or "", "boxes": loose}
 
 
 def info_of(at: Selection, graph: Graph) -> str:

@@ -18,7 +18,7 @@ from comgra_decl.viewer.graph.layout import (
 )
 from comgra_decl.viewer.model import compare
 from comgra_decl.viewer.model.findings import paint_of, painted_rule
-from comgra_decl.viewer.model.graph import Graph, graph_of, heat_of, info_of
+from comgra_decl.viewer.model.graph import Graph, graph_of, heat_of, info_of, loose_of
 from comgra_decl.viewer.model.tables import graph_csv
 from comgra_decl.viewer.model.takeaway import CSV, clean_name
 from comgra_decl.viewer.panes.base import Pane, Shown
@@ -65,6 +65,7 @@ class GraphPane(Pane):
         assert self._scene is not None
         changes["selected"] = box_of(self._scene, graph.name_of(shown.at)) or ""
         changes["info"] = info_of(shown.at, graph)
+        changes["loose"] = loose_of(shown.at, graph, self._scene)
         changes["heat"], changes["legend"] = None, None
         rule = painted_rule(shown.view, shown.colour)
         if rule is not None:

@@ -36,6 +36,18 @@ def test_a_click_selects_a_node_and_shows_what_it_depends_on(show: Show, page: A
     assert shown.component.selected == "blocks.1"
 
 
+def test_what_another_role_is_joined_with_is_drawn_thinner(show: Show, page: Any) -> None:
+    shown = show(graph)
+    node(page, "blocks.1").click()
+    has(page, "blocks.2", "after")
+    shown.set(loose={"of": "blocks.1", "boxes": ["blocks.2"]})
+    has(page, "blocks.2", "after loose")
+    thin = node(page, "blocks.2").locator(".shape").first
+    expect(thin).to_have_css("stroke-width", "1px")
+    node(page, "blocks.0").click()  # of which nothing is known yet
+    expect(page.locator(".loose")).to_have_count(0)
+
+
 def test_the_highlight_does_not_wait_for_the_server(show: Show, page: Any) -> None:
     shown = show(graph, ready=False)
     for name in ("embed", "blocks.0", "blocks.1"):

@@ -11,7 +11,8 @@ from torch import nn
 
 import comgra_decl as comgra
 from comgra_decl.viewer.graph.folding import scope_tree, visible_boxes
-from comgra_decl.viewer.model.graph import Graph, graph_of
+from comgra_decl.viewer.graph.layout import build_scene
+from comgra_decl.viewer.model.graph import Graph, graph_of, loose_of
 from comgra_decl.viewer.model.runview import RunView
 from comgra_decl.viewer.model.selection import Selection
 
@@ -42,6 +43,19 @@ class Cell(nn.Module):
         self.norm.eval()
         state = self.core(self.norm(x) + state)
         return state * 2, state
+
+
+class Forked(nn.Module):
+    """Two heads, each of which reads another output of the same module."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.core = nn.LSTM(3, 3, batch_first=True)
+        self.steps, self.last = nn.Linear(3, 1), nn.Linear(3, 1)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        steps, (last, _) = self.core(x)
+        return self.steps(steps).sum() + self.last(last).sum()
 
 
 @pytest.fixture
@@ -94,3 +108,20 @@ def test_states_and_statistics_are_nodes_of_their_own(
     assert ("norm.running_mean", "norm", False) in graph.edges
     assert ("Cell[1] (earlier step)", "input", False) in graph.edges
     assert graph.parameters["Cell[1] (earlier step)"] == ("Cell", "output[1]")
+
+
+def test_only_what_the_chosen_role_is_joined_with_is_marked_as_such(
+    drawn: Callable[[nn.Module, Callable[[], None], list[str]], Graph],
+) -> None:
+    model = Forked()
+    graph = drawn(model, lambda: model(torch.randn(2, 4, 3)).backward(), ["output", "parameter"])
+    scene = build_scene(graph.nodes, graph.edges, expanded=frozenset())
+
+    def loose(node: str, role: str) -> set[str]:
+        found = loose_of(Selection(node=node, role=role), graph, scene)
+        assert found["of"] == graph.name_of(Selection(node=node, role=role))
+        return set(found["boxes"]) & {"steps", "last"}
+
+    assert loose("core", "output[0]") == {"last"}
+    assert loose("core", "output[1][0]") == {"steps"}
+    assert loose("steps", "output") == loose("last", "output") == set()
