@@ -16,7 +16,7 @@ export PIP_NO_COMPILE := 1
 export PYTHONDONTWRITEBYTECODE :=
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test check lint format bench neutrality docs clean browser
+.PHONY: help demo test check lint format bench neutrality scripts docs clean browser
 
 help:  ## show this list
 	@sed -n 's/^\([a-z]*\):.*## */  make \1\t/p' $(MAKEFILE_LIST) | expand -t 18
@@ -47,6 +47,9 @@ bench: $(VENV)/.test  ## measure what tracing costs on this machine
 
 neutrality: $(VENV)/.zoo  ## train a zoo of models with and without tracing, compare every bit
 	PYTHONPATH=$(CURDIR)/$(VENV)/zoo $(BIN)/python -m benchmarks.neutrality $(ARGS)
+
+scripts: $(VENV)/.scripts  ## run public training scripts without and with tracing, judge the records
+	$(BIN)/python -m benchmarks.scripts $(ARGS)
 
 docs: $(VENV)/.test  ## write the pages anew that come from the code and the measurements
 	$(BIN)/python -m docs.compatibility
@@ -79,4 +82,11 @@ browser:  # while the environment is made, where make may do two things at once
 # torch has none, other libraries that find torchvision fail when they import it.
 $(VENV)/.zoo: $(VENV)/.test
 	$(BIN)/python -m pip install --quiet --no-deps --target $(VENV)/zoo --upgrade timm torchvision
+	@touch $@
+
+# Beside the environment for the same reason: Keras, Gymnasium, PyTorch Geometric and others are for
+# scripts of others, and none of them is a dependency of ours.
+$(VENV)/.scripts: $(VENV)/.zoo benchmarks/scripts/packages.txt
+	$(BIN)/python -m pip install --quiet --no-deps --target $(VENV)/scripts --upgrade \
+		-r benchmarks/scripts/packages.txt
 	@touch $@

@@ -27,6 +27,7 @@ class Program:
         plain_loss: whether the loss of a step is the only tensor that backward is called on, so
             that it can be compared with the recorded one.
         unseen: paths of modules that run inside compiled code when traced, so have no record.
+        held: whatever else the program keeps, of which nothing may change.
         rounds_differently: whether recorded steps run other kernels than the rest.
         calls_before: calls of modules while the program was built, at most; they are part of the
             first record.
@@ -38,6 +39,7 @@ class Program:
     plain_loss: bool = True
     unseen: frozenset[str] = field(default_factory=frozenset)
     calls_before: int = 0
+    held: dict[str, Any] = field(default_factory=dict)
     rounds_differently: bool = False
 
 

@@ -37,7 +37,7 @@ def state_of(program: Program) -> State:
     for number, optimizer in enumerate(program.optimizers):
         state |= {f"optimizer:{number}{path}": v for path, v in leaves(optimizer.state_dict())}
         state |= {f"hooks:optimizer{number}.{n}": v for n, v in _hooks(optimizer)}
-    return state
+    return state | {f"held:{path}": value for path, value in leaves(program.held)}
 
 
 def gradients_and_parameters(program: Program) -> State:

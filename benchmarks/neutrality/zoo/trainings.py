@@ -83,6 +83,48 @@ def by_hand() -> Program:
 
 
 @TRAININGS
+def remembering() -> Program:
+    """Keeps its variables, and functions of torch, as many programs do."""
+    model = _net().train()
+    optimizer = torch.optim.AdamW(model.parameters())
+    held: dict[str, Any] = {"steps": []}
+    backward, call, switch = torch.autograd.backward, nn.Module.__call__, nn.Module.train
+
+    def update(loss: Tensor, retain: bool = True) -> None:
+        arguments = locals()
+        loss.backward(retain_graph=retain)
+        held["steps"].append({"helper": (sorted(arguments), arguments["loss"].detach())})
+
+    def train(number: int) -> Tensor:
+        variables = locals()
+        variables["number"] = f"step {number}"
+        optimizer.zero_grad()
+        loss_a, loss_b = (_loss_by(call, model) for _ in range(2))
+        update(loss_a)
+        backward(loss_b)
+        optimizer.step()
+        switch(model, number % 3 != 0)
+        kept = {name: value for name, value in variables.items() if isinstance(value, str)}
+        held["steps"].append({"step": kept, "names": sorted(variables)})
+        return torch.stack([loss_a.detach(), loss_b.detach()])
+
+    def step(number: int, name: str = "of the caller") -> Tensor:
+        variables = locals()
+        loss = train(number)
+        held["steps"].append(
+            {"caller": [(k, str(v)) for k, v in variables.items() if k != "train"]}
+        )
+        return loss
+
+    return Program([model], [optimizer], step, plain_loss=False, held=held)
+
+
+def _loss_by(call: Callable[..., Tensor], model: nn.Module) -> Tensor:
+    labels = torch.randint(4, (_BATCH,))
+    return F.cross_entropy(call(model, torch.randn(_BATCH, _WIDTH)), labels)
+
+
+@TRAININGS
 def accumulated() -> Program:
     """Three batches to a step, then clipping; a schedule of the rate."""
     model = _net().train()

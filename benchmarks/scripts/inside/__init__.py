@@ -1,0 +1,1 @@
+"""What runs within the process of a script: found by its interpreter as `sitecustomize`."""

@@ -1,0 +1,267 @@
+"""The verdicts as they are stored, printed, and written into the documentation."""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+from dataclasses import asdict, dataclass, field
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+FOLDER = Path(__file__).parents[1] / "results"
+
+PROMISES = ("neutral", "records", "modules", "numbers", "gradients", "losses", "graph", "said")
+
+
+@dataclass
+class Table:
+    """All verdicts, by the name of the script."""
+
+    date: str = field(default_factory=lambda: datetime.now(UTC).strftime("%Y-%m-%d"))
+    machine: dict[str, Any] = field(default_factory=dict)
+    verdicts: dict[str, dict[str, Any]] = field(default_factory=dict)
+
+
+def load(folder: Path | None) -> Table:
+    """Returns today's table; an empty one if there is none."""
+    table = Table()
+    if folder is not None and (path := _path(folder, table)).exists():
+        return Table(**json.loads(path.read_text()))
+    return table
+
+
+def save(table: Table, folder: Path) -> Path:
+    """Writes the table and returns where."""
+    folder.mkdir(parents=True, exist_ok=True)
+    path = _path(folder, table)
+    path.write_text(json.dumps(asdict(table), indent=1, sort_keys=True) + "\n")
+    return path
+
+
+def _path(folder: Path, table: Table) -> Path:
+    return folder / f"scripts-{table.date}.json"
+
+
+def stored(verdict: Any) -> dict[str, Any]:
+    """Returns a verdict as it is stored."""
+    return asdict(verdict) | {"sound": verdict.sound}
+
+
+def line(verdict: dict[str, Any]) -> str:
+    """Returns one verdict as lines for a terminal: what is not as it should be, each on its own."""
+    if verdict["skipped"] or verdict["broken"]:
+        why = f"skipped: {verdict['skipped']}" if verdict["skipped"] else verdict["broken"]
+        return f"{verdict['name']:44} {why}"
+    seconds = verdict["seconds"]
+    head = f"{verdict['name']:44} {'sound' if verdict['sound'] else 'NOT SOUND':10}"
+    head += f"{seconds['plain']:.1f} -> {seconds['traced']:.1f} s  {_facts(verdict)}"
+    wrong = [
+        f"        {name}: {text}"
+        for name, promise in verdict["promises"].items()
+        for text in promise["wrong"]
+    ]
+    found = [
+        f"        {f['severity']} {f['rule']}: {f['message'][:160]}" for f in verdict["findings"]
+    ]
+    told = [f"        message: {text[:200]}" for text in verdict["messages"][:6]]
+    return "\n".join([head, *wrong, *found, *told])
+
+
+def _facts(verdict: dict[str, Any]) -> str:
+    facts = verdict["facts"]
+    return ", ".join(f"{value} {name}" for name, value in facts.items())
+
+
+def summary(table: Table) -> str:
+    """Returns the counts."""
+    counts: Counter[str] = Counter()
+    for verdict in table.verdicts.values():
+        counts["skipped" if verdict["skipped"] else "broken" if verdict["broken"] else "tried"] += 1
+        counts["sound"] += verdict["sound"]
+        for name, promise in verdict["promises"].items():
+            counts[f"not {name}"] += bool(promise["wrong"])
+    return ", ".join(f"{number} {name}" for name, number in counts.items())
+
+
+# -- the page --------------------------------------------------------------------------------------
+
+_PAGE = """\
+# Public scripts, judged
+
+Training scripts of {repositories} public repositories, run as they are (`make scripts`): {tried} of
+them, of which {sound} keep every promise. Nothing of them is part of this repository: each is
+fetched at the commit below. Downloads are stood in for by small data in memory or in the places
+where a script looks; numbers are made small by the script's own arguments, or Ctrl-C ends it after
+so many steps. {machine}. Measured on {date}; everything is in
+[scripts-{date}.json](../../benchmarks/results/scripts-{date}.json).
+
+Each script runs three times:
+
+1. **Watched**, without tracing, by global hooks of torch: how many steps its optimizers take, which
+   modules it calls in which mode, what they return, which parameters have gradients and how large,
+   what it calls `backward` on, and what autograd connects.
+2. **Plain**: after each step of an optimizer, digests of all its parameters, gradients and states
+   and of the random generators of torch, NumPy and Python.
+3. **Traced** with `COMGRA=debug` (or `+comgra=debug`), with the same digests.
+
+| column | is as it should be if |
+| --- | --- |
+| neutral | both runs have the same digests after every step, print the same lines (but for \
+times) and write the same files |
+| records | there is one run, with exactly the steps that `debug` declares, and a record of each \
+evaluation of a model that is trained |
+| modules | each module with parameters that the script calls has an output |
+| numbers | at each recorded step, the mean of what each module first returned in training is that \
+which was watched |
+| gradients | each parameter that had a gradient when its optimizer stepped has it in the record, \
+with the same norm |
+| losses | every step, recorded or not, has what `backward` was called on |
+| graph | what autograd connects is connected, inputs and targets reach a loss, no node is alone |
+| said | nothing that was called is said to be never called, and nothing failed |
+
+A number is how many comparisons held; **bold** is how many of how many did not. Findings are
+counted as errors / warnings / hints; whether they are right is not judged here. CPU is processor
+time of the whole program, in seconds, which includes the start of tracing{forked}.
+
+{table}
+
+## What is not as it should be
+
+{wrong}
+
+## What was found
+
+{findings}
+
+## What was said
+
+{messages}
+
+## What could not be run
+
+{skipped}
+
+## The scripts
+
+{scripts}
+"""
+
+_ORDER = {"error": 0, "warning": 1, "hint": 2}
+
+
+def documentation(table: Table, known: dict[str, Any]) -> str:
+    """Returns the page about this table.
+
+    Args:
+        table: all verdicts.
+        known: the entries of the catalogue by name.
+    """
+    tried = {n: v for n, v in table.verdicts.items() if not v["skipped"] and not v["broken"]}
+    tried = {name: tried[name] for name in known if name in tried}
+    return _PAGE.format(
+        repositories=len({known[name].repo for name in tried}),
+        tried=len(tried),
+        sound=sum(v["sound"] for v in tried.values()),
+        machine=_machine(table.machine),
+        date=table.date,
+        forked=table.machine.get("remark", ""),
+        table=_table(tried),
+        wrong=_wrong(tried),
+        findings=_findings(tried),
+        messages=_messages(tried),
+        skipped=_skipped(table, known),
+        scripts=_scripts(known),
+    )
+
+
+def _machine(machine: dict[str, Any]) -> str:
+    packages = ", ".join(f"{name} {v}" for name, v in machine.get("packages", {}).items() if v)
+    return f"One thread each, Python {machine.get('python', '?')}, {packages}"
+
+
+def _table(tried: dict[str, dict[str, Any]]) -> str:
+    lines = [
+        f"| script | {' | '.join(PROMISES)} | steps | train + eval | graph | findings | CPU |",
+        "| --- |" + " ---: |" * (len(PROMISES) + 5),
+    ]
+    for name, verdict in tried.items():
+        cells = [_cell(verdict["promises"].get(promise)) for promise in PROMISES]
+        facts, seconds = verdict["facts"], verdict["seconds"]
+        counts = Counter(finding["severity"] for finding in verdict["findings"])
+        records = f"{facts.get('records', 0)} + {facts.get('evaluations', 0)}"
+        found = " / ".join(str(counts[severity]) for severity in _ORDER)
+        graph = f"{facts.get('nodes', 0)}, {facts.get('edges', 0)}"
+        spent = f"{seconds['plain']:.1f} → {seconds['traced']:.1f}"
+        steps = facts.get("steps", facts.get("optimizer steps", 0))
+        lines.append(
+            f"| {name} | {' | '.join(cells)} | {steps} | {records} | {graph} | {found} | {spent} |"
+        )
+    return "\n".join(lines)
+
+
+def _cell(promise: dict[str, Any] | None) -> str:
+    if promise is None:
+        return "-"
+    number, wrong = promise["compared"], len(promise["wrong"])
+    return f"**{wrong} of {number}**" if wrong else str(number)
+
+
+def _wrong(tried: dict[str, dict[str, Any]]) -> str:
+    lines = []
+    for name, verdict in tried.items():
+        said = [
+            f"  - {promise}: {_escaped(text)}"
+            for promise, content in verdict["promises"].items()
+            for text in content["wrong"][:5]
+        ]
+        if said:
+            lines += [f"- **{name}**", *said]
+    return "\n".join(lines) or "Nothing."
+
+
+def _escaped(text: str) -> str:
+    return text.replace("|", "\\|").replace("<", "&lt;").replace("*", "\\*").replace("_", "\\_")
+
+
+def _findings(tried: dict[str, dict[str, Any]]) -> str:
+    lines = ["| severity | rule | script | message |", "| --- | --- | --- | --- |"]
+    found = [(f, name) for name, verdict in tried.items() for f in verdict["findings"]]
+    for finding, name in sorted(
+        found, key=lambda p: (_ORDER.get(p[0]["severity"], 3), p[0]["rule"])
+    ):
+        text = _escaped(finding["message"])
+        lines.append(f"| {finding['severity']} | `{finding['rule']}` | {name} | {text} |")
+    return "\n".join(lines)
+
+
+def _messages(tried: dict[str, dict[str, Any]]) -> str:
+    lines = []
+    for name, verdict in tried.items():
+        rules = {finding["rule"] for finding in verdict["findings"]}
+        said = [m for m in verdict["messages"] if not any(f" {rule}: " in m for rule in rules)]
+        lines += [f"- **{name}**: {_escaped(text[:300])}" for text in said[:3]]
+    return "\n".join(lines) or "Nothing."
+
+
+def _skipped(table: Table, known: dict[str, Any]) -> str:
+    lines = []
+    for name in known:
+        verdict = table.verdicts.get(name)
+        if verdict is None:
+            lines.append(f"- **{name}**: not tried for this table")
+        elif verdict["skipped"] or verdict["broken"]:
+            lines.append(f"- **{name}**: {_escaped(verdict['skipped'] or verdict['broken'])}")
+    return "\n".join(lines) or "Nothing."
+
+
+def _scripts(known: dict[str, Any]) -> str:
+    lines = ["| script | repository | command | its loop |", "| --- | --- | --- | --- |"]
+    for name, entry in known.items():
+        address = f"https://github.com/{entry.repo}/tree/{entry.commit}"
+        where = f"{entry.folder}/{entry.at}".replace("./", "").replace("/.", "").strip(".")
+        command = f"`python {entry.command.replace('|', '')}`"
+        command += f" in `{where}`" if where else ""
+        command += f", Ctrl-C after {entry.stop} steps" if entry.stop else ""
+        lines.append(f"| {name} | [{entry.repo}]({address}) | {command} | {entry.shape} |")
+    return "\n".join(lines)
