@@ -1,6 +1,6 @@
 """Writes `compatibility.md` from the newest table of the zoo and the pages beside it.
 
-python -m benchmarks.neutrality && python -m docs.compatibility
+python -m benchmarks.neutrality && python -m benchmarks.scripts && python -m docs.compatibility
 """
 
 from __future__ import annotations
@@ -13,12 +13,16 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.neutrality.explained import explanation
+from benchmarks.scripts import page as scripts
+from benchmarks.scripts.catalogue import entries
 
 ROOT = Path(__file__).parents[1]
 PAGE = Path(__file__).with_name("compatibility.md")
 PIECES = Path(__file__).with_name("compatibility")
 RESULTS = ROOT / "benchmarks" / "results"
-WRITTEN_BY_HAND = ("ways.md", "distributed.md", "scripts.md")
+JUDGED = PIECES / "judged.md"
+BESIDE = ("ways.md", "distributed.md", "judged.md", "scripts.md")
+"""Pages that become parts of this one: written by hand but for that about judged scripts."""
 
 Verdict = dict[str, Any]
 
@@ -71,7 +75,11 @@ FAMILIES = {
 
 
 def main() -> None:
-    """Writes the page."""
+    """Writes the pages."""
+    tables = sorted(RESULTS.glob("scripts-*.json"))
+    if tables:
+        table = scripts.Table(**json.loads(tables[-1].read_text()))
+        JUDGED.write_text(scripts.documentation(table, entries()))
     PAGE.write_text(page(newest()))
     sys.stdout.write(f"{PAGE} is written\n")
 
@@ -113,7 +121,7 @@ def page(table: dict[str, Any]) -> str:
 
 def _pieces() -> list[str]:
     """Returns the pages beside this one as parts of it: headings one lower, links from here."""
-    found = [PIECES / name for name in WRITTEN_BY_HAND if (PIECES / name).exists()]
+    found = [PIECES / name for name in BESIDE if (PIECES / name).exists()]
     return [
         re.sub(r"^(?=#+ )", "#", path.read_text(), flags=re.MULTILINE).replace("](../", "](")
         for path in found

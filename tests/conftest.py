@@ -5,10 +5,20 @@ from __future__ import annotations
 import gc
 import os
 import signal
+import sys
+from collections.abc import Iterator
+from typing import Any
+
+import hypothesis
+import pytest
 
 # Before torch is imported, here and in the programs that tests start: tests run side by side, and
 # nets of a few numbers only wait for a second thread.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
+
+# A machine that does something else meanwhile is no failure of what is tested.
+hypothesis.settings.register_profile("comgra", deadline=None)
+hypothesis.settings.load_profile("comgra")
 
 
 def pytest_configure() -> None:
@@ -25,3 +35,34 @@ def pytest_collection_finish() -> None:
     """Takes what was imported out of every later collection: a million objects that stay."""
     gc.collect()
     gc.freeze()
+
+
+@pytest.fixture(autouse=True)
+def _nothing_of_ours_is_left_behind() -> Iterator[None]:
+    """Whatever a test traces, and however that ends, the process is afterwards as it was before."""
+    yield
+    left = _left_behind()
+    assert not left, left
+
+
+def _left_behind() -> list[str]:
+    if "torch" not in sys.modules:
+        return []
+    from torch.nn.modules import module
+    from torch.optim import optimizer
+
+    torch: Any = sys.modules["torch"]
+    frames: Any = sys.modules.get("torch._dynamo.eval_frame")
+    patches: Any = sys.modules.get("comgra_decl.hooks.patches")
+    hooks: Any = vars(module) | vars(optimizer)
+    found = {
+        "a stance of the compiler": frames is not None and frames._stance.stance != "default",
+        "patches": patches is not None and [(p.owner, p.name) for p in patches.in_place],
+        "torch function modes": torch._C._len_torch_function_stack(),
+        "module hooks": [*hooks["_global_forward_hooks"], *hooks["_global_forward_pre_hooks"]],
+        "optimizer hooks": [
+            *hooks["_global_optimizer_post_hooks"],
+            *hooks["_global_optimizer_pre_hooks"],
+        ],
+    }
+    return [f"{name}: {what}" for name, what in found.items() if what]

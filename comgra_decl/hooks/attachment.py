@@ -7,7 +7,7 @@ when.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from contextlib import ExitStack
 from threading import get_ident
 from typing import TYPE_CHECKING, Any
@@ -18,12 +18,14 @@ from torch.optim.optimizer import register_optimizer_step_pre_hook
 
 from comgra_decl.hooks import modes
 from comgra_decl.hooks.compiled import EagerStance
+from comgra_decl.hooks.direct_calls import DirectCalls
 from comgra_decl.hooks.functions.beside import Beside
 from comgra_decl.hooks.graph.structures import Structures
 from comgra_decl.hooks.reading.capture import StepCapture
 from comgra_decl.hooks.reading.categories import categories
 from comgra_decl.hooks.reading.slots import SlotTable
 from comgra_decl.hooks.report import Reporter
+from comgra_decl.hooks.root_calls import RootCalls
 from comgra_decl.hooks.tracer import ModuleTracer
 from comgra_decl.hooks.tree import Owners, Top
 from comgra_decl.hooks.when.budget import Budget, Meter
@@ -56,6 +58,7 @@ class Attachment(ABC):
     """
 
     _hearing: Hearing
+    _stepped: bool
     _on_fault: Callable[[BaseException], None]
 
     def __init__(
@@ -74,10 +77,14 @@ class Attachment(ABC):
         self._ending = False  # tracing ends as soon as that is possible
         self._error: BaseException | None = None  # why
         self._owners = Owners(on_fault=self._fault)
+        self._roots = RootCalls(self._owners)
+        self._direct = DirectCalls(before=self._before_direct, after=self._after_direct)
+        self._owners.on_class = self._direct.note
         self._table = SlotTable()
         self._stance = EagerStance()
         self._train = _new_capture(spec, followed=True)
         self._reporter = Reporter(spec)
+        self._reporter.on_uncalled = self._direct.suspect
         self._meter = meter
         self._budget = self._new_budget(spec.schedule)
         self._evaluation = EvaluationPhases(
@@ -96,7 +103,7 @@ class Attachment(ABC):
         self._losses = LossWatch(
             self._scalars.events.append if spec.kpis.loss and scalars is not None else None,
             on_loss=self._on_loss,
-            on_done=self._train.backwards.end,
+            on_done=self._on_backward_done,
             on_fault=self._fault,
         )
         self._before_step: RemovableHandle | None = None  # only while a step is recorded
@@ -175,11 +182,17 @@ class Attachment(ABC):
     def _follow(self, spec: Spec) -> None:
         """Makes everything that depends on what is selected."""
         self._tracer = ModuleTracer(
-            spec, self._owners, choose=self._choose, left=self._left_root, on_fault=self._fault
+            spec,
+            self._owners,
+            direct=self._direct,
+            choose=self._choose,
+            left=self._left_root,
+            on_fault=self._fault,
         )
         self._beside = Beside(
             spec,
             self._tracer,
+            roots=self._roots,
             training=self._train,
             evaluation=self._evaluation,
             on_fault=self._fault,
@@ -202,6 +215,8 @@ class Attachment(ABC):
         self._tracer.thread = get_ident() if self._step else 0  # armed by the step before
         self._install()
         self._tracer.provenance = self._structures.start()
+        followed = self._tracer.provenance is not None
+        self._direct.install(all_classes=followed or not self._stepped)
         if self._before_step is None:
             self._before_step = register_optimizer_step_pre_hook(self._before_optimizer)
 
@@ -222,6 +237,7 @@ class Attachment(ABC):
                 each.callback(self._losses.record, False)
                 each.callback(self._beside.remove)
                 each.callback(self._tracer.remove)
+                each.callback(self._direct.remove)
             each.callback(self._stop_graph)
             if self._before_step is not None:
                 each.callback(self._before_step.remove)
@@ -233,12 +249,23 @@ class Attachment(ABC):
 
     # -- events -------------------------------------------------------------------------------
 
-    def _before_optimizer(self, optimizer: Any, _args: Any, _kwargs: Any) -> None:
+    def _before_direct(
+        self, module: nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any]
+    ) -> None:
+        self._tracer.before_direct(module, args, kwargs)
+        self._beside.enter(module, args, kwargs)
+
+    def _after_direct(self, module: nn.Module, args: tuple[Any, ...], output: Any) -> None:
+        self._tracer.after_direct(module, args, output)
+        self._beside.leave(module, output)
+
+    def _before_optimizer(self, optimizer: Any, args: Any, kwargs: Any) -> None:
         """The optimizer's own arithmetic is no part of the graph (a closure's model calls are)."""
         try:
             self._structures.pause()
             self._beside.before_optimizer()
-            self._tracer.before_optimizer(optimizer)
+            closure = any(callable(given) for given in (*args[1:], *kwargs.values()))
+            self._tracer.before_optimizer(self._train, optimizer, closure=closure)
         except Exception as error:
             self._fault(error)
 
@@ -246,10 +273,19 @@ class Attachment(ABC):
         if not self._train.open:
             return
         try:
+            self._settle_tuning()
             with torch._C.DisableTorchFunction():
                 self._tracer.read_loss(self._train, loss, backwarded)
         except Exception as error:
             self._fault(error)
+
+    @abstractmethod
+    def _on_backward_done(self) -> None:
+        """`backward` has ended, while a step is recorded."""
+
+    @abstractmethod
+    def _settle_tuning(self) -> None:
+        """`backward` is called: what was called in evaluation mode may be what is trained."""
 
     def _on_annotated_node(self, value: Any, name: str, role: str | None, kind: str | None) -> None:
         """A tensor, or a structure of some, was given a name by the program."""

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable
+from pathlib import Path
 from types import FrameType
 from typing import Any
 
@@ -12,6 +14,7 @@ from torch import nn
 _graph_task: Callable[[], int] = torch._C._current_graph_task_id
 _tracing_state: Callable[[], Any] = torch._C._get_tracing_state
 _MODULE_CALL = nn.Module._call_impl.__code__
+_TORCH = f"{Path(torch.__file__).resolve().parent}{os.sep}"
 
 
 def is_no_step() -> bool:
@@ -21,6 +24,11 @@ def is_no_step() -> bool:
     we compute would become part of the traced program.
     """
     return _graph_task() != -1 or _tracing_state() is not None
+
+
+def is_traced() -> bool:
+    """Whether `torch.jit.trace` is under way: whatever is asked of a tensor becomes part of it."""
+    return _tracing_state() is not None
 
 
 def is_backward() -> bool:
@@ -33,3 +41,15 @@ def is_called_by_module(frame: FrameType | None) -> bool:
     while frame is not None and frame.f_code is not _MODULE_CALL:
         frame = frame.f_back
     return frame is not None
+
+
+def torch_variable(frame: FrameType, name: str) -> Any:
+    """Returns a variable of a function of torch that is running; None if it has none of that name.
+
+    Of torch's functions alone: before Python 3.13, asking a function of the program for its
+    variables rewrites the dict that `locals()` has returned to it. This is the only place that asks
+    any frame.
+    """
+    if not frame.f_code.co_filename.startswith(_TORCH):
+        return None
+    return frame.f_locals.get(name)

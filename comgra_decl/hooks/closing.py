@@ -11,6 +11,10 @@ from comgra_decl.hooks.when.agenda import TRAIN
 from comgra_decl.records import SKIPPED_STEP, StepInfo
 
 if TYPE_CHECKING:
+    import weakref
+
+    from torch import nn
+
     from comgra_decl.hooks.reading.capture import StepCapture
     from comgra_decl.hooks.when.agenda import Agenda
     from comgra_decl.hooks.when.unended import UnendedSteps
@@ -23,6 +27,10 @@ class Closing(Attachment):
 
     _agenda: Agenda
     _unended: UnendedSteps
+    _undecided: list[weakref.ref[nn.Module]]  # called in this step, before anything is trained
+    _evaluated: list[weakref.ref[nn.Module]]  # evaluated in this step, likewise, or with gradients
+    _asides: int  # calls without gradient in this step
+    _usual: int  # calls with gradient in the step before
     _deferred: bool  # whether the step is decided about again at its end
     _stepped: bool  # whether an optimizer has stepped, or the program has said that a step ends
 
@@ -31,10 +39,13 @@ class Closing(Attachment):
 
         In seconds; None for a step that is captured whatever the schedule says.
         """
+        self._usual = self._train.root_calls
         labels = [*self._agenda.labels]
         due = self._agenda.due if self._deferred else True
         cost = self._train.cost
-        if len(self._train) == 0:
+        if self._undecided and not self._train.root_calls:
+            self._emit_undecided()
+        elif len(self._train) == 0:
             self._reporter.warn(
                 "in some recorded steps no module was called, so there is no record"
             )
@@ -61,6 +72,61 @@ class Closing(Attachment):
         self._evaluation.close()
         self._budget.restart()
 
+    def _settle_evaluation(self, root: nn.Module) -> None:
+        """A training goes on, or begins: an evaluation has ended, if it was one.
+
+        What was called before anything was trained, and has nothing to do with what is trained
+        now, was a teacher or the like, and no phase of evaluation.
+        """
+        evaluated = [module for ref in self._evaluated if (module := ref()) is not None]
+        if self._roots.training or self._roots.related(root, evaluated):
+            self._finish_evaluation()
+        else:
+            self._evaluation.forget()
+        self._evaluated.clear()
+        if not self._armed:
+            self._disarm()
+
+    def _settle_undecided(self, root: nn.Module) -> None:
+        """It turns out what was called before anything was trained.
+
+        If it is what is trained now, it was an evaluation; otherwise it belongs to the step.
+        """
+        before = [module for ref in self._undecided if (module := ref()) is not None]
+        self._undecided.clear()
+        if not self._roots.related(root, before):
+            return
+        self._undecided.clear()
+        self._emit_undecided()
+        self._train.begin()
+        self._tracer.provenance = self._structures.start()
+
+    def _settle_tuning(self) -> None:
+        if self._undecided and not self._train.root_calls:
+            for reference in self._undecided:
+                root = reference()
+                if root is not None:
+                    self._roots.tunes(root)
+            self._train.root_calls, self._asides = self._asides, 0
+            self._undecided.clear()
+            self._evaluation.forget()
+
+    def _emit_undecided(self) -> None:
+        """Records as an evaluation what was computed in the step in progress."""
+        self._undecided.clear()
+        self._asides = 0
+        tags = [*self._evaluation.tags]
+        if not self._evaluation.begin(self._step, 1):
+            self._train.drop()
+            self._stop_graph()
+            return
+        self._evaluation.taken()
+        info = StepInfo(self._step, time.time(), _EVAL, _EVAL)
+        info.extra.update({"tags": tags} if tags else {})
+        self._train.as_evaluation()
+        self._structures.as_evaluation()
+        self._emit(self._train, info)
+
     def _cut_step(self) -> None:
         """Nobody ends this step: what there is of it is a record, and the tracer waits again.
 
@@ -71,6 +137,9 @@ class Closing(Attachment):
         self._disarm()
 
     def _finish_unstepped(self) -> None:
+        if self._undecided and not self._train.root_calls:
+            self._emit_undecided()
+            return
         backward = self._train.calls.get("loss", 0) > 0
         if backward and self._unended.found is None:
             self._reporter.warn(

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 import sys
 from collections.abc import Callable, Iterable
 from types import FrameType
@@ -73,8 +72,8 @@ class Captures:
         self._on_fault = on_fault
         self._making = 0  # calls of make_graphed_callables, which warms up before it captures
         self.patches = (
-            Patch(torch.cuda.graph, "__enter__", self._wrap_enter),
-            Patch(torch.cuda, _GRAPHED, self._wrap_making),
+            Patch(torch.cuda.graph, "__enter__", self._entering),
+            Patch(torch.cuda, _GRAPHED, self._make),
         )
 
     @property
@@ -82,27 +81,19 @@ class Captures:
         """Whether what is computed now belongs to a CUDA graph, or only prepares one."""
         return self._making > 0 or is_capturing()
 
-    def _wrap_enter(self, original: Callable[..., Any]) -> Callable[..., Any]:
-        @functools.wraps(original)
-        def __enter__(context: Any) -> Any:  # noqa: N807
-            try:
-                self._warn(COMPILED_GRAPH if _is_called_by_compiler() else CUDA_GRAPH)
-            except Exception as error:
-                self._on_fault(error)
-            return original(context)
+    def _entering(self, original: Callable[..., Any], context: Any) -> Any:
+        try:
+            self._warn(COMPILED_GRAPH if _is_called_by_compiler() else CUDA_GRAPH)
+        except Exception as error:
+            self._on_fault(error)
+        return original(context)
 
-        return __enter__
-
-    def _wrap_making(self, original: Callable[..., Any]) -> Callable[..., Any]:
-        @functools.wraps(original)
-        def make_graphed_callables(*args: Any, **kwargs: Any) -> Any:
-            self._making += 1
-            try:
-                return original(*args, **kwargs)
-            finally:
-                self._making -= 1
-
-        return make_graphed_callables
+    def _make(self, original: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+        self._making += 1
+        try:
+            return original(*args, **kwargs)
+        finally:
+            self._making -= 1
 
 
 def _is_called_by_compiler() -> bool:
@@ -116,7 +107,7 @@ def why_silent(plans: Iterable[ModulePlan], models: Iterable[nn.Module]) -> list
     """Returns sentences about modules of `models` that were selected and not called: `plans`.
 
     A module whose parameters have a gradient was used without being called: no hook of a module
-    runs in `module.forward(x)`, nor where its parent takes its weights.
+    runs in `linear.forward(x)`, nor where its parent takes its weights.
     """
     silent = [(plan, module) for plan in plans if (module := plan.module()) is not None]
     graphed = {id(part) for model in models for part in _graphed_parts(model)}
@@ -126,12 +117,17 @@ def why_silent(plans: Iterable[ModulePlan], models: Iterable[nn.Module]) -> list
     return [why.format(_listed(names), len(names)) for why, names in found.items() if names]
 
 
+def is_used_uncalled(module: nn.Module) -> bool:
+    """Whether a module that was not called was used all the same: its parameters have gradients."""
+    return not isinstance(module, torch.jit.ScriptModule) and _has_gradient(module)
+
+
 def _why(module: nn.Module, graphed: set[int]) -> str:
     if isinstance(module, torch.jit.ScriptModule):
         return _SCRIPTED
     if id(module) in graphed:
         return _REPLAYED
-    return _USED if _has_gradient(module) else _UNUSED
+    return _USED if is_used_uncalled(module) else _UNUSED
 
 
 def _graphed_parts(top: nn.Module) -> Iterable[nn.Module]:
@@ -147,8 +143,9 @@ _UNUSED = (
 )
 _USED = (
     "selected but never called in this step, though their parameters have gradients: {} ({} in "
-    "all). Either .forward() is called directly, which runs no hooks: write module(x) instead; or "
-    "the parent uses their weights itself: name its tensors with comgra.node(tensor, name)"
+    "all). Either the parent uses their weights itself: name its tensors with comgra.node(tensor, "
+    "name); or .forward() of one of torch's own layers is called directly, which runs no hooks: it "
+    "is recorded from the next record on; to have the first as well, write module(x) instead"
 )
 _REPLAYED = (
     "selected but never called in this step: {} ({} in all), inside of what "

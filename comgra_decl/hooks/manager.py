@@ -23,13 +23,16 @@ from torch.nn.modules.module import (
 from torch.optim.optimizer import register_optimizer_step_post_hook
 
 from comgra_decl.hooks.choosing import Choosing
-from comgra_decl.hooks.compiled import run_natively
+from comgra_decl.hooks.compiled import anything_compiled
+from comgra_decl.hooks.hand_updates import BY_HAND, HandUpdates
 from comgra_decl.hooks.limits import Captures
-from comgra_decl.hooks.patches import watch_mode
+from comgra_decl.hooks.optimizers import CalledModels, Optimizers
+from comgra_decl.hooks.patches import run_natively, watch_mode
+from comgra_decl.hooks.root_calls import RootCall
+from comgra_decl.hooks.step_clock import StepClock
 from comgra_decl.hooks.tree import has_parameters
 from comgra_decl.hooks.when.agenda import Agenda, Plan
 from comgra_decl.hooks.when.budget import Meter
-from comgra_decl.hooks.when.ending import StepEnd
 from comgra_decl.hooks.when.pace import Pace
 from comgra_decl.hooks.when.skipped import watch_skips
 from comgra_decl.hooks.when.types import Labeller, RootWatch
@@ -74,14 +77,20 @@ class HookManager(Choosing):
         self._pace = Pace()
         self._deferred = False
         self._watched = False  # whether it is decided about when the model is called
-        self._evaluating = False  # as far as the program has said so
+        self._begun_unseen = False  # whether the step that begins has called its model already
+        self._asides = self._usual = 0
+        self._undecided = []
+        self._evaluated = []
         self._kept_enough = False
         self._stepped = False
         self._incoming: deque[tuple[Spec | None, str]] = deque()
         self._agenda = Agenda(spec, self._budget)
         self._watch = RootWatch(self._on_watched_call, on_fault=self._fault)
         self._labeller = self._new_labeller(spec)
-        self._end = self._new_end(spec)
+        self._clock = self._new_clock(spec)
+        self._optimizers = Optimizers(forget=lambda number: self._clock.forget(number))
+        self._called = CalledModels(on_fault=self._fault)
+        self._hand = HandUpdates(held=self._optimizers.hold)
         self._unended = UnendedSteps()
         self._captures = Captures(self._reporter.warn, on_fault=self._fault)
         self._patches = (
@@ -97,12 +106,8 @@ class HookManager(Choosing):
     def _new_labeller(self, spec: Spec) -> Labeller | None:
         return None if spec.types.by is None else Labeller(spec.types, warn=self._reporter.warn)
 
-    def _new_end(self, spec: Spec) -> StepEnd:
-        return StepEnd(
-            spec.schedule.step,
-            takes_part=lambda parameter: self._tracer.takes_part(parameter),
-            warn=self._reporter.warn,
-        )
+    def _new_clock(self, spec: Spec) -> StepClock:
+        return StepClock(spec.schedule.step, warn=self._reporter.warn)
 
     # -- lifecycle -----------------------------------------------------------------------------
 
@@ -118,8 +123,25 @@ class HookManager(Choosing):
         for patch in self._patches:
             patch.apply()
         self._losses.start()
+        if not self._clock.explicit:
+            self._losses.announce(self._on_backward)
         self._hearing.start()
         self._begin_step()
+
+    def enter(self, module: nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> None:
+        """Follows the call in which tracing was attached: that of an outermost module, beginning.
+
+        Hooks that are registered within a call are not called for it.
+        """
+        if self._watch.waiting:
+            if self._on_watched_call(module, args, kwargs):
+                self._watch.remove()
+        elif self._tracer.installed:
+            try:
+                self._tracer.enter(module, args, kwargs)
+                self._beside.enter(module, args, kwargs)
+            except Exception as error:
+                self._fault(error)
 
     def resume(self, slots: Iterable[SlotInfo], resumption: Resumption) -> None:
         """Goes on with a run, before anything is attached.
@@ -139,8 +161,14 @@ class HookManager(Choosing):
         if self._stopped:
             return
         try:
+            if self._undecided and not self._train.root_calls:
+                self._emit_undecided()
             if self._evaluation.open:
                 self._finish_evaluation()
+            if self._hand.over():
+                self._end_by_hand()
+            elif self._clock.complete:
+                self._end_step()
             if self._train.open and not self._stepped and len(self._train):
                 self._finish_unstepped()
         except Exception as error:
@@ -169,6 +197,8 @@ class HookManager(Choosing):
             self._reporter.warn(sentence)
             if self._stepped:  # else there will be a record that brings it
                 self._scalars.remark(sentence)
+            self._hand.unseen()
+            self._losses.announce(self._on_backward)
 
     @property
     def late_documents(self) -> dict[str, Any]:
@@ -197,7 +227,7 @@ class HookManager(Choosing):
                 self._follow_anew(spec)
 
     def _follow_anew(self, spec: Spec) -> None:
-        prefixed, structures, before = self._tracer.prefixed, self._structures, self._spec
+        tracer, structures, before = self._tracer, self._structures, self._spec
         self._table.renew()
         self._budget = self._new_budget(spec.schedule, before=self._budget)
         self._agenda = Agenda(spec, self._budget, before=self._agenda)
@@ -206,9 +236,9 @@ class HookManager(Choosing):
         self._follow(spec)
         self._labeller = self._new_labeller(spec)
         self._structures.go_on_from(structures)
-        self._tracer.prefixed = prefixed
+        self._tracer.go_on_from(tracer)
         if spec.schedule.step != before.schedule.step:
-            self._end = self._new_end(spec)
+            self._clock = self._new_clock(spec)
         self._quiet = 0.0
 
     def _remove_everything(self) -> None:
@@ -224,6 +254,7 @@ class HookManager(Choosing):
                 each.callback(part.stop)
             each.callback(self._disarm)
             each.callback(self._watch.remove)
+            each.callback(self._called.stop)
             each.callback(self._rest.end)
         self._handles.clear()
 
@@ -231,14 +262,61 @@ class HookManager(Choosing):
 
     def _after_optimizer(self, optimizer: Any) -> None:
         self._rest.end()
+        if self._hand.possible and not self._hand.active:
+            self._hand.give_way()
+            self._losses.announce(None)
         if self._resumption is not None:
             self._resumption.stepped(optimizer)
         if self._armed:
             self._stepped = True
             if not self._captures.active:
                 self._tracer.after_optimizer(self._train, optimizer)
-        if self._end.by_optimizer(optimizer):
+        if self._ends_step(optimizer):
             self._end_step()
+        if self._clock.unfamiliar:
+            self._clock.unfamiliar = False
+            if not (self._armed or self._stopped or anything_compiled()):
+                self._called.watch()
+                self._rest.end()
+
+    def _on_backward(self, tensors: Any) -> None:
+        """`backward` is about to be called, in a program whose optimizers nobody has seen step."""
+        if self._stopped:
+            return
+        if self._hand.over():
+            self._begun_unseen = True  # what was called until now belongs to the next step
+            try:
+                self._end_by_hand()
+            finally:
+                self._begun_unseen = False
+        self._hand.backward(tensors)
+        if self._hand.active and not self._armed and self._step + 1 >= self._quiet:
+            self._watch.install()
+            self._stance.force_if_needed()
+
+    def _on_backward_done(self) -> None:
+        self._train.backwards.end()
+        if self._hand.pending:
+            self._tracer.parameters.keep_gradients()
+
+    def _end_by_hand(self) -> None:
+        """The program has written its parameters: a step is over."""
+        if not self._hand.active:
+            self._hand.active = True
+            self._reporter.say("steps", BY_HAND)
+        self._stepped = True
+        if self._armed:
+            self._tracer.after_hand(self._train)
+        self._end_step()
+
+    def _ends_step(self, optimizer: Any) -> bool:
+        """Whether an optimizer that has stepped ends the step of the training."""
+        self._optimizers.note(optimizer)
+        seen = None
+        if self._clock.rule == "last_optimizer" and (self._armed or self._called.watched):
+            seen = self._optimizers.seen(optimizer, iter(self._called))
+        classes = [base.__name__ for base in type(optimizer).__mro__]
+        return self._clock.stepped(id(optimizer), seen=seen, classes=classes)
 
     def _say_scale(self, scaler: Any, *, always: bool = False) -> None:
         """Mixed precision is about to let an optimizer step, or not: what is the loss scaled by?"""
@@ -269,6 +347,10 @@ class HookManager(Choosing):
         self._quiet = 0.0
 
     def _end_step(self) -> None:
+        self._clock.end()
+        self._hand.end_step()
+        self._optimizers.begin_step()
+        self._called.begin_step()
         if self._resumption is not None:
             self._settle_resumption(self._resumption)
         self._scalars.end_step(self._step, self._agenda.labels)
@@ -283,7 +365,10 @@ class HookManager(Choosing):
         if self._budget.timed:
             self._budget.step_ended(cost, self._agenda.ended)
         self._step += 1
-        self._evaluating = False
+        self._asides = 0
+        self._undecided.clear()
+        self._evaluated.clear()
+        self._roots.evaluating = False
         if self._incoming:
             self._adopt()
         self._begin_step()
@@ -298,10 +383,12 @@ class HookManager(Choosing):
             or self._budget.timed
             or self._agenda.typed
             or self._scalars.talks
+            or self._called.watched
         )
         step = self._begun = self._step
         steps = min(self._quiet - 1 - step, self._pace.steps(step))
-        self._rest.begin(0 if busy else self._end.sole, int(max(steps, 0)))
+        owner = None if busy else self._clock.simple
+        self._rest.begin(owner or 0, int(max(steps, 0)))
         if self._stopped or self._stop_requested or self._incoming:  # another thread may say so
             self._rest.end()
 
@@ -313,6 +400,8 @@ class HookManager(Choosing):
                 self._agenda.stop_keeping()
             plan = self._agenda.plan(self._step)
             self._quiet = self._agenda.quiet_until
+            if self._begun_unseen:
+                plan = Plan.WAIT  # it stays due
             self._deferred = self._keeps or self._agenda.typed
         if plan is Plan.ARM:
             self._arm()
@@ -335,22 +424,29 @@ class HookManager(Choosing):
         """An outermost module is called; returns whether that decides about the step."""
         try:
             attached = self._tracer.installed
-            training = not self._tracer.is_evaluation(module)
+            if self._hand.over():
+                self._end_by_hand()
+            kind = self._roots.kind(module)
+            training = kind is not RootCall.EVALUATION
             if not training:
                 self._begin_evaluation()
-            elif has_parameters(module):
-                self._decide(module, args, kwargs)
-            else:
+            elif not has_parameters(module) or self._comes_before(kind):
                 return False  # a transform of the data, perhaps
+            else:
+                self._decide(module, args, kwargs)
             if self._tracer.installed and not attached:
                 self._tracer.enter(module, args, kwargs)
+                self._beside.enter(module, args, kwargs)
             elif training and not attached:
                 self._stance.restore()
-                self._beside.enter(module)
         except Exception as error:
             self._fault(error)
             return True
         return training
+
+    def _comes_before(self, kind: RootCall) -> bool:
+        """Whether a call is none by whose arguments the type of a step is told: a teacher's."""
+        return kind is not RootCall.TRAINING and self._labeller is not None
 
     def _decide(self, module: nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> None:
         """Arms in the middle of the step if its labels say so."""
@@ -363,7 +459,7 @@ class HookManager(Choosing):
 
     def _on_tag(self, *names: str) -> None:
         """The program labels the step in progress, or the evaluation it is in."""
-        if self._evaluating:
+        if self._roots.evaluating or self._roots.maybe:
             self._evaluation.tags.update(dict.fromkeys(names))
             return
         too_late = self._watched and not self._watch.waiting and not self._armed
@@ -375,8 +471,11 @@ class HookManager(Choosing):
         """The program says that a step ends here."""
         if self._stopped:
             return
+        if self._hand.possible:
+            self._hand.give_way()
+            self._losses.announce(None)
         if self._tracer.inside:
             self._reporter.warn("comgra.step() does nothing inside the call of a module")
-        elif self._end.by_program():
+        elif self._clock.by_program():
             self._stepped = True
             self._end_step()

@@ -129,11 +129,22 @@ class TopPlan:
         self._tree: list[tuple[str, int, tuple[str, ...]]] = []
         self.top = top
         self.version = -1  # of what is known about who owns which module
-        self.parameter_ids: set[int] = set()
+        self._parameter: weakref.ref[torch.Tensor] | None = None  # one of the model's
         self.selection: Selection = select(spec, ())
         self.modules: list[ModulePlan] = []  # plans hold modules weakly: none is kept
         self.parameters: list[TensorPlan] = []
         self.buffers: list[TensorPlan] = []
+
+    def holds_part_of(self, module: nn.Module) -> bool:
+        """Whether a module has the parameters of this one, which is gone."""
+        first = self._parameter() if self._parameter is not None else None
+        return first is not None and any(first is other for other in module.parameters())
+
+    def become(self, module: nn.Module) -> None:
+        """Goes on, with the same series, with another module of the class: the first is gone."""
+        self.top.become(module)
+        self.version = -1
+        self._tree = []
 
     def renew(self, module: nn.Module) -> bool:
         """Plans the model as it is built now; returns whether there is anything new.
@@ -146,7 +157,8 @@ class TopPlan:
             return False
         self._tree = tree
         self.top.look(module)
-        self.parameter_ids = {id(parameter) for parameter in module.parameters()}
+        first = next(module.parameters(), None)
+        self._parameter = None if first is None else weakref.ref(first)
         self.top.marks = _names_from_marks(named)
         self.selection = select(self._spec, (facts_of(path, m) for path, m in named))
         before = {plan.path: plan for plan in self.modules}

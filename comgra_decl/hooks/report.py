@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Collection
+from collections.abc import Callable, Collection
 from typing import TYPE_CHECKING, Any
+from weakref import WeakKeyDictionary
 
-from comgra_decl.hooks.limits import why_silent
+from comgra_decl.hooks.limits import is_used_uncalled, why_silent
 from comgra_decl.hooks.reading.shards import class_of
 from comgra_decl.hooks.tree import named_modules
 from comgra_decl.spec.globs import compile_text
@@ -29,7 +30,9 @@ class Reporter:
         self._choices: dict[str, str] = {}
         self._said = 0
         self._last: dict[str, Any] = {}  # the newest report
+        self._described: WeakKeyDictionary[TopPlan, list[dict[str, Any]]] = WeakKeyDictionary()
         self.beside: Beside | None = None  # knows what is recorded beside modules
+        self.on_uncalled: Callable[[type], None] = lambda _: None  # told classes of modules in use
 
         self.follow(spec)
 
@@ -65,7 +68,7 @@ class Reporter:
         report["warnings"] = list(self._warnings)
         self._last = report
         self._states[info.mode] = self._state(tops, capture)
-        return {"modules": [m for top in tops for m in _modules(top)], "report": report}
+        return {"modules": [m for top in tops for m in self._modules(top)], "report": report}
 
     @property
     def late_documents(self) -> dict[str, Any]:
@@ -73,6 +76,16 @@ class Reporter:
         if not self._last or self._last["warnings"] == list(self._warnings):
             return {}
         return {"report": {**self._last, "warnings": list(self._warnings)}}
+
+    def _modules(self, plan: TopPlan) -> list[dict[str, Any]]:
+        """Describes the modules of a model; as they were, if it is gone."""
+        module = plan.top.module()
+        if module is not None:
+            seen: dict[int, str] = {}
+            self._described[plan] = [
+                _describe(plan, path, child, seen) for path, child in named_modules(module)
+            ]
+        return self._described.get(plan, [])
 
     def _state(self, tops: Collection[TopPlan], capture: StepCapture) -> object:
         """Returns what changes whenever there is something new to say."""
@@ -134,6 +147,10 @@ class Reporter:
             self.warn(sentence)
         plans = [] if self._told else [plan for top in tops for plan in top.modules]
         self._told = True
+        for plan in plans:
+            module = plan.module()
+            if _is_silent(plan) and module is not None and is_used_uncalled(module):
+                self.on_uncalled(type(module))
         models = [model for top in tops if (model := top.top.module()) is not None]
         for sentence in why_silent((plan for plan in plans if _is_silent(plan)), models):
             self.warn(sentence)
@@ -155,8 +172,9 @@ def _output_slots(plan: ModulePlan, wanted: set[str]) -> int:
     count = 0
     for (role, _), slot in plan.slots.items():
         side = "input" if role.startswith("input") else "output"
-        count += slot.id >= 0 and side in wanted
-        count += len(slot.passes) if f"{side}_grad" in wanted else 0
+        gradients = sum(name.startswith("grad") for name in slot.passes)
+        count += (slot.id >= 0) + len(slot.passes) - gradients if side in wanted else 0
+        count += gradients if f"{side}_grad" in wanted else 0
     return count
 
 
@@ -183,14 +201,6 @@ def _unmatched(tops: Collection[TopPlan]) -> list[str]:
         return []
     said = [{text.partition(";")[0]: text for text in t.selection.unmatched} for t in models]
     return [text for key, text in said[0].items() if all(key in other for other in said)]
-
-
-def _modules(plan: TopPlan) -> list[dict[str, Any]]:
-    module = plan.top.module()
-    if module is None:
-        return []
-    seen: dict[int, str] = {}
-    return [_describe(plan, path, child, seen) for path, child in named_modules(module)]
 
 
 def _describe(plan: TopPlan, path: str, module: Any, seen: dict[int, str]) -> dict[str, Any]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from functools import partial
 from threading import get_ident
 from typing import TYPE_CHECKING, Any
@@ -16,7 +16,12 @@ from torch.nn.modules.module import (
 )
 
 from comgra_decl.hooks import modes
-from comgra_decl.hooks.calling import is_backward, is_called_by_module, is_no_step
+from comgra_decl.hooks.calling import (
+    is_backward,
+    is_called_by_module,
+    is_no_step,
+    torch_variable,
+)
 from comgra_decl.hooks.nested import first_batch_size, tensors_in
 from comgra_decl.hooks.plans import ModulePlan, TopPlan
 from comgra_decl.hooks.reading.ends import Ends, input_role
@@ -25,15 +30,20 @@ from comgra_decl.hooks.reading.parameters import Parameters
 from comgra_decl.hooks.reading.recomputed import Recomputed
 from comgra_decl.hooks.reading.recorder import TensorRecorder
 from comgra_decl.hooks.reading.slots import Slot
-from comgra_decl.hooks.tree import Owners, Top, has_parameters
+from comgra_decl.hooks.tree import Owners, Top, has_parameters, unwrapped_class
 from comgra_decl.stats.quiet import function_modes
 
 if TYPE_CHECKING:
     from torch.utils.hooks import RemovableHandle
 
+    from comgra_decl.hooks.direct_calls import DirectCalls
     from comgra_decl.hooks.graph.provenance import Provenance
     from comgra_decl.hooks.reading.capture import StepCapture
     from comgra_decl.spec import Spec
+
+
+_MOST_NAMESAKES = 32
+"""Models of one class with nodes of their own; a program that makes ever new ones reuses names."""
 
 
 class ModuleTracer:
@@ -42,6 +52,7 @@ class ModuleTracer:
     Args:
         spec: what to capture.
         owners: who owns which module.
+        direct: is told of calls of modules, to tell those of `forward` alone from them.
         choose: called with (root module, its top) at each root call; returns the capture this
             call goes to, or None.
         left: called when a root call has returned.
@@ -53,6 +64,7 @@ class ModuleTracer:
         spec: Spec,
         owners: Owners,
         *,
+        direct: DirectCalls,
         choose: Callable[[nn.Module, Top], StepCapture | None],
         left: Callable[[], None],
         on_fault: Callable[[BaseException], None],
@@ -61,6 +73,7 @@ class ModuleTracer:
         wanted = {name for entry in spec.nodes.values() for name in entry.capture}
         self._reads_inputs = bool(wanted & {"input", "input_grad"})
         self._owners = owners
+        self.direct = direct
         self._choose = choose
         self._left = left
         self._on_fault = on_fault
@@ -74,12 +87,16 @@ class ModuleTracer:
         self.parameters = Parameters(on_fault=on_fault)
         self.thread = 0  # the one that trains, whose calls are followed; 0: not known yet
         self._depth = 0
+        self._batch_before: int | None = None
+        self._model_called = False  # in this step
         self._epoch = -1  # the step that the last model call belonged to
         self._capture: StepCapture | None = None
         self._native = NativeCalls()
         self._graph: Provenance | None = None  # the provenance, where the current call is followed
         self.tops: dict[int, TopPlan] = {}  # by the module's id
+        self._namesakes: dict[str, list[TopPlan]] = {}  # by the class, in order of first calls
         self.provenance: Provenance | None = None
+        self._plain: Top | None = None  # the model whose nodes have no prefix
         self.prefixed: bool | None = None  # whether node names carry the root's class; None: open
 
     # -- attaching -----------------------------------------------------------------------------
@@ -166,18 +183,44 @@ class ModuleTracer:
 
     def _before(self, module: nn.Module, args: tuple[Any, ...]) -> None:
         try:
+            self.direct.here.entered = module
             if is_no_step() or (get_ident() != self.thread and not self._claim()):
                 return
             self._depth += 1
             # A global pre hook is not given keyword arguments: its caller's frame has them.
             if self._depth == 1:
-                kwargs = sys._getframe(1).f_locals.get("kwargs", {})
+                kwargs = torch_variable(sys._getframe(1), "kwargs") or {}
                 with torch._C.DisableTorchFunction():
                     self._enter_root(module, args, kwargs)
             if self._graph is not None and not module.training:
-                self._enter_native(module, args, sys._getframe(1).f_locals.get("kwargs", {}))
+                self._enter_native(module, args, torch_variable(sys._getframe(1), "kwargs") or {})
             if self._reads_inputs and -id(module) not in self._late:
-                self._take_inputs(module, args, sys._getframe(1).f_locals.get("kwargs", {}))
+                self._take_inputs(module, args, torch_variable(sys._getframe(1), "kwargs") or {})
+        except Exception as error:
+            self._on_fault(error)
+
+    def before_direct(
+        self, module: nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any]
+    ) -> None:
+        """The `forward` of a module is called without the module being called."""
+        try:
+            if is_no_step() or (get_ident() != self.thread and not self._claim()):
+                return
+            self._depth += 1
+            if self._depth == 1:
+                with torch._C.DisableTorchFunction():
+                    self._enter_root(module, args, dict(kwargs))
+            if self._graph is not None and not module.training:
+                self._enter_native(module, args, kwargs)
+            if self._reads_inputs:
+                self._take_inputs(module, args, kwargs)
+        except Exception as error:
+            self._on_fault(error)
+
+    def after_direct(self, module: nn.Module, args: tuple[Any, ...], output: Any) -> None:
+        """The `forward` has returned; None if it failed."""
+        try:
+            self._finish(module, args, output)
         except Exception as error:
             self._on_fault(error)
 
@@ -200,13 +243,6 @@ class ModuleTracer:
             self._enter_root(module, args, dict(kwargs))
         if self._reads_inputs:
             self._take_inputs(module, args, dict(kwargs))
-
-    def is_evaluation(self, root: nn.Module) -> bool:
-        """Whether the call of an outermost module is no part of the training."""
-        if root.training:
-            return False
-        plan = self.tops.get(id(self._owners.top_of(root)))
-        return (plan is not None and plan.top.trained) or not torch.is_grad_enabled()
 
     def _after(self, module: nn.Module, args: tuple[Any, ...], output: Any) -> None:
         try:
@@ -245,6 +281,8 @@ class ModuleTracer:
             self._ends.look_for_targets(capture, (args, output), self.provenance)
         if capture is not None and capture.categories is not None:
             capture.categories.leave(output)
+        if capture is not None and capture.aside and self._batch_before is not None:
+            capture.batch_size = self._batch_before  # the one that is trained on is the step's
         self._left()
         self._ends.targets.resume()  # below the graph's mode, which sees targets after it
 
@@ -264,6 +302,10 @@ class ModuleTracer:
             return
         if capture.followed and capture.epoch != self._epoch:
             self._begin(capture)
+        if not self._in_model and self._prepares(plan, args, kwargs):
+            self._in_model = True
+        self._model_called = self._model_called or self._in_model
+        self._batch_before = capture.batch_size
         capture.batch_size = first_batch_size(args, kwargs) or capture.batch_size
         if capture.categories is not None:
             capture.categories.enter(module, args, kwargs, capture.batch_size)
@@ -272,9 +314,19 @@ class ModuleTracer:
         if self._in_model:
             self._ends.read_inputs(capture, args, kwargs, self._graph)
 
+    def _prepares(self, plan: TopPlan, args: Any, kwargs: Any) -> bool:
+        """Whether a part of a model that has no parameters is given what the model is given.
+
+        Nothing of the model has been called in this step; a loss is called after it.
+        """
+        if self._model_called or not plan.top.parametric:
+            return False
+        return all(tensor.grad_fn is None for _, tensor in tensors_in((args, kwargs)))
+
     def _begin(self, capture: StepCapture) -> None:
         """The first model of a step is called; the step before may have been dropped."""
         self._epoch = capture.epoch
+        self._model_called = False
         self._ends.targets.begin()
         self._recorder.release()
         self.parameters.begin()
@@ -287,13 +339,30 @@ class ModuleTracer:
             for part in module.modules():  # one that was called while the model was being built
                 self.tops.pop(id(part), None)
             self._owners.know(module)
-            top = Top(module, prefixed=self._is_prefixed)
-            plan = self.tops[id(module)] = TopPlan(self._spec, top)
+            plan = self.tops[id(module)] = self._named(module)
         if plan.version != self._owners.version:
             plan.version = self._owners.version
             if plan.renew(module):
                 self._take_in(plan)
         return plan
+
+    def _named(self, module: nn.Module) -> TopPlan:
+        """Returns a plan whose name no living module has.
+
+        A loss that is made anew in each step (`nn.MSELoss()(out, y)`) is one node all the same, and
+        so is what is put around a model anew in each step.
+        """
+        known = self._namesakes.setdefault(unwrapped_class(module), [])
+        parametric = has_parameters(module)
+        for plan in known:
+            replaceable = len(known) >= _MOST_NAMESAKES or not (parametric or plan.top.parametric)
+            if plan.top.module() is None and (replaceable or plan.holds_part_of(module)):
+                self.tops = {key: value for key, value in self.tops.items() if value is not plan}
+                plan.become(module)
+                return plan
+        top = Top(module, prefixed=self._is_prefixed, number=len(known) + 1)
+        known.append(TopPlan(self._spec, top))
+        return known[-1]
 
     def _take_in(self, plan: TopPlan) -> None:
         for module_plan in plan.modules:
@@ -303,24 +372,46 @@ class ModuleTracer:
 
     @property
     def called_tops(self) -> list[TopPlan]:
-        """The outermost modules that take part in the training."""
-        return [plan for plan in self.tops.values() if plan.top.takes_part]
+        """The outermost modules that take part in the training, or did before they were gone."""
+        known = (plan for plans in self._namesakes.values() for plan in plans)
+        return [plan for plan in known if plan.top.takes_part and self._is_top(plan)]
 
-    def takes_part(self, parameter: torch.Tensor) -> bool:
-        """Whether the parameter belongs to a model that has been called."""
-        return any(id(parameter) in plan.parameter_ids for plan in self.tops.values())
+    def _is_top(self, plan: TopPlan) -> bool:
+        """Whether a module has not become a part of another one since it was called."""
+        module = plan.top.module()
+        return module is None or self.tops.get(id(module)) is plan
 
     def settle_names(self) -> None:
         """Fixes how nodes are named, once the first record shows how many models there are."""
         if self.prefixed is None:
-            self.prefixed = sum(plan.top.parametric for plan in self.tops.values()) > 1
+            models = [plan.top for plan in self.tops.values() if plan.top.parametric]
+            self.prefixed = len(models) > 1
+            self._plain = models[0] if len(models) == 1 else None
+
+    def go_on_from(self, before: ModuleTracer) -> None:
+        """Takes over what nodes are called, after the spec has changed."""
+        self.prefixed, self._plain = before.prefixed, before._plain
+        for label, plans in before._namesakes.items():
+            self._namesakes[label] = [self._again(plan.top) for plan in plans]
+
+    def _again(self, top: Top) -> TopPlan:
+        top.prefixed = self._is_prefixed
+        plan = TopPlan(self._spec, top)
+        module = top.module()
+        if module is not None:
+            self.tops[id(module)] = plan
+        return plan
 
     def _is_prefixed(self, top: Top) -> bool:
-        """Several models need their class in front; a single one, and loss modules, do not."""
-        models = [plan.top for plan in self.tops.values() if plan.top.parametric]
-        if self.prefixed is None or top not in models:
-            return len(models) > 1
-        return self.prefixed or top is not models[0]
+        """Whether nodes have the class in front: of all models but a single one, or the first.
+
+        Those of losses have: their parts may be called like parts of the model.
+        """
+        if not top.parametric:
+            return True
+        if self.prefixed is None:
+            return sum(plan.top.parametric for plan in self.tops.values()) > 1
+        return self.prefixed or top is not self._plain
 
     # -- reading tensors -----------------------------------------------------------------------
 
@@ -373,17 +464,23 @@ class ModuleTracer:
         """The program evaluates: there is no target before it trains again."""
         self._ends.targets.rest()
 
-    def before_optimizer(self, optimizer: torch.optim.Optimizer) -> None:
-        """Keeps what an optimizer is about to change; its arithmetic is none of the loss."""
+    def before_optimizer(
+        self, capture: StepCapture, optimizer: torch.optim.Optimizer, *, closure: bool
+    ) -> None:
+        """Reads what an optimizer is given; its arithmetic is none of the loss."""
         self._ends.targets.rest()
-        if self.parameters.follows_steps or not self.tops:
-            with torch._C.DisableTorchFunction():
-                self.parameters.before_step(_parameters(optimizer))
+        with torch._C.DisableTorchFunction():
+            self.parameters.before_step(optimizer, capture, closure=closure)
 
     def after_optimizer(self, capture: StepCapture, optimizer: torch.optim.Optimizer) -> None:
-        """Reads the gradients as an optimizer has just used them, and what came of it."""
+        """Reads what an optimizer has made of the gradients."""
         with torch._C.DisableTorchFunction():
-            self.parameters.after_step(optimizer, _parameters(optimizer), capture)
+            self.parameters.after_step(optimizer, capture)
+
+    def after_hand(self, capture: StepCapture) -> None:
+        """Reads the gradients of a step that the program has ended itself."""
+        with torch._C.DisableTorchFunction():
+            self.parameters.after_hand(capture)
 
     def read_loss(self, capture: StepCapture, loss: torch.Tensor, backwarded: torch.Tensor) -> None:
         """Reads a tensor that `backward()` was called on (`loss`: before the AMP scale)."""
@@ -393,7 +490,3 @@ class ModuleTracer:
         """Returns the slot of a parameter or buffer that is traced, else None."""
         plan = self.parameters.plan_of(tensor)
         return plan.slot if plan is not None else None
-
-
-def _parameters(optimizer: torch.optim.Optimizer) -> Iterator[torch.Tensor]:
-    return (p for group in optimizer.param_groups for p in group["params"])

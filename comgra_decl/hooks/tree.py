@@ -37,6 +37,7 @@ class Owners:
 
     def __init__(self, *, on_fault: Callable[[BaseException], None]) -> None:
         self._on_fault = on_fault
+        self.on_class: Callable[[type], None] = lambda _: None  # told the class of what is built
         # By identity: a module class may define `==` (torchmetrics does, and builds modules in it).
         self._parents: MutableMapping[nn.Module, weakref.ref[nn.Module]] = WeakIdKeyDictionary()
         self._built: MutableMapping[nn.Module, None] = WeakIdKeyDictionary()
@@ -50,15 +51,22 @@ class Owners:
         try:
             self.version += 1
             self._built[parent] = None
+            self.on_class(type(parent))
             if child is not None:
+                self.on_class(type(child))
                 self._parents[child] = weakref.ref(parent)
         except Exception as error:
             self._on_fault(error)
 
-    def note_parameter(self, _module: nn.Module, _name: str, _parameter: object) -> None:
+    def note_parameter(self, module: nn.Module, _name: str, _parameter: object) -> None:
         """The registration hook: a module has just been given a parameter, maybe a late one."""
-        if not _is_compiling():
+        if _is_compiling():
+            return
+        try:
             self.version += 1
+            self.on_class(type(module))
+        except Exception as error:
+            self._on_fault(error)
 
     def know(self, top: nn.Module) -> None:
         """Learns who owns what below a module.
@@ -72,13 +80,19 @@ class Owners:
 
     def top_of(self, module: nn.Module) -> nn.Module:
         """Returns the outermost module that (still) contains `module`."""
+        *_, top = self.and_above(module)
+        return top
+
+    def and_above(self, module: nn.Module) -> Iterator[nn.Module]:
+        """Yields a module and those that contain it, the outermost last."""
         if not self._scanned and module not in self._built and has_parameters(module):
             self._scan()
         seen = {id(module)}
+        yield module
         while (parent := self._parent(module)) is not None and id(parent) not in seen:
             seen.add(id(parent))
             module = parent
-        return module
+            yield module
 
     def _parent(self, module: nn.Module) -> nn.Module | None:
         link = self._parents.get(module)
@@ -108,16 +122,29 @@ def instances_of(cls: type[T]) -> Iterator[T]:
 
 
 class Top:
-    """One outermost module: the model, or one of several (adversarial training, a loss module)."""
+    """One outermost module: the model, or one of several (adversarial training, a loss module).
 
-    def __init__(self, module: nn.Module, prefixed: Callable[[Top], bool]) -> None:
+    Args:
+        module: the module itself.
+        prefixed: whether the names of its nodes begin with its label.
+        number: which one of its class it is, from 1; from the second on it is part of the label.
+    """
+
+    def __init__(
+        self, module: nn.Module, prefixed: Callable[[Top], bool], *, number: int = 1
+    ) -> None:
         self.module = weakref.ref(module)
-        self.label = unwrapped_class(module)
+        name = unwrapped_class(module)
+        self.label = name if number == 1 else f"{name}#{number}"
         self.parametric = self.takes_part = False
         self.look(module)
-        self.trained = False  # has been seen in training mode
         self.marks: dict[str, str] = {}  # names that `@comgra.node` gives to modules, by path
-        self._prefixed = prefixed
+        self.prefixed = prefixed
+
+    def become(self, module: nn.Module) -> None:
+        """Another module of the class takes the place of one that is gone."""
+        self.module = weakref.ref(module)
+        self.look(module)
 
     def look(self, module: nn.Module) -> None:
         """Sees whether it has parameters by now; some modules make them in their first call."""
@@ -139,7 +166,7 @@ class Top:
         name = self.marks.get(path, path)
         if not name:
             return self.label
-        return f"{self.label}.{name}" if self._prefixed(self) else name
+        return f"{self.label}.{name}" if self.prefixed(self) else name
 
 
 def has_parameters(module: nn.Module) -> bool:
@@ -175,6 +202,19 @@ def unwrapped_class(module: nn.Module) -> str:
         if inner is not None and (name == "_orig_mod" or is_wrapper(module)):
             return unwrapped_class(inner)
     return class_of(module).__name__
+
+
+def in_training(module: nn.Module) -> bool:
+    """Whether a module, or what it wraps, is in training mode.
+
+    What is switched is often the module within (Lightning never switches its wrapper for DDP).
+    """
+    while is_wrapper(module):
+        inner = module._modules.get("module") or module._modules.get("_orig_mod")
+        if inner is None:
+            break
+        module = inner
+    return module.training
 
 
 def is_wrapper(module: nn.Module) -> bool:

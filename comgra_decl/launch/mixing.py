@@ -70,29 +70,26 @@ def asking(
     asked: list[nn.Module] = []
     depth = [0]
 
-    def wrap(original: Callable[..., Any]) -> Callable[..., Any]:
-        def call(module: nn.Module, *args: Any, **kwargs: Any) -> Any:
-            if depth[0]:
+    def call(original: Callable[..., Any], module: nn.Module, *args: Any, **kwargs: Any) -> Any:
+        if depth[0]:
+            return original(module, *args, **kwargs)
+        depth[0] += 1
+        try:
+            trains = module.training and torch.is_grad_enabled()
+            if not trains or module in asked or not has_parameters(module):
                 return original(module, *args, **kwargs)
-            depth[0] += 1
-            try:
-                trains = module.training and torch.is_grad_enabled()
-                if not trains or module in asked or not has_parameters(module):
-                    return original(module, *args, **kwargs)
-                asked.append(module)
-                again = recalled(module, (args, kwargs), dim=dim)
-                output = original(module, *args, **kwargs)
-                found.append(_asked(again))
-                return output
-            finally:
-                depth[0] -= 1
-
-        return call
+            asked.append(module)
+            again = recalled(module, (args, kwargs), dim=dim)
+            output = original(module, *args, **kwargs)
+            found.append(_asked(again))
+            return output
+        finally:
+            depth[0] -= 1
 
     def stop(*_: Any) -> None:
         raise end()
 
-    patch = Patch(nn.Module, "__call__", wrap)
+    patch = Patch(nn.Module, "__call__", call)
     handle = register_optimizer_step_pre_hook(stop)
     patch.apply()
     try:

@@ -106,34 +106,37 @@ def held(seen: Seen, steps: int, end: Callable[[], BaseException]) -> Iterator[N
     from torch.optim.optimizer import register_optimizer_step_post_hook
     from torch.utils.data import DataLoader
 
+    from comgra_decl.hooks.patches import Patch
+
     watch = _Watch(seen, steps, end)
-    original_iter, original_backward = DataLoader.__iter__, torch.autograd.backward
 
-    def backward(tensors: Any, *args: Any, **kwargs: Any) -> Any:
-        watch.backward(tensors)
-        return original_backward(tensors, *args, **kwargs)
+    def backward(original: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+        watch.backward(args[0] if args else kwargs.get("tensors"))
+        return original(*args, **kwargs)
 
+    patches = [
+        Patch(DataLoader, "__iter__", _repeating()),
+        Patch(torch.autograd, "backward", backward),
+    ]
     handles = [
         register_module_forward_pre_hook(watch.called),
         register_optimizer_step_post_hook(watch.stepped),
     ]
-    DataLoader.__iter__ = _repeating(original_iter)  # type: ignore[method-assign, assignment]
-    torch.autograd.backward = backward
+    for patch in patches:
+        patch.apply()
     try:
         yield
     finally:
-        DataLoader.__iter__ = original_iter  # type: ignore[method-assign]
-        torch.autograd.backward = original_backward
-        for handle in handles:
-            handle.remove()
+        for each in (*(patch.restore for patch in patches), *(handle.remove for handle in handles)):
+            each()
 
 
-def _repeating(original: Callable[[Any], Iterator[Any]]) -> Callable[[Any], Iterator[Any]]:
+def _repeating() -> Callable[..., Iterator[Any]]:
     """Returns an `__iter__` for DataLoaders that gives the first batch of each for ever anew."""
     first: dict[object, Any] = {}
     keep: list[Any] = []  # so that no other data set gets a known one's id
 
-    def iterate(loader: Any) -> Iterator[Any]:
+    def iterate(original: Callable[[Any], Iterator[Any]], loader: Any) -> Iterator[Any]:
         key = _meant(loader)
         if key not in first:
             keep.append(loader.dataset)
@@ -180,9 +183,9 @@ class _Watch:
 
     def backward(self, tensors: Any) -> None:
         """Adds a loss to those of the step."""
-        import torch
+        from comgra_decl.hooks.nested import tensors_in
 
-        for tensor in [tensors] if isinstance(tensors, torch.Tensor) else list(tensors):
+        for _, tensor in tensors_in(tensors):
             if tensor.numel() == 1:
                 self._loss = (self._loss or 0.0) + float(tensor.detach())
 

@@ -102,6 +102,11 @@ class Session:
         atexit.register(self.finish)
         _log.info("recording to %s", self.path)
 
+    def enter(self, module: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        """Records the call of a module, too, in which the session has begun."""
+        if self._hooks is not None:
+            self._hooks.enter(module, args, kwargs)
+
     def finish(self) -> None:
         """Detaches and waits until everything recorded is on disk; harmless when repeated."""
         if os.getpid() != self._pid:  # a forked child inherits neither the thread nor the run

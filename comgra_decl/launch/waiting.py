@@ -2,7 +2,7 @@
 
 A process that neither calls a model nor lets an optimizer step leaves no run: a launcher, a
 tokenizer's helper, a worker that loads data, a program whose children train. Nothing is attached
-to them but two wrappers and a hook, which go away when the recording begins.
+to them but two stand-ins and two hooks, which go away when the recording begins.
 """
 
 from __future__ import annotations
@@ -12,15 +12,19 @@ import multiprocessing
 import multiprocessing.util
 import os
 import sys
+import threading
 from collections.abc import Callable
 from pathlib import Path
+from types import FrameType
 from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import nn
+from torch.nn.modules.module import register_module_forward_pre_hook
 from torch.optim import Optimizer
 from torch.optim.optimizer import register_optimizer_step_post_hook
 
+from comgra_decl.hooks.calling import torch_variable
 from comgra_decl.hooks.patches import Patch
 from comgra_decl.hooks.tree import has_parameters
 from comgra_decl.launch import environment
@@ -34,6 +38,9 @@ if TYPE_CHECKING:
 
 _LAUNCHED = 1.0
 """Seconds of processor time of child processes, from which on they are what the program is for."""
+
+_IMPORT = "<frozen importlib._bootstrap>"
+"""The file name of the code that imports."""
 
 _waiting: Waiting | None = None
 
@@ -68,9 +75,12 @@ class Waiting:
         self._overrides = overrides
         self._base = Path.cwd()
         self._owner = os.getpid()
-        self._construction = Patch(Optimizer, "__init__", self._watched_construction)
-        self._call = Patch(nn.Module, "__call__", self._watched_call)
+        self._construction = Patch(Optimizer, "__init__", self._construct)
+        self._compilation = Patch(torch, "compile", self._compile)
+        self._calls: RemovableHandle | None = None
         self._steps: RemovableHandle | None = None
+        self._compiled = False  # whether there may be compiled code, which no hook may be seen by
+        self._starting = threading.Lock()
         self._session: Session | None = None
 
     def begin(self) -> None:
@@ -82,43 +92,67 @@ class Waiting:
         self.stop()
         self._session = None
         self._construction.apply()
+        self._compilation.apply()
         if RECORDED_BY not in os.environ:
-            self._call.apply()
+            self._await_call()
         self._steps = register_optimizer_step_post_hook(lambda *_: self._start())
 
     def stop(self) -> None:
         """Waits no longer."""
         self._construction.restore()
-        self._call.restore()
-        if self._steps is not None:
-            self._steps.remove()
-            self._steps = None
+        self._compilation.leave()
+        for handle in (self._calls, self._steps):
+            if handle is not None:
+                handle.remove()
+        self._calls = self._steps = None
 
-    def _watched_construction(self, original: Callable[..., None]) -> Callable[..., None]:
-        def __init__(optimizer: Optimizer, *args: Any, **kwargs: Any) -> None:  # noqa: N807
-            compiles = "torch._dynamo" in sys.modules  # afterwards it always is
-            original(optimizer, *args, **kwargs)
-            self._construction.restore()
-            if compiles:
-                self._start()  # a compiled function may call the model, and must not find a wrapper
-            else:
-                self._call.apply()
+    def _await_call(self) -> None:
+        if self._calls is None and not self._compiled:
+            self._calls = register_module_forward_pre_hook(self._called)
 
-        return __init__
+    def _called(self, module: nn.Module, args: tuple[Any, ...]) -> None:
+        if torch.compiler.is_compiling() or not has_parameters(module):
+            return
+        kwargs = torch_variable(sys._getframe(1), "kwargs") or {}  # noqa: SLF001
+        self._start()
+        if self._session is not None:
+            self._session.enter(module, args, kwargs)
 
-    def _watched_call(self, original: Callable[..., Any]) -> Callable[..., Any]:
-        def __call__(module: nn.Module, *args: Any, **kwargs: Any) -> Any:  # noqa: N807
-            if not torch.compiler.is_compiling() and has_parameters(module):
-                self._start()
-            return original(module, *args, **kwargs)
+    def _construct(self, original: Callable[..., None], *args: Any, **kwargs: Any) -> None:
+        original(*args, **kwargs)
+        self._construction.restore()
+        if self._compiled:
+            self._start()
+        else:
+            self._await_call()
 
-        return __call__
+    def _compile(self, original: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+        """What is compiled will be called; a library that compiles as it is imported may not be.
+
+        Compiled code must find no hook of ours when it runs for the first time.
+        """
+        if _is_importing():
+            self._compiled = True
+            if self._calls is not None:
+                self._calls.remove()
+                self._calls = None
+        else:
+            self._start()
+        return original(*args, **kwargs)
 
     def _start(self) -> None:
         """Begins to record; what goes wrong is said and is no matter of the program."""
-        self.stop()
-        if torch.utils.data.get_worker_info() is not None:
-            return
+        if not self._starting.acquire(blocking=False):
+            return  # another thread has
+        try:
+            self.stop()
+            in_worker = torch.utils.data.get_worker_info() is not None
+            if self._session is None and not in_worker:
+                self._record()
+        finally:
+            self._starting.release()
+
+    def _record(self) -> None:
         from comgra_decl.launch.door import start_session
         from comgra_decl.spec import load_spec
 
@@ -168,6 +202,14 @@ def program_context(base: Path) -> RunContext:
         return RunContext(base=base)
     job = program.parent.name if program.stem == "__main__" else program.stem
     return RunContext(job=job, script=program.resolve(), base=base)
+
+
+def _is_importing() -> bool:
+    """Whether the program is importing a module."""
+    frame: FrameType | None = sys._getframe(1)  # noqa: SLF001
+    while frame is not None and frame.f_code.co_filename != _IMPORT:
+        frame = frame.f_back
+    return frame is not None
 
 
 def _launched() -> bool:

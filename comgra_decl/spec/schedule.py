@@ -123,11 +123,11 @@ class ScheduleSpec(CadenceSpec):
         Annotated[Int, Field(ge=0)] | Annotated[str, AfterValidator(_end_of_step)],
         BeforeValidator(_index_as_number),
     ] = "last_optimizer"
-    """What ends a training step. last_optimizer: when every optimizer has stepped, or one has
-    repeated its own often, and from then on whenever the one that was last steps; any: each step of
-    any optimizer; explicit: `comgra.step()` only; a number or a class such as Adam: the steps of
-    that optimizer, counted from 0 in the order in which they first step. Whatever this says, a
-    program that calls `comgra.step()` ends its steps there."""
+    """What ends a training step. last_optimizer: the optimizer's step; where optimizers train
+    models that call each other in a step (a critic and its generator), that of the last of them.
+    any: each step of any optimizer; explicit: `comgra.step()` only; a number or a class such as
+    Adam: the steps of that optimizer, counted from 0 in the order in which they first step.
+    Whatever this says, a program that calls `comgra.step()` ends its steps there."""
 
     @property
     def type_budgets(self) -> dict[str, BudgetSpec]:

@@ -272,3 +272,19 @@ def test_a_step_that_is_chosen_by_its_type_has_its_calls_too() -> None:
     assert run.faults == []
     assert [step.info.step for step in run.steps] == [0, 2, 4]
     assert all(run.has("0.softmax", step=i) for i in range(3))
+
+
+def test_calls_of_a_step_that_is_decided_about_when_its_model_is_called() -> None:
+    nodes = {"probs": {"select": {"function": "torch.softmax", "within": "1"}}}
+    model, x = stack(softmaxed), torch.randn(4, 3)
+    spec = {
+        "nodes": nodes,
+        "types": {"by": {"input": 0, "shape": 0}},
+        "schedule": {"first": 0, "every": 3},
+    }
+    with recording(spec) as run:
+        for _ in range(7):
+            train(model, x)
+    assert run.faults == []
+    assert [step.info.step for step in run.steps] == [0, 3, 6]
+    assert all(run.has("1.softmax", step=number) for number in range(3))

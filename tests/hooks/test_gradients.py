@@ -88,7 +88,7 @@ def of_parameters(model: Chain, data: torch.Tensor) -> dict[str, torch.Tensor | 
     return expected
 
 
-@settings(max_examples=12, deadline=None)
+@settings(max_examples=12)
 @given(
     order=st.lists(st.tuples(st.integers(0, 2), st.booleans()), min_size=1, max_size=5),
     batches=st.integers(1, 3),

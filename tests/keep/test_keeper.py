@@ -100,7 +100,7 @@ def kept(steps: list[RawStep], cuts: list[int], **spec: Any) -> tuple[list[StepB
 Numbers = st.sets(st.integers(0, STEPS - 1), max_size=5)
 
 
-@settings(deadline=None, max_examples=40)
+@settings(max_examples=40)
 @given(Numbers, Numbers, st.lists(st.integers(0, STEPS), max_size=8), st.booleans())
 def test_what_is_stored_is_what_finalising_everything_gives(
     scheduled: set[int], wild: set[int], cuts: list[int], values: bool
@@ -128,7 +128,7 @@ def test_what_is_stored_is_what_finalising_everything_gives(
                 assert (1 in batch.values[i]) == (info.step in near)
 
 
-@settings(deadline=None, max_examples=20)
+@settings(max_examples=20)
 @given(Numbers, Numbers, st.lists(st.integers(0, STEPS), max_size=8))
 def test_nothing_that_dropped_steps_brought_is_lost(
     scheduled: set[int], wild: set[int], cuts: list[int]

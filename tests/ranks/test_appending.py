@@ -34,7 +34,7 @@ sizes = st.lists(st.integers(1, 300), min_size=0, max_size=2)  # a block has 256
 
 
 @pytest.mark.slow
-@settings(max_examples=8, deadline=None)
+@settings(max_examples=8)
 @given(st.lists(sizes, min_size=2, max_size=4), st.integers(1, 40))
 def test_whatever_was_committed_before_is_bit_for_bit_there(
     tmp_path_factory: pytest.TempPathFactory, sessions: list[list[int]], slots: int

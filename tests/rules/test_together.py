@@ -83,7 +83,7 @@ def test_trends_that_all_have_in_common_are_not_reported() -> None:
             assert not found, found[0].sentence
 
 
-@settings(max_examples=15, deadline=None)
+@settings(max_examples=15)
 @given(
     lag=st.integers(-40, 40),
     sign=st.sampled_from([-1.0, 1.0]),

@@ -46,7 +46,7 @@ def off_edges(sample: NDArray[np.float32], bins: int) -> bool:
 ELEMENTS = st.floats(width=32, allow_nan=True, allow_infinity=True)
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=200)
 @given(
     tensors=st.lists(
         hnp.arrays(np.float32, st.integers(0, 12), elements=ELEMENTS), min_size=1, max_size=6

@@ -47,7 +47,7 @@ def capture(by: Reducer, tensors: Tensors) -> Reduced:
 SEQUENCES = st.lists(st.lists(st.sampled_from(list(KINDS)), max_size=5), min_size=1, max_size=3)
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=40)
 @given(
     sequences=SEQUENCES,
     order=st.lists(st.integers(0, 2), min_size=1, max_size=30),

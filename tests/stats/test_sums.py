@@ -243,7 +243,7 @@ def test_memory_layouts(scale: int) -> None:
 NUMBERS = st.floats(width=32, allow_nan=True, allow_infinity=True)
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=150)
 @given(
     array=hnp.arrays(
         np.float32,
@@ -256,7 +256,7 @@ def test_any_small_float32_tensor(array: np.ndarray, batched: bool) -> None:
     check([(torch.from_numpy(array), 0 if batched else None)])
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(
     array=hnp.arrays(
         np.float32,

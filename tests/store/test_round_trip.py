@@ -110,7 +110,7 @@ def test_many_slots_from_the_start_use_several_chunks_and_smaller_blocks(tmp_pat
     bins=st.sampled_from([None, 4]),
     samples=st.sampled_from([0, 2]),
 )
-@settings(max_examples=15, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@settings(max_examples=15, suppress_health_check=[HealthCheck.too_slow])
 def test_any_sequence_of_batches_is_read_back(
     commits: list[list[tuple[int, list[int]]]], seed: int, bins: int | None, samples: int
 ) -> None:

@@ -193,7 +193,7 @@ def test_want_of_memory_is_no_damage() -> None:
 boxes = st.tuples(st.integers(0, 19), st.integers(1, 20), st.integers(0, 11), st.integers(1, 12))
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(
     st.sets(st.tuples(st.integers(0, 4), st.integers(0, 3), st.integers(0, 1)), max_size=12), boxes
 )

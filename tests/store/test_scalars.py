@@ -57,14 +57,14 @@ any_scalar = st.tuples(
 )
 
 
-@settings(deadline=None, max_examples=30)
+@settings(max_examples=30)
 @given(st.lists(any_scalar, max_size=200))
 def test_rows_come_back_bit_for_bit(scalars: list[Scalar]) -> None:
     rows = np.array([(s[0], s[3], i, 0) for i, s in enumerate(scalars)], ROW)
     assert unpacked(packed(rows)).tobytes() == rows.tobytes()
 
 
-@settings(deadline=None, max_examples=15)
+@settings(max_examples=15)
 @given(
     st.lists(st.integers(0, 3 * SCALAR_BLOCK), min_size=1, max_size=6),
     st.lists(any_scalar, min_size=1, max_size=7),

@@ -1,8 +1,8 @@
 """Programs that begin with torch and comgra_decl imported, which otherwise takes four seconds.
 
 They are forked from a process that has done nothing but import, so they know nothing of each other
-or of the tests. For tests of what a program does; where the start of Python itself, its imports or
-the last things it does are what is tested, start a Python.
+or of the tests; `COMGRA` in their environment counts. For tests of what a program does; where the
+start of Python itself, its imports or the last things it does are what is tested, start a Python.
 """
 
 from __future__ import annotations
@@ -21,6 +21,8 @@ from multiprocessing.context import ForkServerProcess
 from pathlib import Path
 from subprocess import CompletedProcess
 from types import ModuleType
+
+from comgra_decl.launch.environment import attach
 
 IMPORTED = ["torch._dynamo", "torch.distributed", "pandas", "hydra", "comgra_decl.launch.session"]
 IMPORTED += ["comgra_decl.hooks", "comgra_decl.query", "comgra_decl.rules.catalogue"]
@@ -82,6 +84,7 @@ def _be(folder: str, arguments: list[str], environment: dict[str, str], said: st
     os.environ.clear()
     os.environ.update(environment)
     os.chdir(folder)
+    attach()  # as torch does when it is imported
     code = _code_of(arguments)
     atexit._run_exitfuncs()
     sys.stdout.flush()

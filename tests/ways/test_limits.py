@@ -52,6 +52,19 @@ def test_a_forward_that_is_called_directly_is_told_from_a_module_that_is_not_use
     assert run.report["never_called"] == ["direct", "unused"]
 
 
+def test_a_layer_of_torch_whose_forward_is_called_is_recorded_from_the_second_record_on() -> None:
+    model = Direct()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    with recording(EVERYTHING) as run:
+        for _ in range(4):
+            model(torch.randn(4, 3)).sum().backward()
+            optimizer.step()
+    assert run.faults == []
+    assert [run.has("direct", pass_="grad", step=k) for k in range(4)] == [False, True, True, True]
+    assert not any(key.iteration for key in run.slots)
+    assert run.report["never_called"] == ["unused"]
+
+
 def test_backward_without_a_step_names_the_way_out(caplog: pytest.LogCaptureFixture) -> None:
     model = nn.Linear(3, 2)
     with caplog.at_level(logging.WARNING, "comgra_decl"), recording(EVERYTHING) as run:

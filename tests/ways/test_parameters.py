@@ -210,7 +210,7 @@ def test_one_model_after_another() -> None:
 
     traced = prove(training)
     assert len(traced.steps) == 6
-    for step, node in ((0, "head"), (2, "Net.head"), (4, "Net.head#2")):
+    for step, node in ((0, "head"), (2, "Net#2.head"), (4, "Net#3.head")):
         assert traced.has(node, step=step)
         assert traced.has(node, step=step + 1)
 

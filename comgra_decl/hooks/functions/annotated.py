@@ -16,6 +16,7 @@ from comgra_decl.spec.calls import named_tensor
 
 if TYPE_CHECKING:
     from comgra_decl.hooks.reading.capture import StepCapture
+    from comgra_decl.hooks.root_calls import RootCalls
     from comgra_decl.hooks.tracer import ModuleTracer
     from comgra_decl.hooks.when.evaluation import EvaluationPhases
     from comgra_decl.spec import Capture, Spec
@@ -35,6 +36,7 @@ class AnnotatedNodes:
         spec: what to capture.
         tracer: knows the models and which record a call belongs to.
         recorder: reads the tensors.
+        roots: knows whether the program evaluates.
         training: the record of training steps.
         evaluation: the phases of evaluation and their record.
     """
@@ -45,12 +47,14 @@ class AnnotatedNodes:
         tracer: ModuleTracer,
         *,
         recorder: TensorRecorder,
+        roots: RootCalls,
         training: StepCapture,
         evaluation: EvaluationPhases,
     ) -> None:
         self._spec = spec
         self._tracer = tracer
         self._recorder = recorder
+        self._roots = roots
         self._training = training
         self._evaluation = evaluation
         self._captures: dict[str, Capture | None] = {}
@@ -111,19 +115,9 @@ class AnnotatedNodes:
         """Returns the record a tensor belongs to that is named now."""
         if self._tracer.inside:
             return self._tracer.capture
-        if self._trains():
+        if self._training.open and not self._roots.evaluating:
             return self._training
         return self._evaluation.start()
-
-    def _trains(self) -> bool:
-        """Whether code outside any model is part of the training, by the mode of the models."""
-        tops = [plan.top for plan in self._tracer.called_tops]
-        models = [(top, module) for top in tops if (module := top.module()) is not None]
-        if not models:
-            return True
-        if any(module.training for _, module in models):
-            return True
-        return torch.is_grad_enabled() and not any(top.trained for top, _ in models)
 
     # -- reporting -----------------------------------------------------------------------------
 

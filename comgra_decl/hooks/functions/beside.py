@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any
 
 from comgra_decl.hooks.functions.annotated import AnnotatedNodes
@@ -13,6 +13,7 @@ if TYPE_CHECKING:
     from torch import nn
 
     from comgra_decl.hooks.reading.capture import StepCapture
+    from comgra_decl.hooks.root_calls import RootCalls
     from comgra_decl.hooks.tracer import ModuleTracer
     from comgra_decl.hooks.when.evaluation import EvaluationPhases
     from comgra_decl.spec import Spec
@@ -24,6 +25,7 @@ class Beside:
     Args:
         spec: what to capture.
         tracer: knows the models and which record a call belongs to.
+        roots: knows whether the program evaluates.
         training: the record of training steps.
         evaluation: the phases of evaluation and their record.
         on_fault: called with an exception of our own; the program never sees it.
@@ -34,13 +36,19 @@ class Beside:
         spec: Spec,
         tracer: ModuleTracer,
         *,
+        roots: RootCalls,
         training: StepCapture,
         evaluation: EvaluationPhases,
         on_fault: Callable[[BaseException], None],
     ) -> None:
         self._recorder = TensorRecorder(on_fault=on_fault)
         self._annotated = AnnotatedNodes(
-            spec, tracer, recorder=self._recorder, training=training, evaluation=evaluation
+            spec,
+            tracer,
+            recorder=self._recorder,
+            roots=roots,
+            training=training,
+            evaluation=evaluation,
         )
         self._functions: FunctionTracer | None = None
         if wants_calls(spec):
@@ -54,10 +62,15 @@ class Beside:
         if self._functions is not None:
             self._functions.install()
 
-    def enter(self, module: nn.Module) -> None:
-        """The hooks were put on within the call of an outermost module that begins now."""
+    def enter(self, module: nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> None:
+        """A module is called for which no hook runs: it began before, or is called directly."""
         if self._functions is not None:
-            self._functions.enter(module)
+            self._functions.enter(module, args, kwargs)
+
+    def leave(self, module: nn.Module, output: Any) -> None:
+        """A module that was called directly has returned."""
+        if self._functions is not None:
+            self._functions.leave(module, output)
 
     def before_optimizer(self) -> None:
         """What an optimizer computes is not recorded."""

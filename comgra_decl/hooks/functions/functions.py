@@ -9,7 +9,7 @@ native call cannot be seen.
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -21,7 +21,7 @@ from torch.nn.modules.module import (
     register_module_forward_pre_hook,
 )
 
-from comgra_decl.hooks.calling import is_no_step
+from comgra_decl.hooks.calling import is_no_step, torch_variable
 from comgra_decl.hooks.functions import attention
 from comgra_decl.hooks.functions.lookup import Found, find
 from comgra_decl.hooks.functions.sites import NOTHING, CallPlan, Inside, Series, Sites
@@ -131,9 +131,17 @@ class FunctionTracer:
             register_module_forward_hook(self._after, always_call=True),
         ]
 
-    def enter(self, module: nn.Module) -> None:
-        """The hooks were put on within the call of an outermost module that begins now."""
-        self._before(module, ())
+    def enter(self, module: nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> None:
+        """A module is called for which no hook runs."""
+        try:
+            if not is_no_step():
+                self._begin(module, args, dict(kwargs))
+        except Exception as error:
+            self._on_fault(error)
+
+    def leave(self, module: nn.Module, output: Any) -> None:
+        """That module has returned."""
+        self._after(module, (), output)
 
     def remove(self) -> None:
         """Takes everything off."""
@@ -160,18 +168,20 @@ class FunctionTracer:
             if is_no_step():
                 return
             # A global pre hook is not given keyword arguments: its caller's frame has them.
-            kwargs = sys._getframe(1).f_locals.get("kwargs", {})
-            outer = self._stack[-1].inside if self._stack else self._enter()
-            running = _Running(module)
-            if self._tracer.capture is not None:
-                tops = () if self._stack else self._tracer.tops.values()
-                running.inside = outer.nested(self._sites.inside(module, tops))
-                running.given = (args, kwargs)
-                native = may_run_natively(module, args, kwargs)
-                running.paused = native and self._watching.pause()
-            self._stack.append(running)
+            self._begin(module, args, torch_variable(sys._getframe(1), "kwargs") or {})
         except Exception as error:
             self._on_fault(error)
+
+    def _begin(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        outer = self._stack[-1].inside if self._stack else self._enter()
+        running = _Running(module)
+        if self._tracer.capture is not None:
+            tops = () if self._stack else self._tracer.tops.values()
+            running.inside = outer.nested(self._sites.inside(module, tops))
+            running.given = (args, kwargs)
+            native = may_run_natively(module, args, kwargs)
+            running.paused = native and self._watching.pause()
+        self._stack.append(running)
 
     def _enter(self) -> Inside:
         """A model is called: from now on calls are watched."""
@@ -274,6 +284,7 @@ class FunctionTracer:
     def _recompute(self, series: Series, call: _Call) -> None:
         """Computes the weights of fused attention again, if they are few enough to keep."""
         slot = series.slot(attention.ROLE, call.capture.count((series, attention.ROLE)))
+        slot = call.capture.in_pass(slot)
         fused = attention.FusedCall(*call.args, **call.kwargs)
         try:
             weights = attention.recomputed_weights(fused, samples=self._samples, most=self._most)

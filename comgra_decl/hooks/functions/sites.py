@@ -74,7 +74,7 @@ class Sites:
         self._spec = spec
         self._rules = list(rules)
         self._labels = {rule.function: rule.function.rpartition(".")[2] for rule in self._rules}
-        self._tops: dict[int, weakref.ref[TopPlan]] = {}
+        self._tops: dict[int, tuple[weakref.ref[TopPlan], weakref.ref[nn.Module]]] = {}
         self._sites: dict[int, tuple[weakref.ref[nn.Module], Inside]] = {}
         self.plans: list[CallPlan] = []
         self.outside = Inside(
@@ -89,8 +89,8 @@ class Sites:
         """Returns what is recorded inside a module of one of the models, None for nothing."""
         for top in tops:
             known = self._tops.get(id(top))
-            if known is None or known() is not top:
-                self._tops[id(top)] = weakref.ref(top)
+            if known is None or known[0]() is not top or known[1] is not top.top.module:
+                self._tops[id(top)] = weakref.ref(top), top.top.module
                 self._adopt(top)
         site = self._sites.get(id(module))
         return site[1] if site is not None and site[0]() is module else None

@@ -7,7 +7,6 @@ in the modules that hold them, by a wrapper around them.
 
 from __future__ import annotations
 
-import functools
 import threading
 from collections.abc import Callable, Iterable
 from typing import Any, Protocol
@@ -56,19 +55,10 @@ class Watching:
             self._places += [self._place(*place, each.name) for place in each.places]
 
     def _place(self, owner: Any, attribute: str, name: str) -> Patch:
-        def wrap(before: Any) -> Any:
-            if isinstance(before, (staticmethod, classmethod)):
-                return type(before)(self._wrapped(name, before.__func__))
-            return self._wrapped(name, getattr(owner, attribute))
+        def watched(original: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+            return self.call(name, original, args, kwargs)
 
-        return Patch(owner, attribute, wrap)
-
-    def _wrapped(self, name: str, function: Callable[..., Any]) -> Callable[..., Any]:
-        @functools.wraps(function)
-        def watched(*args: Any, **kwargs: Any) -> Any:
-            return self.call(name, function, args, kwargs)
-
-        return watched
+        return Patch(owner, attribute, watched)
 
     def start(self, below: TorchFunctionMode | None) -> None:
         """Begins to watch, above the mode `below`; calling it twice is harmless."""

@@ -7,7 +7,6 @@ its users, also those who kept a reference to it (`op = MyFunction.apply`), come
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Callable, Iterator
 from threading import get_ident
 from typing import TYPE_CHECKING, Any, cast
@@ -44,13 +43,13 @@ class OpaqueCalls:
         self._thread = 0  # function modes are a matter of one thread, and so are we
         self.inside = 0  # depth of calls whose insides need not be followable
         self._patches = [
-            Patch(_SingleLevelFunction, "apply", self._wrap_function),
+            Patch(_SingleLevelFunction, "apply", self._function),
             *(
-                Patch(kind, "__call__", self._wrap_script)
+                Patch(kind, "__call__", self._script)
                 for kind in (torch._C.ScriptFunction, torch._C.ScriptMethod)
             ),
             *(
-                Patch(owner, name, self._wrap_alias)
+                Patch(owner, name, self._alias)
                 for owner, name in (
                     (torch.Tensor, "as_subclass"),
                     (_vmap, "_add_batch_dim"),
@@ -74,35 +73,30 @@ class OpaqueCalls:
 
     # -- functions with a backward of their own ------------------------------------------------
 
-    def _wrap_function(self, method: Any) -> Any:
-        @functools.wraps(method)
-        def apply(cls: Any, *args: Any, **kwargs: Any) -> Any:
-            call = method.__get__(None, cls)
-            inputs = None
-            try:
-                if not self._elsewhere():
-                    with torch._C.DisableTorchFunction():
-                        inputs = self._sources([*args, *kwargs.values()])
-            except Exception as error:
-                self._on_fault(error)
-            if inputs is None:
-                return call(*args, **kwargs)
-            again = cls is CheckpointFunction
-            self.inside += not again
-            self._follower.recomputed += again
-            try:
-                result = call(*args, **kwargs)
-            finally:
-                self.inside -= not again
-                self._follower.recomputed -= again
-            try:
+    def _function(self, apply: Callable[..., Any], cls: Any, *args: Any, **kwargs: Any) -> Any:
+        inputs = None
+        try:
+            if not self._elsewhere():
                 with torch._C.DisableTorchFunction():
-                    self._after_function(inputs, result, again=again)
-            except Exception as error:
-                self._on_fault(error)
-            return result
-
-        return classmethod(apply)
+                    inputs = self._sources([*args, *kwargs.values()])
+        except Exception as error:
+            self._on_fault(error)
+        if inputs is None:
+            return apply(cls, *args, **kwargs)
+        again = cls is CheckpointFunction
+        self.inside += not again
+        self._follower.recomputed += again
+        try:
+            result = apply(cls, *args, **kwargs)
+        finally:
+            self.inside -= not again
+            self._follower.recomputed -= again
+        try:
+            with torch._C.DisableTorchFunction():
+                self._after_function(inputs, result, again=again)
+        except Exception as error:
+            self._on_fault(error)
+        return result
 
     def _after_function(self, inputs: Sources, result: Any, *, again: bool) -> None:
         """Autograd connects results to all arguments; values come as the inside was seen to work.
@@ -120,18 +114,15 @@ class OpaqueCalls:
 
     # -- scripted code -------------------------------------------------------------------------
 
-    def _wrap_script(self, before: Any) -> Any:
-        def call(script: Any, *args: Any, **kwargs: Any) -> Any:
-            result = before(script, *args, **kwargs)
-            try:
-                if not self._elsewhere():
-                    with torch._C.DisableTorchFunction():
-                        self._after_script(script, [*args, *kwargs.values()], result)
-            except Exception as error:
-                self._on_fault(error)
-            return result
-
-        return call
+    def _script(self, call: Callable[..., Any], script: Any, *args: Any, **kwargs: Any) -> Any:
+        result = call(script, *args, **kwargs)
+        try:
+            if not self._elsewhere():
+                with torch._C.DisableTorchFunction():
+                    self._after_script(script, [*args, *kwargs.values()], result)
+        except Exception as error:
+            self._on_fault(error)
+        return result
 
     def _after_script(self, script: Any, arguments: list[Any], result: Any) -> None:
         held = list(_held(script.owner)) if isinstance(script, torch._C.ScriptMethod) else []
@@ -141,18 +132,15 @@ class OpaqueCalls:
 
     # -- the same values in another wrapping ---------------------------------------------------
 
-    def _wrap_alias(self, original: Any) -> Any:
-        def wrap(tensor: Any, *args: Any) -> Any:
-            result = original(tensor, *args)
-            try:
-                if not self._elsewhere():
-                    with torch._C.DisableTorchFunction():
-                        self._lineage.set(result, self._lineage.of(tensor))
-            except Exception as error:
-                self._on_fault(error)
-            return result
-
-        return wrap
+    def _alias(self, original: Callable[..., Any], tensor: Any, *args: Any) -> Any:
+        result = original(tensor, *args)
+        try:
+            if not self._elsewhere():
+                with torch._C.DisableTorchFunction():
+                    self._lineage.set(result, self._lineage.of(tensor))
+        except Exception as error:
+            self._on_fault(error)
+        return result
 
     # -- helpers -------------------------------------------------------------------------------
 

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch.overrides import TorchFunctionMode
 
+from comgra_decl.hooks.calling import is_traced
 from comgra_decl.hooks.graph.calls import Call, meaning
 from comgra_decl.hooks.graph.following import Follower
 from comgra_decl.hooks.graph.lineage import NO_SOURCES, Lineage, Sources, storage_id
@@ -69,7 +70,7 @@ class Provenance(TorchFunctionMode):
         result = func(*args, **kwargs)
         try:
             name, call = meaning(func)
-            if call is not Call.IGNORED:
+            if call is not Call.IGNORED and not is_traced():
                 self._follower.follow(name, call, args, kwargs, result)
         except Exception as error:
             self._on_fault(error)
@@ -188,11 +189,18 @@ class Provenance(TorchFunctionMode):
                 known = self._lineage.of(tensor)
                 self._lineage.set(tensor, Sources(known.all | given.all, known.grad | reached))
 
+    def as_evaluation(self) -> None:
+        """What was computed without gradient turns out to be no part of a training."""
+        for slot, number in [*self._nodes.items()]:
+            if slot.forward is not None and slot.forward not in self._nodes:
+                del self._nodes[slot]
+                self._nodes[slot.forward] = number
+
     # -- the result ----------------------------------------------------------------------------
 
     def finish(self) -> Structure:
         """Returns the graph; called when the slots of the step have their names."""
-        slots = list(self._nodes)
+        slots = sorted(self._nodes, key=self._nodes.__getitem__)
         keys = [slot.key for slot in slots]
         kinds = [slot.kind for slot in slots]
         for source, sink in self._by_name(keys):
@@ -230,7 +238,7 @@ class Provenance(TorchFunctionMode):
 
     def leave_behind(self) -> None:
         """Remembers which tensors of this step live on, and what they were computed from."""
-        slots = list(self._nodes)
+        slots = sorted(self._nodes, key=self._nodes.__getitem__)
         self._memory.keep(
             (tensor, self._computed_from(tensor, slots))
             for tensor in self._lineage.living()

@@ -74,6 +74,11 @@ class Structures:
             modes.insert_at_bottom(self._active)
             self._active.begin()
 
+    def as_evaluation(self) -> None:
+        """What was followed turns out to be an evaluation, of a program that trains nothing yet."""
+        if self._active is not None:
+            self._active.as_evaluation()
+
     def stop(self) -> None:
         """Stops following, whatever was found."""
         self.pause()

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Hashable
+from collections.abc import Callable, Container, Hashable
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
@@ -21,6 +21,9 @@ if TYPE_CHECKING:
     from comgra_decl.hooks.reading.measured import Measured
     from comgra_decl.hooks.reading.slots import Slot, SlotTable
     from comgra_decl.stats import Reduced
+
+WITHOUT_GRADIENT = "no_grad"
+"""The pass of what a step of the training computes under `torch.no_grad()`, model and all."""
 
 _MAX_LAYOUTS = 256  # forms of a step kept for reuse; a model of endless forms must not leak
 
@@ -51,6 +54,7 @@ class StepCapture:
         self.epoch = 0  # counts steps, so that a hook of an earlier step knows it is late
         self.calls: dict[object, int] = {}  # per module plan, in this step
         self.root_calls = 0
+        self.aside = False  # whether no gradient flows through the call in progress
         self.backwards = Backwards()
         self.cost = 0.0
         self.kpi_tensors: dict[str, int] = {}
@@ -72,6 +76,7 @@ class StepCapture:
         self.calls.clear()
         self.backwards.begin_step()
         self.root_calls = 0
+        self.aside = False
         self.epoch += 1
         self.kpi_tensors = {}
         self.said = {}
@@ -86,10 +91,24 @@ class StepCapture:
         self.open = False
 
     def count(self, what: object) -> int:
-        """Returns how often `what` was counted before in this step: its iteration."""
-        number = self.calls.get(what, 0)
-        self.calls[what] = number + 1
+        """Returns how often `what` was counted before in this step: its iteration.
+
+        What is called without gradient is counted apart, so that the first iteration of a node is
+        the one that is trained, whatever was called before.
+        """
+        key = (what, WITHOUT_GRADIENT) if self.aside else what
+        number = self.calls.get(key, 0)
+        self.calls[key] = number + 1
         return number
+
+    def in_pass(self, slot: Slot) -> Slot:
+        """Returns the slot that what is computed now belongs to: its own, or that of `no_grad`."""
+        return slot.in_pass(WITHOUT_GRADIENT) if self.aside else slot
+
+    def as_evaluation(self) -> None:
+        """What was computed without gradient turns out to be no part of a training."""
+        taken = {slot for slot, _ in self._entries}
+        self._entries = [(_forward(slot, taken), index) for slot, index in self._entries]
 
     def __len__(self) -> int:
         return len(self._entries)
@@ -198,6 +217,11 @@ class StepCapture:
             return {}
         chosen = [(s.id, i) for s, i in self._entries if i in kept and (s in self._spare) == spare]
         return {slot: kept[index] for slot, index in chosen}
+
+
+def _forward(slot: Slot, taken: Container[Slot]) -> Slot:
+    forward = slot.forward if slot.pass_ == WITHOUT_GRADIENT else None
+    return slot if forward is None or forward in taken else forward
 
 
 def _both(first: Callable[[], None], second: Callable[[], None]) -> None:

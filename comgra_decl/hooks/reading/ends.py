@@ -48,7 +48,7 @@ class Ends:
         for path, tensor in (*tensors_in(args), *tensors_in(kwargs)):
             if tensor.grad_fn is not None:  # computed by another part of the model
                 continue
-            slot = self._input(input_role(path), iteration)
+            slot = capture.in_pass(self._input(input_role(path), iteration))
             dim = capture.batch_dim(tensor, "auto")
             index = capture.add(slot, tensor, batch_dim=dim, values=self._values)
             if graph is not None and graph.enters(tensor):
@@ -73,7 +73,7 @@ class Ends:
         """Reads a tensor that `backward()` was called on (`loss`: before the AMP scale)."""
         backwards = capture.backwards
         # of several tensors in one `backward` call, the first has named the pass
-        pass_ = backwards.current or backwards.begin(loss, backwarded)
+        pass_ = backwards.current or backwards.begin()
         number = capture.count("loss")
         slot = self._loss(loss_node(pass_), capture.count(pass_))
         if capture.categories is not None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
@@ -25,8 +25,8 @@ class Parameters:
     """Reads the tensors that outlive a step, each at the moment it means something.
 
     Parameters and buffers when the forward pass begins; gradients, optimizer states and updates
-    around the optimizer's step. A hand-written update (`p -= lr * p.grad`) has no such moment: of
-    it, only the next forward pass tells.
+    around the optimizer's step. An update by hand (`p -= lr * p.grad`) has no such moment: its
+    gradients are kept when backward ends, and only the next forward pass tells what came of them.
 
     Args:
         on_fault: called with an exception of our own in backward; the program never sees it.
@@ -41,8 +41,10 @@ class Parameters:
         self._before: dict[int, torch.Tensor] = {}  # parameters as the optimizer found them
         self._stepping: list[torch.Tensor] | None = None  # while an optimizer's step is running
         self._raw: dict[TensorPlan, torch.Tensor] = {}
+        # gradients as a backward left them: themselves, their versions, copies
+        self._left: dict[TensorPlan, tuple[torch.Tensor, int, torch.Tensor]] = {}
         self._shares: dict[TensorPlan, dict[str, torch.Tensor]] = {}
-        self.follows_steps = False  # whether anything must be read before an optimizer's step
+        self._read_gradients = False  # whether those of the step that is running have been
 
     # -- who is who ----------------------------------------------------------------------------
 
@@ -50,7 +52,6 @@ class Parameters:
         """Takes in the parameters and buffers of a model that is called for the first time."""
         for tensor_plan in (*plan.parameters, *plan.buffers):
             self._plans[id(tensor_plan.tensor)] = tensor_plan
-            self.follows_steps = self.follows_steps or tensor_plan.capture.update
         if self._stepping is not None:  # a closure: the model is discovered within the step
             self._remember(self._stepping)
 
@@ -124,13 +125,57 @@ class Parameters:
         except Exception as error:
             self._on_fault(error)
 
+    # -- an update by hand ---------------------------------------------------------------------
+
+    def keep_gradients(self) -> None:
+        """Keeps the gradients that `backward` has left, which the program may use and clear."""
+        with torch._C.DisableTorchFunction(), torch.no_grad():
+            for plan in self._plans.values():
+                parameter = plan.tensor
+                if plan.capture.parameter_grad and parameter is not None:
+                    gradient = parameter.grad
+                    if gradient is not None:
+                        self._left[plan] = gradient, gradient._version, gradient.detach().clone()
+
+    def after_hand(self, capture: StepCapture) -> None:
+        """Reads the gradients of a step that the program has ended by writing its parameters.
+
+        A gradient is read as it was used, clipped for example; one that was cleared in place, as
+        backward left it.
+        """
+        for plan, (gradient, version, copy) in self._left.items():
+            parameter = plan.tensor
+            kept = parameter is not None and parameter.grad is gradient
+            changed = kept and gradient._version != version
+            cleared = changed and not (gradient.is_cpu and bool(gradient.any()))
+            used = copy if cleared else gradient
+            slot = unused(capture, plan.slot, "grad")
+            capture.add(slot, used, batch_dim=None, values=plan.capture.values)
+        self._left.clear()
+
     # -- the optimizer's step ------------------------------------------------------------------
 
-    def before_step(self, parameters: Iterable[torch.Tensor]) -> None:
-        """Keeps what an optimizer is about to change, where updates are wanted."""
+    def before_step(
+        self, optimizer: torch.optim.Optimizer, capture: StepCapture, *, closure: bool
+    ) -> None:
+        """Reads the gradients that an optimizer is given, and keeps what it is about to change.
+
+        Some write to gradients as they step. Those that a closure is about to compute, or that the
+        optimizer itself is about to unscale, are read afterwards.
+        """
         self._take_back()
-        self._stepping = list(parameters)
+        self._stepping = list(_parameters(optimizer))
         self._remember(self._stepping)
+        self._read_gradients = not closure and getattr(optimizer, "grad_scale", None) is None
+        if self._read_gradients and capture.open:
+            for parameter in self._stepping:
+                self._read_gradient(parameter, capture)
+
+    def _read_gradient(self, parameter: torch.Tensor, capture: StepCapture) -> None:
+        plan = self.plan_of(parameter)
+        if plan is not None and plan.capture.parameter_grad and parameter.grad is not None:
+            slot = unused(capture, plan.slot, "grad")
+            capture.add(slot, parameter.grad, batch_dim=None, values=plan.capture.values)
 
     def _remember(self, parameters: Iterable[torch.Tensor]) -> None:
         for parameter in parameters:
@@ -138,24 +183,19 @@ class Parameters:
             if plan is not None and plan.capture.update and parameter.requires_grad:
                 self._before[id(parameter)] = parameter.detach().clone()
 
-    def after_step(
-        self,
-        optimizer: torch.optim.Optimizer,
-        parameters: Iterable[torch.Tensor],
-        capture: StepCapture,
-    ) -> None:
+    def after_step(self, optimizer: torch.optim.Optimizer, capture: StepCapture) -> None:
         """Reads what an optimizer has just used, and what it made of it."""
         self._take_back()
         self._stepping = None
+        read, self._read_gradients = self._read_gradients, False
         shared = isinstance(optimizer, torch.optim.LBFGS)  # one state for all its parameters
-        for parameter in parameters:
+        for parameter in _parameters(optimizer):
             plan = self.plan_of(parameter)
             if plan is None:
                 continue
             wanted = plan.capture
-            if wanted.parameter_grad and parameter.grad is not None:
-                slot = unused(capture, plan.slot, "grad")
-                capture.add(slot, parameter.grad, batch_dim=None, values=wanted.values)
+            if not read:
+                self._read_gradient(parameter, capture)
             if self._raw:
                 self._write_raw(plan, capture)
             if self._before:
@@ -207,7 +247,7 @@ class Parameters:
         """A step begins: forgets the gradients of one that was dropped."""
         for handle in self._handles:
             handle.remove()
-        for held in (self._handles, self._watched, self._raw, self._shares, self._lent):
+        for held in (self._handles, self._watched, self._raw, self._left, self._shares, self._lent):
             held.clear()
 
     def release(self) -> None:
@@ -215,3 +255,7 @@ class Parameters:
         self.begin()
         self._before.clear()
         self._stepping = None
+
+
+def _parameters(optimizer: torch.optim.Optimizer) -> Iterator[torch.Tensor]:
+    return (parameter for group in optimizer.param_groups for parameter in group["params"])

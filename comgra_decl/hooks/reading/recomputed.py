@@ -18,6 +18,7 @@ import torch
 from torch import nn
 from torch.utils.checkpoint import CheckpointFunction
 
+from comgra_decl.hooks.calling import torch_variable
 from comgra_decl.hooks.nested import tensors_in
 from comgra_decl.hooks.reading.recorder import TensorRecorder, Wanted
 
@@ -108,5 +109,5 @@ def _contexts(code: CodeType) -> Iterator[int]:
     frame: FrameType | None = sys._getframe(1)
     while frame is not None:
         if frame.f_code is code:
-            yield id(frame.f_locals["ctx"])
+            yield id(torch_variable(frame, "ctx"))
         frame = frame.f_back

@@ -65,7 +65,7 @@ class TensorRecorder:
         Torch function modes must be off. `graph` is told of the tensor; `inputs` are what it was
         computed from, where nobody saw how.
         """
-        slot = slot_of(role)
+        slot = capture.in_pass(slot_of(role))
         dim = capture.batch_dim(tensor, how.batch_dim)
         if wanted.tensor:
             if capture.add(slot, tensor, batch_dim=dim, values=how.values) is None:
@@ -107,7 +107,7 @@ class TensorRecorder:
     ) -> None:
         """Reads only the parts that `how` splits a tensor into, and their gradients."""
         parts = self._parts(tensor, slot_of(role), capture, how, batch_dim)
-        slots = [slot_of(f"{role}.{part.label}") for part in parts]
+        slots = [capture.in_pass(slot_of(f"{role}.{part.label}")) for part in parts]
         if wanted.tensor:
             for part, slot in zip(parts, slots, strict=True):
                 capture.add(slot, part.tensor, batch_dim=part.batch_dim, values=how.values)

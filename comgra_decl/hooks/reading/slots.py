@@ -29,6 +29,7 @@ class Slot:
     __slots__ = (
         "batch_dim",
         "dtype",
+        "forward",
         "id",
         "iteration",
         "kind",
@@ -66,6 +67,7 @@ class Slot:
         self.batch_dim: int | None = None
         self.piece: Piece | None = None
         self.passes: dict[str, Slot] = {}
+        self.forward: Slot | None = None  # of which this is another pass
 
     @property
     def key(self) -> SlotKey:
@@ -92,6 +94,7 @@ class Slot:
                 module_class=self.module_class,
                 names=self.names,
             )
+            slot.forward = self
         return slot
 
 

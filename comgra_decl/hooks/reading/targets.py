@@ -12,6 +12,7 @@ import torch
 from torch.overrides import TorchFunctionMode
 
 from comgra_decl.hooks import modes
+from comgra_decl.hooks.calling import is_no_step
 from comgra_decl.hooks.nested import tensors_in
 from comgra_decl.hooks.reading.slots import Slot
 
@@ -24,7 +25,6 @@ _SHAPE_ONLY = ("_like", "new_", "_as")
 _NOISE = ("rand", "normal", "bernoulli", "multinomial", "poisson", "exponential_", "uniform_")
 _WITHOUT_RESULT = frozenset({"backward", "register_hook", "_record_function_enter_new"})
 """Calls of nearly every step whose results hold no tensors: there is nothing to look for."""
-_in_backward: Callable[[], int] = torch._C._current_graph_task_id
 
 
 class Targets(TorchFunctionMode):
@@ -121,9 +121,9 @@ class Targets(TorchFunctionMode):
     ) -> Any:
         kwargs = kwargs or {}
         result = func(*args, **kwargs)
-        if getattr(func, "__name__", "") in _WITHOUT_RESULT:
+        if getattr(func, "__name__", "") in _WITHOUT_RESULT or self._capture is None:
             return result
-        if self._capture is not None and self._capture.open and _in_backward() == -1:
+        if self._capture.open and not is_no_step():
             try:
                 with torch._C.DisableTorchFunction():
                     self._see(self._capture, func, args, kwargs, result)

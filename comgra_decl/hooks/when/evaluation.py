@@ -70,31 +70,50 @@ class EvaluationPhases:
         self.step = step
         self.tags.clear()
         self._phase += 1
-        self._limit = self._calls(max(1, training_calls))
+        self._limit = self.calls(max(1, training_calls))
         self._pending = self._countdown is not None and self._countdown.due(self._phase)
         return self._pending
 
-    def _calls(self, training_calls: int) -> int:
+    def calls(self, training_calls: int) -> int:
+        """Returns how many model calls of a phase are recorded, by those of a training step."""
         batches = None if self._spec is None else self._spec.batches
         return _MAX_CALLS if batches == "all" else batches or training_calls
 
-    def enter(self, step: int) -> StepCapture | None:
-        """Returns the capture for a model call of this phase, or None when it has enough."""
+    def enter(self, step: int, *, counts: bool = True) -> StepCapture | None:
+        """Returns the capture for a model call of this phase, or None when it has enough.
+
+        Args:
+            step: optimizer steps completed.
+            counts: whether it is the call of a model; not, if it is that of a loss.
+        """
         if self._phase < 0:  # the model was switched before we attached
             self.begin(step, 1)
         if self.start() is None or self.capture.root_calls >= self._limit:
             return None
-        self.capture.root_calls += 1
+        self.capture.root_calls += counts
         return self.capture
+
+    def forget(self) -> None:
+        """What was taken for a phase is none."""
+        self.capture.drop()
+        self.close()
+        self._phase -= 1
+        self.step = -1
+        if self._spec is not None and self._phase < 0:
+            self._countdown = Countdown(self._spec, clock=self._clock, factor=self._factor)
 
     def start(self) -> StepCapture | None:
         """Opens the record of this phase if it is due; returns it while it is open."""
         if self._pending:
-            self._pending = False
-            if self._countdown is not None:
-                self._countdown.recorded(self._phase)
+            self.taken()
             self.capture.begin()
         return self.capture if self.capture.open else None
+
+    def taken(self) -> None:
+        """There is a record of this phase."""
+        self._pending = False
+        if self._countdown is not None:
+            self._countdown.recorded(self._phase)
 
     def close(self) -> None:
         """Ends a phase, recorded or not."""

@@ -8,8 +8,7 @@ from typing import Any
 import torch
 from torch.optim import Optimizer
 
-from comgra_decl.hooks.compiled import run_natively
-from comgra_decl.hooks.patches import Patch
+from comgra_decl.hooks.patches import Patch, run_natively
 
 
 class _Stepped:
@@ -35,29 +34,28 @@ def watch_skips(
     trainings in float16. Only a hook on that optimizer, for the time of the call, can know.
     """
 
-    def wrap(original: Callable[..., Any]) -> Callable[..., Any]:
-        def step(scaler: Any, optimizer: Optimizer, *args: Any, **kwargs: Any) -> Any:
-            if torch.compiler.is_compiling() or not isinstance(optimizer, Optimizer):
-                return original(scaler, optimizer, *args, **kwargs)
-            stepped = _Stepped()
+    def step(
+        original: Callable[..., Any], scaler: Any, optimizer: Any, *args: Any, **kwargs: Any
+    ) -> Any:
+        if not isinstance(optimizer, Optimizer):
+            return original(scaler, optimizer, *args, **kwargs)
+        stepped = _Stepped()
+        try:
+            before(scaler)
+        except Exception as error:
+            on_fault(error)
+        handle = optimizer.register_step_post_hook(stepped)
+        try:
+            result = original(scaler, optimizer, *args, **kwargs)
+        finally:
+            handle.remove()
+        if not stepped.yes:
             try:
-                before(scaler)
+                on_skip(optimizer, scaler)
             except Exception as error:
                 on_fault(error)
-            handle = optimizer.register_step_post_hook(stepped)
-            try:
-                result = original(scaler, optimizer, *args, **kwargs)
-            finally:
-                handle.remove()
-            if not stepped.yes:
-                try:
-                    on_skip(optimizer, scaler)
-                except Exception as error:
-                    on_fault(error)
-            return result
+        return result
 
-        run_natively(step, within=False)
-        run_natively(_Stepped.__call__)
-        return step
-
-    return Patch(torch.amp.GradScaler, "step", wrap)
+    run_natively(step, within=False)
+    run_natively(_Stepped.__call__)
+    return Patch(torch.amp.GradScaler, "step", step)

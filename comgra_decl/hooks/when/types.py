@@ -15,7 +15,7 @@ import torch
 from torch import nn
 from torch.nn.modules.module import register_module_forward_pre_hook
 
-from comgra_decl.hooks.calling import is_no_step
+from comgra_decl.hooks.calling import is_no_step, torch_variable
 from comgra_decl.spec.types import ByFunction, ByInput
 
 if TYPE_CHECKING:
@@ -189,7 +189,7 @@ class RootWatch:
             if self._handle is None or torch.compiler.is_compiling() or is_no_step():
                 return
             # A global pre hook is not given keyword arguments: its caller's frame has them.
-            kwargs = sys._getframe(1).f_locals.get("kwargs", {})
+            kwargs = torch_variable(sys._getframe(1), "kwargs") or {}
             if self._on_call(module, args, kwargs):
                 self.remove()
         except Exception as error:

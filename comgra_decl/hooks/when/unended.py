@@ -24,9 +24,9 @@ _PATIENCE = 3
 
 UNENDED = (
     "the parameters go on changing, but no step has ended since step {} began: an optimizer's step "
-    "that is compiled (or part of a compiled step) runs no hook, and an update written by hand has "
-    "none. What is trained from here on is not recorded. Call comgra.step() where a step ends, "
-    "outside of compiled code"
+    "that is compiled (or part of a compiled step) runs no hook. From here on a step ends where "
+    "the parameters have been written since the last backward; those before are not told apart. "
+    "Call comgra.step() where a step ends, outside of compiled code, to have them all"
 )
 
 

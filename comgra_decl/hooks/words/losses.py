@@ -7,7 +7,6 @@ and one call.
 
 from __future__ import annotations
 
-import functools
 import inspect
 import weakref
 from collections.abc import Callable, Iterator
@@ -16,9 +15,8 @@ from typing import Any
 
 import torch
 
-from comgra_decl.hooks.compiled import run_natively
 from comgra_decl.hooks.nested import tensors_in
-from comgra_decl.hooks.patches import Patch
+from comgra_decl.hooks.patches import Patch, run_natively
 from comgra_decl.hooks.words.numbers import read_number
 from comgra_decl.stats.quiet import function_modes
 
@@ -63,14 +61,17 @@ class LossWatch:
         self._on_loss = on_loss
         self._on_done = on_done
         self._on_fault = on_fault
+        self._before: Callable[[Any], None] | None = None
         self._recording = False
         self._scaled: tuple[weakref.ref[torch.Tensor], torch.Tensor] | None = None
         self._inside: set[int] = set()  # threads; function modes make one call of it several
         self._hurry: Callable[[bool], None] = lambda _: None
         self._patches = (
-            Patch(torch.autograd, "backward", self._wrap_backward),
-            Patch(torch.amp.GradScaler, "scale", self._wrap_scale),
+            Patch(torch.autograd, "backward", whole=self._new_backward),
+            Patch(torch.amp.GradScaler, "scale", self._scale),
         )
+        run_natively(self._scale, within=False)
+        run_natively(self._expect)
 
     def start(self) -> None:
         """Begins to tell of the losses of every step, if anybody wants to know."""
@@ -79,15 +80,24 @@ class LossWatch:
 
     def stop(self) -> None:
         """Ends watching and lets go of the last loss."""
-        self._each = None
+        self._each = self._before = None
         self.record(False)
+
+    def announce(self, before: Callable[[Any], None] | None) -> None:
+        """Tells `before`, from now on, what `backward` is about to be called on; None: nobody."""
+        self._before = before
+        if before is not None:
+            self._apply()
+            self._settle()
+        else:
+            self.record(self._recording)
 
     def record(self, recording: bool) -> None:
         """Says whether a step is recorded from now on."""
         self._recording = recording
         if recording:
             self._apply()
-        elif self._each is None:
+        elif self._each is None and self._before is None:
             for patch in self._patches:
                 patch.restore()
         self._expect(self._scaled if recording else None)
@@ -103,18 +113,18 @@ class LossWatch:
     def _settle(self) -> None:
         """Says to the wrapper whether there is more to a call now than telling `each`."""
         closely = self._recording or self._each is None or self._scaled is not None or self._inside
-        self._hurry(not closely)
+        self._hurry(not closely and self._before is None)
 
     # -- the wrappers --------------------------------------------------------------------------
 
-    def _wrap_backward(self, original: Callable[..., Any]) -> Callable[..., Any]:
+    def _new_backward(self, original: Callable[..., Any], on: list[bool]) -> Callable[..., Any]:
         if self._each is None or tuple(inspect.signature(original).parameters) != _PARAMETERS:
-            return functools.wraps(original)(self._any_backward(original))
-        return functools.wraps(original)(self._quick_backward(original, self._each))
+            return self._any_backward(original, on)
+        return self._quick_backward(original, on, self._each)
 
-    def _any_backward(self, original: Callable[..., Any]) -> Callable[..., Any]:
+    def _any_backward(self, original: Callable[..., Any], on: list[bool]) -> Callable[..., Any]:
         def backward(*args: Any, **kwargs: Any) -> Any:
-            if _is_compiling() or _graph_task() != -1 or get_ident() in self._inside:
+            if _is_compiling() or not on[0] or _graph_task() != -1 or get_ident() in self._inside:
                 return original(*args, **kwargs)
             return self._backward(original, *args, **kwargs)
 
@@ -123,7 +133,7 @@ class LossWatch:
         return backward
 
     def _quick_backward(
-        self, original: Callable[..., Any], each: Callable[[object], None]
+        self, original: Callable[..., Any], on: list[bool], each: Callable[[object], None]
     ) -> Callable[..., Any]:
         """Returns the wrapper that is there in every step.
 
@@ -160,12 +170,13 @@ class LossWatch:
                     tensors, grad_tensors, retain_graph, create_graph, grad_variables, inputs
                 )
             given = tensors, grad_tensors, retain_graph, create_graph, grad_variables, inputs
-            if _is_compiling() or _graph_task() != -1 or get_ident() in inside:
+            if _is_compiling() or not on[0] or _graph_task() != -1 or get_ident() in inside:
                 return original(*given)
             return self._backward(original, *given)
 
         run_natively(backward, self._backward, within=False)
         run_natively(self._tell, self._on_done)
+        self._hurry(False)  # one that somebody has kept and put another in the place of
         self._hurry = hurry
         self._settle()
         return backward
@@ -175,7 +186,11 @@ class LossWatch:
         self._inside.add(thread)
         self._settle()
         try:
-            self._tell(args[0] if args else kwargs.get("tensors"))
+            tensors = args[0] if args else kwargs.get("tensors")
+            if self._before is not None:
+                self._before(tensors)
+                recording = self._recording  # a step may have ended, and another begun
+            self._tell(tensors)
         except Exception as error:
             self._on_fault(error)
         try:
@@ -203,20 +218,14 @@ class LossWatch:
             known = scaled is not None and scaled[0]() is tensor
             yield scaled[1] if scaled is not None and known else tensor, tensor
 
-    def _wrap_scale(self, original: Callable[..., Any]) -> Callable[..., Any]:
-        @functools.wraps(original)
-        def scale(scaler: Any, outputs: Any) -> Any:
-            result = original(scaler, outputs)
-            if isinstance(outputs, torch.Tensor) and outputs is not result:
-                try:
-                    with torch._C.DisableTorchFunction():
-                        # Between recorded steps nobody else may keep its graph alive.
-                        loss = outputs if self._recording else outputs.detach()
-                        self._expect((weakref.ref(result), loss))
-                except Exception as error:
-                    self._on_fault(error)
-            return result
-
-        run_natively(scale, within=False)
-        run_natively(self._expect)
-        return scale
+    def _scale(self, original: Callable[..., Any], scaler: Any, outputs: Any) -> Any:
+        result = original(scaler, outputs)
+        if isinstance(outputs, torch.Tensor) and outputs is not result:
+            try:
+                with torch._C.DisableTorchFunction():
+                    # Between recorded steps nobody else may keep its graph alive.
+                    loss = outputs if self._recording else outputs.detach()
+                    self._expect((weakref.ref(result), loss))
+            except Exception as error:
+                self._on_fault(error)
+        return result

@@ -12,14 +12,14 @@ from tests.hooks.graph.programs import OPERATIONS, Line, Program
 _EVERYTHING = [Line("trace", index, 0) for index in range(28)]
 
 
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=30)
 @given(st.lists(st.builds(Line, st.sampled_from(OPERATIONS), st.integers(), st.integers())))
 def test_edges_and_gradients_of_small_programs(lines: list[Line]) -> None:
     program = Program().run([*lines, *_EVERYTHING])
     assert program.found == program.expected
 
 
-@settings(max_examples=400, deadline=None)
+@settings(max_examples=400)
 @given(st.integers(min_value=0, max_value=2**32), st.integers(min_value=5, max_value=25))
 def test_edges_and_gradients_of_random_programs(seed: int, length: int) -> None:
     chosen = random.Random(seed)

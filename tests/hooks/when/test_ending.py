@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import pytest
@@ -46,43 +46,163 @@ def test_a_critic_may_step_more_often_than_its_generator(rule: str | int, steps:
         assert run.has("Sequential.0", "weight", pass_="grad", step=2)
 
 
-def cycle(*optimizers: tuple[nn.Module, torch.optim.Optimizer]) -> None:
-    for model, optimizer in optimizers:
-        forward_and_backward(model)
-        optimizer.step()
+SPARSE = {**EVERYTHING, "schedule": {"first": 1, "every": 7}}
 
 
-def test_one_that_turns_up_later_and_steps_less_often_ends_the_steps() -> None:
+def trained(run: Recording, node: str, role: str = "weight") -> list[int]:
+    """The numbers of the recorded steps in which a parameter was trained."""
+    return [
+        s.info.step for i, s in enumerate(run.steps) if run.has(node, role, pass_="grad", step=i)
+    ]
+
+
+@pytest.mark.parametrize("spec", [EVERYTHING, SPARSE], ids=["dense", "sparse"])
+def test_models_one_after_another_have_steps_of_their_own(spec: dict[str, Any]) -> None:
+    """As folds of a cross-validation; all of them stay alive."""
+    models = [nn.Sequential(nn.Linear(3, 2)), nn.Linear(3, 2), nn.Bilinear(3, 3, 2)]
+    optimizers = [torch.optim.Adam(model.parameters()) for model in models]
+    with recording(spec) as run:
+        for model, optimizer in zip(models, optimizers, strict=True):
+            for _ in range(10):
+                inputs = [torch.randn(4, 3)] * (2 if isinstance(model, nn.Bilinear) else 1)
+                model.zero_grad()
+                model(*inputs).sum().backward()
+                optimizer.step()
+    assert run.faults == []
+    numbers = [*range(30)] if spec is EVERYTHING else [0, 7, 14, 21, 28]
+    assert [s.info.step for s in run.steps] == numbers
+    nodes = ("0", "Linear", "Bilinear")  # nobody knew of others when the first was named
+    for node, steps in zip(nodes, (range(10), range(10, 20), range(20, 30)), strict=True):
+        assert trained(run, node) == [n for n in numbers if n in steps]
+    assert not any(key.iteration for key in run.slots)
+
+
+def adversarial_step(models: Sequence[nn.Module], updates: Sequence[torch.optim.Optimizer]) -> None:
+    critic, generator = models
+    fake = generator(torch.randn(4, 3))
+    critic.zero_grad()
+    critic(fake.detach()).sum().backward()
+    updates[0].step()
+    generator.zero_grad()
+    critic(fake).sum().backward()
+    updates[1].step()
+
+
+@pytest.mark.parametrize("spec", [EVERYTHING, SPARSE], ids=["dense", "sparse"])
+def test_adversaries_one_after_another_are_one_step_per_pair(
+    spec: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # calls are not watched where compiled code would find the hook; another test may have compiled
+    monkeypatch.setattr("comgra_decl.hooks.manager.anything_compiled", lambda: False)
+    pairs = []
+    for _ in range(2):
+        models: list[nn.Module] = [nn.Linear(3, 1), nn.Sequential(nn.Linear(3, 3))]
+        pairs.append((models, [torch.optim.Adam(model.parameters()) for model in models]))
+    with recording(spec) as run:
+        for models, updates in pairs:
+            for _ in range(12):
+                adversarial_step(models, updates)
+    assert run.faults == []
+    # an optimizer that is new while nothing is recorded ends a step, until its calls are watched
+    assert run.steps[-1].info.step == (23 if spec is EVERYTHING else 21)
+    for position in range(len(run.steps)):
+        name = "Linear" if run.has("Linear", step=position) else "Linear#2"
+        assert run.has(name, iteration=1, step=position)
+        assert run.has(name, "weight", pass_="grad", step=position)
+
+
+def test_a_critic_that_steps_five_times_and_its_generator_are_one_step() -> None:
     (critic, generator), (often, seldom) = adversarial()
     with recording() as run:
-        for _ in range(6):
-            cycle(*[(critic, often)] * 5, (generator, seldom))
+        for _ in range(4):
+            for _ in range(5):
+                with torch.no_grad():
+                    fake = generator(torch.randn(4, 3))
+                critic.zero_grad()
+                critic(torch.cat([fake, fake, fake], 1)).sum().backward()
+                often.step()
+            forward_and_backward(generator)
+            seldom.step()
     assert run.faults == []
-    # the critic's own until the generator has stepped twice, then one for both
-    assert len(run.steps) == 10 + 1 + 4
-    for number in range(11, 15):
+    assert [s.info.step for s in run.steps] == [0, 1, 2, 3]
+    for number in range(4):
         assert run.has("Linear", iteration=4, step=number)
         assert run.has("Sequential.0", "weight", pass_="grad", step=number)
 
 
-def test_one_that_steps_as_often_does_not_take_over() -> None:
-    (critic, generator), (first, second) = adversarial()
+@pytest.mark.parametrize("spec", [EVERYTHING, SPARSE], ids=["dense", "sparse"])
+def test_layers_that_are_trained_one_after_another(spec: dict[str, Any]) -> None:
+    layers = nn.ModuleList([nn.Linear(3, 3) for _ in range(3)])
+    optimizers = [torch.optim.SGD(layer.parameters(), lr=0.1) for layer in layers]
+    with recording(spec) as run:
+        for depth, optimizer in enumerate(optimizers):
+            for _ in range(6):
+                x = torch.randn(4, 3)
+                with torch.no_grad():
+                    for layer in layers[:depth]:
+                        x = layer(x)
+                layers[depth](x).square().mean().backward()
+                optimizer.step()
+                optimizer.zero_grad()
+    assert run.faults == []
+    numbers = [*range(18)] if spec is EVERYTHING else [0, 7, 14]
+    assert [s.info.step for s in run.steps] == numbers
+    for depth in range(3):
+        steps = range(6 * depth, 6 * depth + 6)
+        assert trained(run, str(depth)) == [n for n in numbers if n in steps]
+
+
+def test_a_network_called_whole_and_trained_layer_by_layer() -> None:
+    model = nn.Sequential(nn.Linear(3, 3), nn.Linear(3, 3))
+    optimizers = [torch.optim.SGD(layer.parameters(), lr=0.1) for layer in model]
     with recording() as run:
-        cycle(*[(critic, first)] * 3)
-        for _ in range(4):
-            cycle((critic, first), (generator, second))
-    assert len(run.steps) == 7
+        for optimizer in optimizers:
+            for _ in range(4):
+                forward_and_backward(model)
+                optimizer.step()
+    assert [s.info.step for s in run.steps] == [*range(8)]
+    assert trained(run, "0") == [0, 1, 2, 3]
+    assert trained(run, "1") == [4, 5, 6, 7]
 
 
-def test_a_program_that_goes_on_to_another_phase_is_followed() -> None:
-    (body, head), (first, second) = adversarial()
-    with recording(EVERYTHING, schedule={"first": 1, "every": 10}) as run:
-        cycle(*[(body, first)] * 30)
-        cycle(*[(head, second)] * 60)
-    late = [step for step in run.steps if step.info.step > 40]
-    assert len(late) >= 3
-    assert run.has("Sequential.0", "weight", pass_="grad", step=run.steps.index(late[-1]))
-    assert not run.has("Sequential.0", iteration=1, step=run.steps.index(late[-1]))
+class Agent(nn.Module):
+    def __init__(self, *, owned: bool) -> None:
+        super().__init__()
+        self.actor, self.critic = nn.Linear(3, 2), nn.Linear(5, 1)
+        number = torch.zeros(1, requires_grad=True)
+        self.temperature = nn.Parameter(number.detach()) if owned else number
+
+
+@pytest.mark.parametrize("owned", [True, False], ids=["in its module", "on its own"])
+@pytest.mark.parametrize("last", [True, False], ids=["last", "first"])
+def test_a_temperature_belongs_to_the_step_of_actor_and_critic(owned: bool, last: bool) -> None:
+    agent = Agent(owned=owned)
+    parts = [[agent.temperature], agent.critic.parameters(), agent.actor.parameters()]
+    temperature, critics, actors = (torch.optim.Adam(part) for part in parts)
+
+    def heat(chances: torch.Tensor) -> None:
+        temperature.zero_grad()
+        (agent.temperature.exp() * chances.detach().mean()).backward()
+        temperature.step()
+
+    with recording() as run:
+        for _ in range(5):
+            states = torch.randn(4, 3)
+            chances = agent.actor(states)
+            if not last:
+                heat(chances)
+            with torch.no_grad():
+                actions = agent.actor(states)
+            critics.zero_grad()
+            agent.critic(torch.cat([states, actions], 1)).square().mean().backward()
+            critics.step()
+            actors.zero_grad()
+            agent.critic(torch.cat([states, agent.actor(states)], 1)).mean().backward()
+            actors.step()
+            if last:
+                heat(chances)
+    assert run.faults == []
+    assert [s.info.step for s in run.steps] == [0, 1, 2, 3, 4]
 
 
 def test_an_optimizer_that_is_not_there_is_said(caplog: pytest.LogCaptureFixture) -> None:

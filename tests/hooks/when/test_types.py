@@ -88,7 +88,7 @@ def test_a_list_of_steps_leaves_types_no_say() -> None:
     assert list(types_of(run)) == [3]
 
 
-@hypothesis_settings(max_examples=10, deadline=None)
+@hypothesis_settings(max_examples=10)
 @given(
     st.lists(st.sampled_from([2, 9]), min_size=1, max_size=25),
     st.integers(1, 4),

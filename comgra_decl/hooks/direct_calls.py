@@ -1,0 +1,143 @@
+"""Calls of `module.forward(x)`, for which torch runs no hook."""
+
+from __future__ import annotations
+
+import sys
+import threading
+from collections.abc import Callable, Mapping
+from functools import partial
+from types import FunctionType
+from typing import Any
+
+import torch
+from torch import nn
+
+from comgra_decl.hooks.calling import is_no_step
+from comgra_decl.hooks.patches import Patch
+from comgra_decl.hooks.tree import instances_of
+
+Before = Callable[[nn.Module, tuple[Any, ...], Mapping[str, Any]], None]
+After = Callable[[nn.Module, tuple[Any, ...], Any], None]
+
+
+class _Here(threading.local):
+    """Where one thread is."""
+
+    def __init__(self) -> None:
+        self.entered: nn.Module | None = None  # by a call of the module, whose forward comes next
+        self.running: list[nn.Module] = []  # modules whose forward is being computed
+
+
+class DirectCalls:
+    """Tells of calls of `forward` that no call of the module has made.
+
+    A stand-in is put in the place of the `forward` of the program's own classes: in some records
+    of all, in the others of those that were called so. Of torch's own layers, only of those that
+    seem to be.
+
+    Args:
+        before: told (module, args, kwargs) before such a call; must not raise.
+        after: told (module, args, output) after it; None if it failed.
+    """
+
+    def __init__(self, *, before: Before, after: After) -> None:
+        self._before = before
+        self._after = after
+        self._seen: set[type] = set()
+        self._patches: dict[type, Patch] = {}  # by the class that has the `forward`
+        self._called: set[type] = set()  # classes of which `forward` was called directly
+        self._searched = self._all = False
+        self.here = _Here()
+
+    def install(self, *, all_classes: bool) -> None:
+        """Begins to look; calling it again changes which classes are looked at."""
+        if not self._searched:
+            self._searched = True
+            for module in instances_of(nn.Module):
+                self.note(type(module))
+        self._all = all_classes
+        self.here = _Here()
+        for owner, patch in self._patches.items():
+            (patch.apply if all_classes or owner in self._called else patch.restore)()
+
+    def remove(self) -> None:
+        """Looks no longer."""
+        self._all = False
+        self.here = _Here()
+        for patch in self._patches.values():
+            patch.restore()
+
+    def note(self, kind: type) -> None:
+        """There is a module of a class."""
+        if kind in self._seen:
+            return
+        self._seen.add(kind)
+        owner = forward_owner(kind)
+        if owner is not None and owner not in self._patches:
+            patch = self._patches[owner] = Patch(owner, "forward", partial(self._forward, owner))
+            if self._all:
+                patch.apply()
+
+    def suspect(self, kind: type) -> None:
+        """A module of torch's own class was not called, and yet its parameters have gradients."""
+        owner = forward_owner(kind, own=False)
+        if owner is not None:
+            self._called.add(owner)
+            if owner not in self._patches:
+                self._patches[owner] = Patch(owner, "forward", partial(self._forward, owner))
+
+    def _forward(self, owner: type, original: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+        module = args[0] if args else None
+        if not isinstance(module, nn.Module) or is_no_step():
+            return original(*args, **kwargs)
+        here = self.here
+        if here.entered is module:
+            here.entered = None
+        elif any(running is module for running in here.running):
+            return original(*args, **kwargs)  # `super().forward(x)`
+        elif not _is_traced_by_fx():
+            self._called.add(owner)
+            return self._direct(module, original, args, kwargs)
+        here.running.append(module)
+        try:
+            return original(*args, **kwargs)
+        finally:
+            here.running.pop()
+
+    def _direct(
+        self,
+        module: nn.Module,
+        original: Callable[..., Any],
+        args: tuple[Any, ...],
+        kwargs: dict[str, Any],
+    ) -> Any:
+        given, output = args[1:], None
+        self._before(module, given, kwargs)
+        here = self.here
+        here.entered = None
+        here.running.append(module)
+        try:
+            output = original(*args, **kwargs)
+        finally:
+            here.running.pop()
+            self._after(module, given, output)
+        return output
+
+
+def _is_traced_by_fx() -> bool:
+    fx: Any = sys.modules.get("torch.fx._symbolic_trace")
+    return bool(getattr(fx, "_is_fx_tracing_flag", False))
+
+
+def forward_owner(kind: type, *, own: bool = True) -> type | None:
+    """Returns the class that a class of modules has its `forward` from.
+
+    None if nothing can stand in its place, or if it is torch's and only the program's `own` count.
+    """
+    for owner in kind.__mro__:
+        forward = vars(owner).get("forward")
+        if forward is not None:
+            refused = owner is nn.Module or issubclass(kind, torch.jit.ScriptModule)
+            foreign = own and f"{owner.__module__}.".startswith("torch.")
+            return owner if isinstance(forward, FunctionType) and not (refused or foreign) else None
+    return None

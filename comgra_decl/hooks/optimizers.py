@@ -1,0 +1,197 @@
+"""Which optimizers a program has, and which of the models that it calls they train."""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Callable, Iterator
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import nn
+from torch.nn.modules.module import register_module_forward_pre_hook
+from torch.optim import Optimizer
+
+from comgra_decl.hooks.step_clock import Seen
+from comgra_decl.hooks.tree import instances_of
+
+if TYPE_CHECKING:
+    from torch.utils.hooks import RemovableHandle
+
+_WATCHED = 4
+"""Optimizer steps for which calls are watched after one of an optimizer that was never seen."""
+
+
+class Optimizers:
+    """Knows the optimizers of a program by their `id`, as long as they live.
+
+    Args:
+        forget: told the `id` of one that is gone.
+    """
+
+    def __init__(self, *, forget: Callable[[int], None]) -> None:
+        self._forget = forget
+        self._known: dict[int, weakref.ref[Optimizer]] = {}
+        self._searched: dict[int, weakref.ref[nn.Module]] = {}
+        self._aside: dict[int, bool] = {}  # whether one trains numbers beside the models alone
+        self._stepped: list[set[int]] = []  # ids of the parameters of those that have in this step
+
+    def note(self, optimizer: Optimizer) -> None:
+        """An optimizer has shown itself."""
+        number = id(optimizer)
+        if number not in self._known:
+            self._known[number] = weakref.ref(optimizer, lambda _: self._gone(number))
+
+    def _gone(self, number: int) -> None:
+        self._known.pop(number, None)
+        self._aside.pop(number, None)
+        self._forget(number)
+
+    def begin_step(self) -> None:
+        """A step of the training begins."""
+        self._stepped.clear()
+
+    def seen(self, optimizer: Optimizer, called: Iterator[nn.Module]) -> Seen:
+        """Returns what the models called in this step have to do with optimizers.
+
+        One that holds no other parameters than one that has stepped is no other one: it is a
+        wrapper (of Lightning, Accelerate), or outdated.
+        """
+        self.note(optimizer)
+        models = list(called)
+        for model in models:
+            searched = self._searched.get(id(model))
+            if searched is None or searched() is not model:
+                self._searched[id(model)] = weakref.ref(model)
+                self._search(model)
+        if len(self._known) == 1:
+            return Seen([id(model) for model in models], {})
+        mine = set(_parameters(optimizer))
+        self._stepped.append(mine)
+        own: list[int] = []
+        others: dict[int, list[int]] = {}
+        for model in models:
+            held = {id(parameter) for parameter in model.parameters()}
+            if not held.isdisjoint(mine):
+                own.append(id(model))
+            if not held <= mine:
+                for number in self._holders(held):
+                    others.setdefault(number, []).append(id(model))
+        others = {o: its for o, its in others.items() if o != id(optimizer) and self._is_other(o)}
+        return Seen(own, others, not own and self._is_aside(optimizer, mine))
+
+    def _is_aside(self, optimizer: Optimizer, held: set[int]) -> bool:
+        """Whether an optimizer trains only numbers of the program, or of what owns its models."""
+        number = id(optimizer)
+        if number not in self._aside:
+            called = (model for ref in self._searched.values() if (model := ref()) is not None)
+            within = {id(part) for model in called for part in model.modules()}
+            owners = [m for m in instances_of(nn.Module) if _holds(m, held)]
+            around = (not within.isdisjoint(map(id, owner.modules())) for owner in owners)
+            self._aside[number] = not owners or any(around)
+        return self._aside[number]
+
+    def hold(self, parameters: list[torch.Tensor]) -> bool:
+        """Whether an optimizer that lives holds one of some parameters; looks at all objects."""
+        wanted = {id(parameter) for parameter in parameters}
+        if not any(True for _ in self._holders(wanted)):
+            for optimizer in instances_of(Optimizer):
+                if not wanted.isdisjoint(_parameters(optimizer)):
+                    self.note(optimizer)
+        return any(True for _ in self._holders(wanted))
+
+    def _is_other(self, number: int) -> bool:
+        optimizer = self._known[number]()
+        held = set() if optimizer is None else set(_parameters(optimizer))
+        return not any(held <= stepped for stepped in self._stepped)
+
+    def _holders(self, parameters: set[int]) -> Iterator[int]:
+        for number, reference in list(self._known.items()):
+            optimizer = reference()
+            if optimizer is not None and not parameters.isdisjoint(_parameters(optimizer)):
+                yield number
+
+    def _search(self, model: nn.Module) -> None:
+        """Finds the optimizers of a model that is called for the first time, among all objects.
+
+        An optimizer that is made later is known when it steps.
+        """
+        held = {id(p) for p in model.parameters() if p.requires_grad}
+        known = (o for reference in self._known.values() if (o := reference()) is not None)
+        for optimizer in known:
+            held -= set(_parameters(optimizer))
+        if held:
+            for optimizer in instances_of(Optimizer):
+                if not held.isdisjoint(_parameters(optimizer)):
+                    self.note(optimizer)
+
+
+def _parameters(optimizer: Optimizer) -> Iterator[int]:
+    """Yields the ids of what an optimizer holds; it has no groups while it is being constructed."""
+    for group in getattr(optimizer, "param_groups", ()):
+        yield from map(id, group["params"])
+
+
+def _holds(module: nn.Module, parameters: set[int]) -> bool:
+    """Whether a module itself, not one within it, holds one of these parameters."""
+    held = module.__dict__.get("_parameters") or {}
+    return any(id(parameter) in parameters for parameter in held.values())
+
+
+class CalledModels:
+    """The models that the training has called in the step in progress.
+
+    In recorded steps the tracer tells of them. After an optimizer that was never seen, a hook does
+    for a few steps; it tells of every module that has parameters, which is as good.
+
+    Args:
+        on_fault: told about an error of our own.
+    """
+
+    def __init__(self, *, on_fault: Callable[[BaseException], None]) -> None:
+        self._on_fault = on_fault
+        self._called: dict[int, weakref.ref[nn.Module]] = {}
+        self._handle: RemovableHandle | None = None
+        self._left = 0
+        self._whole = False  # whether calls have been watched since the step began
+
+    def note(self, module: nn.Module) -> None:
+        """A module is called."""
+        if id(module) not in self._called:
+            self._called[id(module)] = weakref.ref(module)
+
+    def __iter__(self) -> Iterator[nn.Module]:
+        return (module for ref in self._called.values() if (module := ref()) is not None)
+
+    @property
+    def watched(self) -> bool:
+        """Whether the hook has told of all calls of the step in progress."""
+        return self._whole
+
+    def begin_step(self) -> None:
+        """A step of the training begins."""
+        self._called.clear()
+        self._whole = self._handle is not None
+        self._left -= 1
+        if self._left <= 0:
+            self.stop()
+
+    def watch(self) -> None:
+        """Looks, for a few steps, which modules are called."""
+        self._left = _WATCHED
+        if self._handle is None:
+            self._handle = register_module_forward_pre_hook(self._before)
+            self._whole = True
+
+    def stop(self) -> None:
+        """Looks no longer."""
+        handle, self._handle = self._handle, None
+        self._whole = False
+        if handle is not None:
+            handle.remove()
+
+    def _before(self, module: nn.Module, _args: tuple[Any, ...]) -> None:
+        try:
+            if module._parameters and not torch.compiler.is_compiling():
+                self.note(module)
+        except Exception as error:
+            self._on_fault(error)

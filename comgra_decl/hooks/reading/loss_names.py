@@ -1,0 +1,166 @@
+"""What a program calls the loss that `backward` is called on, read from its code.
+
+Only code is read: where each function is (an instruction) and the source text of the call that it
+is in. The variables of a frame are never asked for. Before Python 3.13, `frame.f_locals` of a
+function is the very dict that `locals()` returned to the program, and reading it rewrites that
+dict; it would also keep the tensors of a step alive for as long as the function runs.
+"""
+
+from __future__ import annotations
+
+import ast
+import linecache
+import os
+import sys
+from dataclasses import dataclass
+from itertools import islice
+from pathlib import Path
+from types import CodeType, FrameType
+
+import torch
+
+_OURS = f"{Path(__file__).resolve().parents[2]}{os.sep}"
+_TORCH = f"{Path(torch.__file__).resolve().parent}{os.sep}"
+_MOST_FRAMES = 64
+
+Place = tuple[CodeType, int]
+"""A function and the instruction that it is at."""
+
+
+def calling_places() -> tuple[Place, ...]:
+    """Returns where the program's functions are, innermost first, without ours and torch's."""
+    places: list[Place] = []
+    frame: FrameType | None = sys._getframe(1)
+    for _ in range(_MOST_FRAMES):
+        if frame is None:
+            break
+        if not frame.f_code.co_filename.startswith((_OURS, _TORCH)):
+            places.append((frame.f_code, frame.f_lasti))
+        frame = frame.f_back
+    return tuple(places)
+
+
+def loss_name(places: tuple[Place, ...]) -> str | None:
+    """Returns the name of the loss in a call of `backward`, as the outermost function has it.
+
+    Outermost, because what a helper calls `loss` is `loss_g` to the program that passed it on. So
+    where the name is a parameter, the caller's argument is looked up, level by level.
+
+    Args:
+        places: where the program's functions are; the innermost one calls `backward`.
+
+    Returns:
+        None if the loss has no name there (`model(x).sum().backward()`), or there is no source.
+    """
+    call = _call_at(*places[0]) if places else None
+    return None if call is None else _named(_backwarded(call), places, 0)
+
+
+def _backwarded(call: ast.Call) -> ast.expr | None:
+    """Returns what `backward` is called on: `x.backward()` or `torch.autograd.backward(x)`."""
+    function = call.func
+    if isinstance(function, ast.Attribute) and not ast.unparse(function.value).endswith("autograd"):
+        return function.value
+    given = [*call.args, *(k.value for k in call.keywords if k.arg == "tensors")]
+    return given[0] if given else None
+
+
+def _named(expression: ast.expr | None, places: tuple[Place, ...], depth: int) -> str | None:
+    """Returns the name of an expression of the function at `depth`, or what its callers call it."""
+    match expression:
+        case ast.Name(id=name):
+            code = places[depth][0]
+            parameters = code.co_varnames[: code.co_argcount + code.co_kwonlyargcount]
+            if name not in parameters:
+                return name
+            position = parameters.index(name)
+            wanted = _Wanted(position if position < code.co_argcount else None, name)
+            return _given(wanted.past_self(code), places, depth + 1) or name
+        case ast.Attribute(attr=name):
+            return name
+        case ast.List(elts=[first, *_]) | ast.Tuple(elts=[first, *_]):
+            return _named(first, places, depth)
+        case ast.Call(func=ast.Attribute(attr="scale"), args=[loss, *_]):  # of a gradient scaler
+            return _named(loss, places, depth)
+        case _:
+            return None
+
+
+@dataclass(frozen=True)
+class _Wanted:
+    """A parameter whose argument is looked for, by position, by name, or by both."""
+
+    position: int | None
+    name: str | None
+
+    def past_self(self, callee: CodeType) -> _Wanted:
+        """Returns the same without the argument that a bound method brings along."""
+        bound = self.position is not None and callee.co_varnames[:1] in (("self",), ("cls",))
+        return _Wanted(self.position - 1, self.name) if bound and self.position else self
+
+
+def _given(wanted: _Wanted, places: tuple[Place, ...], depth: int) -> str | None:
+    """Returns what the function at `depth` calls the argument that it passes for a parameter."""
+    call = _call_at(*places[depth]) if depth < len(places) else None
+    if call is None:
+        return None
+    for keyword in call.keywords:
+        if keyword.arg is not None and keyword.arg == wanted.name:
+            return _named(keyword.value, places, depth)
+    position = wanted.position
+    for at, argument in enumerate(call.args):
+        if isinstance(argument, ast.Starred):
+            found = _passed_on(argument.value, wanted, places, depth, skipped=at)
+            if found is not None:
+                return found
+            break  # how many arguments these are is not known
+        if at == position:
+            return _named(argument, places, depth)
+    for keyword in call.keywords:
+        if keyword.arg is None:
+            return _passed_on(keyword.value, wanted, places, depth)
+    return None
+
+
+def _passed_on(
+    rest: ast.expr,
+    wanted: _Wanted,
+    places: tuple[Place, ...],
+    depth: int,
+    *,
+    skipped: int | None = None,
+) -> str | None:
+    """Follows `*args` (after `skipped` arguments) or `**kwargs` of a function to its caller."""
+    code = places[depth][0]
+    named = code.co_argcount + code.co_kwonlyargcount
+    has_args = bool(code.co_flags & 0x04)  # CO_VARARGS; 0x08 is CO_VARKEYWORDS
+    variadic = list(islice(code.co_varnames, named, named + has_args + bool(code.co_flags & 0x08)))
+    if not isinstance(rest, ast.Name) or rest.id not in variadic:
+        return None
+    if skipped is None:
+        further = _Wanted(None, wanted.name)
+    elif wanted.position is None or wanted.position < skipped:
+        return None
+    else:
+        further = _Wanted(code.co_argcount + wanted.position - skipped, None)
+    return _given(further.past_self(code), places, depth + 1)
+
+
+def _call_at(code: CodeType, instruction: int) -> ast.Call | None:
+    """Returns the call that a function is in, parsed from its source; None if there is none."""
+    position = next(islice(code.co_positions(), instruction // 2, None), None)
+    if position is None:
+        return None
+    line, last, column, end = position
+    if line is None or last is None or column is None or end is None:  # -X no_debug_ranges
+        return None
+    lines = [text.encode() for text in linecache.getlines(code.co_filename)[line - 1 : last]]
+    if len(lines) != last - line + 1:
+        return None
+    lines[-1] = lines[-1][:end]  # columns count bytes
+    lines[0] = lines[0][column:]
+    try:
+        expression = ast.parse(b"(%b\n)" % b"".join(lines), mode="eval").body
+    except (SyntaxError, ValueError):  # the file has changed since it was imported
+        return None
+    return expression if isinstance(expression, ast.Call) else None

@@ -1,0 +1,125 @@
+"""What the call of a model is to the training: a part of it, an evaluation, or beside it."""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Iterable
+from enum import Enum
+from typing import TYPE_CHECKING
+
+import torch
+
+from comgra_decl.hooks.tree import Owners, in_training, trains_beside
+
+if TYPE_CHECKING:
+    from torch import nn
+
+
+class RootCall(Enum):
+    """What a call of a model, or of a part of one, from outside any module is."""
+
+    TRAINING = "gradients flow through it"
+    WITHOUT_GRADIENT = "belongs to a step of the training, though no gradient flows through it"
+    EVALUATION = "evaluates what is trained"
+    UNDECIDED = "nothing is trained yet: a teacher, an evaluation, or a program that trains nothing"
+
+
+class RootCalls:
+    """Tells them apart, by what was called before and by the modes of modules.
+
+    A network that stays in evaluation mode and is called in every step (a teacher, a target
+    network) belongs to the steps. One that is trained, and was switched to evaluation, does not.
+
+    Args:
+        owners: knows which module is part of which.
+
+    Attributes:
+        evaluating: whether the program evaluates what it trains, as far as it has said so.
+        maybe: whether it has switched a model to evaluation before anything was trained.
+    """
+
+    def __init__(self, owners: Owners) -> None:
+        self._owners = owners
+        self._trained: dict[int, weakref.ref[nn.Module]] = {}
+        self._tuned: dict[int, weakref.ref[nn.Module]] = {}  # trained in evaluation mode
+        self.evaluating = False
+        self.maybe = False
+
+    @property
+    def training(self) -> bool:
+        """Whether anything has been trained until now."""
+        return bool(self._trained)
+
+    def trains(self, root: nn.Module) -> None:
+        """Gradients flow through a call of `root`, in whichever mode it is."""
+        self.maybe = False
+        if id(root) not in self._trained:
+            self._trained[id(root)] = weakref.ref(root)
+
+    def tunes(self, root: nn.Module) -> None:
+        """Gradients flow through calls of `root` in evaluation mode, and are used."""
+        self._tuned[id(root)] = weakref.ref(root)
+        self.trains(root)
+        self.evaluating = False
+
+    def switched(self, module: nn.Module, training: bool) -> bool:
+        """A module was switched to training or evaluation; returns whether an evaluation begins.
+
+        Each part of a model is switched before the whole is told of.
+        """
+        self.maybe = not (training or self._trained)
+        if training:
+            self.evaluating = False
+            return False
+        if self.evaluating or not self._is_evaluated(module):
+            return False
+        self.evaluating = True
+        return True
+
+    def _is_evaluated(self, module: nn.Module) -> bool:
+        """Whether a module that is now in evaluation mode is trained, or a part or owner of such.
+
+        A part that is kept in evaluation mode within a model that trains is only frozen; unless
+        that model only wraps it: for a loss, for a task, for another framework.
+        """
+        for owner in self._owners.and_above(module):
+            if self._is_trained(owner):
+                return owner is module or not (in_training(owner) and trains_beside(owner, module))
+        trained = (root for ref in self._trained.values() if (root := ref()) is not None)
+        return any(owner is module for root in trained for owner in self._owners.and_above(root))
+
+    def _is_trained(self, module: nn.Module) -> bool:
+        return _has(self._trained, module)
+
+    def kind(self, root: nn.Module) -> RootCall:
+        """Returns what a call that begins now is."""
+        gradient = torch.is_grad_enabled()
+        if in_training(root):
+            if gradient:
+                return RootCall.TRAINING
+            if self.evaluating:
+                return RootCall.EVALUATION
+            return RootCall.WITHOUT_GRADIENT if self._trained else RootCall.UNDECIDED
+        if gradient and _has(self._tuned, root):
+            return RootCall.TRAINING
+        if self._trained and self._is_evaluated(root):
+            return RootCall.EVALUATION
+        if gradient and self._trained:
+            return RootCall.TRAINING  # a perceptual loss
+        if self.evaluating:
+            return RootCall.EVALUATION
+        return RootCall.WITHOUT_GRADIENT if self._trained else RootCall.UNDECIDED
+
+    def related(self, root: nn.Module, others: Iterable[nn.Module]) -> bool:
+        """Whether `root` is one of others, a part of one, or has one as a part."""
+        above = [*self._owners.and_above(root)]
+        return any(
+            any(other is owner for owner in above)
+            or any(owner is root for owner in self._owners.and_above(other))
+            for other in others
+        )
+
+
+def _has(known: dict[int, weakref.ref[nn.Module]], module: nn.Module) -> bool:
+    found = known.get(id(module))
+    return found is not None and found() is module

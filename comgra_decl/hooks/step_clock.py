@@ -1,0 +1,221 @@
+"""Which optimizer's step ends a step of the training, from the order in which things happen."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Mapping
+from typing import NamedTuple
+
+Optimizer = int
+"""Stands for an optimizer; the clock only tells them apart."""
+
+Model = int
+"""Stands for a model, or a part of one, that the program calls by itself."""
+
+_PATIENCE = 8
+"""Steps that one optimizer may repeat before those that have not stepped are no longer waited for:
+a critic often steps five times for each step of its generator."""
+
+_ODD = 100
+"""Optimizer steps without the end of a step after which that is said."""
+
+
+class Seen(NamedTuple):
+    """What was seen of a step of the training up to an optimizer's step.
+
+    Attributes:
+        own: the models called in it of which this optimizer trains parameters.
+        others: the other optimizers that train parameters of models called in it, and which models
+            these are.
+        aside: whether this optimizer trains no model, only a number beside the models called.
+    """
+
+    own: Collection[Model]
+    others: Mapping[Optimizer, Collection[Model]]
+    aside: bool = False
+
+
+class _Habit(NamedTuple):
+    """What an optimizer did in the last step of the training that it took part in."""
+
+    ends: bool  # whether it was the last one to step
+    taken: Mapping[Optimizer, int]  # how often each one stepped
+
+
+class StepClock:
+    """Decides which optimizer's step ends a step of the training.
+
+    Optimizers belong to one step if their models are called in it: a critic's step calls the
+    generator, so the generator's optimizer is waited for. Models that are trained one after
+    another, or side by side without calling each other, have steps of their own; so one that has
+    ended its steps alone is not waited for by another, until the two are seen to take turns.
+
+    While nothing is recorded the clock does not see which models are called; it then goes by what
+    each optimizer did last time. One that it has never seen ends a step.
+
+    Args:
+        rule: "last_optimizer" for the above; "any" optimizer; "explicit" for the program's word
+            only; the number of an optimizer in the order in which they first step; or the name of
+            its class.
+        warn: told, once for each sentence, what is odd.
+
+    Attributes:
+        unfamiliar: whether an optimizer has ended a step only because it was never seen before.
+    """
+
+    def __init__(self, rule: str | int = "last_optimizer", *, warn: Callable[[str], None]) -> None:
+        self.rule = rule
+        self.unfamiliar = False
+        self._warn = warn
+        self._habits: dict[Optimizer, _Habit] = {}
+        self._taken: dict[Optimizer, int] = {}  # how often each has stepped in this step, in order
+        self._moved: set[Model] = set()  # the models that these train
+        self._waiting: dict[Optimizer, Collection[Model]] = {}  # those that are expected to step
+        self._given_up: set[Optimizer] = set()  # those that were expected in vain
+        # Those that the last step did not wait for; None: it was not seen, so maybe any.
+        self._left_out: Collection[Optimizer] | None = ()
+        self._ender: Optimizer | None = None  # of the last step
+        self._turns: set[frozenset[Optimizer]] = set()  # pairs that take turns all the same
+        self._order: list[Optimizer] = []  # by first steps
+        self._last: Optimizer | None = None
+        self._ended = False  # an optimizer ended the last step, and nothing was said since
+        self._others = 0  # steps of other optimizers than the one that the rule names
+
+    @property
+    def explicit(self) -> bool:
+        """Whether only the program's word ends a step."""
+        return self.rule == "explicit"
+
+    @property
+    def simple(self) -> Optimizer | None:
+        """The optimizer that stepped last, if every step of any one ends a step of the training."""
+        if self.rule != "last_optimizer" or self._last not in self._habits:
+            return None
+        return self._last if all(habit.ends for habit in self._habits.values()) else None
+
+    def forget(self, optimizer: Optimizer) -> None:
+        """An optimizer is gone."""
+        for known in (self._habits, self._taken, self._waiting):
+            known.pop(optimizer, None)
+        self._given_up.discard(optimizer)
+
+    # -- what happens --------------------------------------------------------------------------
+
+    def called(self, model: Model) -> bool:
+        """A model is called, seen by the clock; returns whether the step in progress is over.
+
+        It is if the model was trained in it, and the optimizers that are still waited for train
+        nothing else: they would have stepped by now. So it is with a network that is called whole
+        and trained layer by layer, each layer by an optimizer of its own.
+        """
+        if model not in self._moved or not self.complete:
+            return False
+        self._given_up.update(self._waiting)
+        return True
+
+    @property
+    def complete(self) -> bool:
+        """Whether optimizers have stepped, and all that is waited for trains the same models."""
+        waiting = self._waiting.values()
+        return bool(waiting) and all(self._moved.issuperset(models) for models in waiting)
+
+    def stepped(
+        self, optimizer: Optimizer, *, seen: Seen | None = None, classes: Collection[str] = ()
+    ) -> bool:
+        """An optimizer has stepped; returns whether that ends the step of the training.
+
+        Args:
+            optimizer: which one.
+            seen: what was seen of the step; None: nobody has looked.
+            classes: the names of its class and of those that this is derived from.
+        """
+        if optimizer not in self._order:
+            self._order.append(optimizer)
+        self._last = optimizer
+        if self.rule in ("any", "explicit"):
+            self._ended = self.rule == "any"
+        elif self.rule == "last_optimizer":
+            self._ended = self._decide(optimizer, seen)
+        else:
+            self._ended = self.rule in (self._order.index(optimizer), *classes)
+            self._count_others()
+        return self._ended
+
+    def by_program(self) -> bool:
+        """Whether `comgra.step()`, just called, ends the training step.
+
+        It always does, but for the first time after optimizers have ended steps: then the step
+        that it means has ended already.
+        """
+        if not self.explicit:
+            self.rule = "explicit"
+            if self._ended:
+                self._warn(
+                    "comgra.step() was called in a program whose optimizers step as well: from "
+                    "here on only comgra.step() ends a step (schedule.step=explicit says so from "
+                    "the start)"
+                )
+                return False
+        return True
+
+    def end(self) -> None:
+        """The step of the training is over, whatever ended it."""
+        last = self._ender = next(reversed(self._taken), None)
+        for optimizer in self._taken:
+            self._habits[optimizer] = _Habit(optimizer == last, self._taken)
+        self._taken = {}
+        self._moved.clear()
+        self._waiting = {}
+
+    # -- which optimizer ends a step -----------------------------------------------------------
+
+    def _decide(self, optimizer: Optimizer, seen: Seen | None) -> bool:
+        times = self._taken.pop(optimizer, 0) + 1
+        self._taken[optimizer] = times
+        if seen is None:
+            return self._by_habit(optimizer, times)
+        self._moved.update(seen.own)
+        self._given_up.discard(optimizer)
+        absent = {o: m for o, m in seen.others.items() if o not in self._taken}
+        left_out = {o for o in absent if self._goes_alone(o, optimizer)}
+        expected = absent.keys() - left_out - self._given_up
+        self._waiting = {o: absent[o] for o in expected}
+        if self._waiting and times < _PATIENCE:
+            return False
+        self._given_up.update(self._waiting)
+        took_turns = self._left_out is None or optimizer in self._left_out
+        if took_turns and optimizer != self._ender:
+            self._turns.update(frozenset((optimizer, other)) for other in seen.others)
+        self._left_out = left_out
+        return not seen.aside or times > 1 or not self._others_end(optimizer)
+
+    def _goes_alone(self, optimizer: Optimizer, beside: Optimizer) -> bool:
+        """Whether one that has not stepped is none that another one's step waits for."""
+        habit = self._habits.get(optimizer)
+        alone = habit is not None and len(habit.taken) == 1
+        return alone and frozenset((optimizer, beside)) not in self._turns
+
+    def _by_habit(self, optimizer: Optimizer, times: int) -> bool:
+        habit = self._habits.get(optimizer)
+        if habit is None:
+            self.unfamiliar, self._left_out = True, None
+            return True
+        complete = all(self._taken.get(o, 0) >= n for o, n in habit.taken.items())
+        if times <= habit.taken.get(optimizer, 0):
+            return habit.ends and complete
+        if not complete:  # the others step no longer
+            self._taken = {optimizer: 1}
+        return True
+
+    def _others_end(self, optimizer: Optimizer) -> bool:
+        """Whether another optimizer ends steps, to which one that trains no model then belongs.
+
+        The temperature of an actor and critic is such a number.
+        """
+        return any(habit.ends for other, habit in self._habits.items() if other != optimizer)
+
+    def _count_others(self) -> None:
+        self._others = 0 if self._ended else self._others + 1
+        if self._others == _ODD:
+            self._warn(
+                f"schedule.step: {self.rule!r} has ended no step in the last {_ODD} optimizer steps"
+            )

@@ -1,0 +1,248 @@
+"""Updates without an optimizer of torch: every one is a step, with the gradients that it used."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+from torch.nn import functional as F
+
+import comgra_decl as comgra
+from tests.support.recording import EVERYTHING, Recording, recording
+
+SPARSE = {**EVERYTHING, "schedule": {"first": 1, "every": 5}}
+LATE = {**EVERYTHING, "schedule": {"steps": [3, 4, 9]}}
+
+
+def net() -> nn.Sequential:
+    return nn.Sequential(nn.Linear(3, 5), nn.Tanh(), nn.Linear(5, 1))
+
+
+def in_place(parameter: torch.Tensor, gradient: torch.Tensor) -> None:
+    with torch.no_grad():
+        parameter -= 0.1 * gradient
+
+
+def through_data(parameter: torch.Tensor, gradient: torch.Tensor) -> None:
+    """As word_language_model does: torch counts no change."""
+    parameter.data.add_(gradient.data, alpha=-0.1)
+
+
+def another_storage(parameter: torch.Tensor, gradient: torch.Tensor) -> None:
+    parameter.data = parameter.data - 0.1 * gradient
+
+
+def by_function(parameter: torch.Tensor, gradient: torch.Tensor) -> None:
+    """An optimizer without state, as `torch.optim` has them for its own classes."""
+    from torch.optim.sgd import sgd
+
+    with torch.no_grad():
+        sgd(
+            [parameter], [gradient], [None], weight_decay=0, momentum=0, lr=0.1, dampening=0,
+            nesterov=False, maximize=False,
+        )  # fmt: skip
+
+
+UPDATES = [in_place, through_data, another_storage, by_function]
+
+
+def to_none(model: nn.Module) -> None:
+    model.zero_grad()
+
+
+def to_zero(model: nn.Module) -> None:
+    for parameter in model.parameters():
+        if parameter.grad is not None:
+            parameter.grad.zero_()
+
+
+class Training:
+    """A loop without an optimizer, and what it used in each of its updates."""
+
+    def __init__(
+        self,
+        update: Callable[[torch.Tensor, torch.Tensor], None] = in_place,
+        clear: Callable[[nn.Module], None] = to_none,
+        *,
+        cleared: str = "before forward",
+        batches: int = 1,
+        clip: float | None = None,
+    ) -> None:
+        torch.manual_seed(0)
+        self.model = net()
+        self.update, self.clear, self.cleared = update, clear, cleared
+        self.batches, self.clip = batches, clip
+        self.used: list[np.ndarray[Any, Any]] = []
+        self.losses: list[float] = []
+
+    def step(self) -> None:
+        if self.cleared == "before forward":
+            self.clear(self.model)
+        for _ in range(self.batches):
+            loss = self.model(torch.randn(4, 3)).square().mean()
+            if self.cleared == "before backward":
+                self.clear(self.model)
+            loss.backward()
+            self.losses.append(loss.item())
+        if self.clip is not None:
+            nn.utils.clip_grad_norm_(self.model.parameters(), self.clip)
+        gradient = self.model.get_parameter("2.weight").grad
+        assert gradient is not None
+        self.used.append(gradient.numpy().copy())
+        for parameter in self.model.parameters():
+            assert parameter.grad is not None
+            self.update(parameter, parameter.grad)
+        if self.cleared == "after update":
+            self.clear(self.model)
+
+    def compare(self, run: Recording, steps: Iterator[int] | list[int]) -> None:
+        assert run.faults == []
+        assert [(s.info.step, s.info.mode) for s in run.steps] == [(k, "train") for k in steps]
+        for position, record in enumerate(run.steps):
+            found = run.value("2", "weight", pass_="grad", step=position)[0]
+            np.testing.assert_array_equal(found, self.used[record.info.step])
+            assert run.has("2", pass_="grad", step=position, iteration=self.batches - 1)
+            assert not run.has("2", step=position, iteration=self.batches)
+
+
+@pytest.mark.parametrize("update", UPDATES)
+@pytest.mark.parametrize("clear", [to_none, to_zero])
+@pytest.mark.parametrize("cleared", ["before forward", "before backward", "after update"])
+def test_every_update_is_a_step(
+    update: Callable[..., None], clear: Callable[[nn.Module], None], cleared: str
+) -> None:
+    training = Training(update, clear, cleared=cleared)
+    with recording() as run:
+        for _ in range(6):
+            training.step()
+    training.compare(run, [*range(6)])
+
+
+@pytest.mark.parametrize("update", [in_place, through_data])
+def test_accumulated_batches_are_one_step(update: Callable[..., None]) -> None:
+    training = Training(update, batches=3)
+    with recording() as run:
+        for _ in range(4):
+            training.step()
+    training.compare(run, [*range(4)])
+
+
+def test_gradients_are_recorded_as_they_were_used() -> None:
+    training = Training(clip=1e-3)
+    with recording() as run:
+        for _ in range(4):
+            training.step()
+    training.compare(run, [*range(4)])
+
+
+@pytest.mark.parametrize("update", [in_place, through_data])
+@pytest.mark.parametrize(("spec", "steps"), [(SPARSE, [0, 5, 10, 15]), (LATE, [3, 4, 9])])
+def test_steps_that_are_not_recorded_are_counted(
+    update: Callable[..., None], spec: dict[str, Any], steps: list[int]
+) -> None:
+    training = Training(update, batches=2)
+    with recording(spec) as run:
+        for _ in range(18):
+            training.step()
+    training.compare(run, steps)
+
+
+def test_the_loss_of_every_step_is_kept(tmp_path: Any) -> None:
+    training = Training(cleared="after update")
+    with comgra.trace(SPARSE, root=tmp_path, group="g") as session:
+        for _ in range(13):
+            training.step()
+    assert session.path is not None
+    losses = comgra.open_run(session.path).kpis().query("name == 'loss'")
+    assert losses.step.tolist() == [*range(13)]
+    np.testing.assert_array_equal(losses.value, np.array(training.losses))
+
+
+def test_it_is_said_once_in_the_report(caplog: pytest.LogCaptureFixture) -> None:
+    training = Training()
+    with caplog.at_level(logging.INFO, "comgra_decl"), recording() as run:
+        for _ in range(4):
+            training.step()
+    assert caplog.text.count("no optimizer of torch steps") == 1
+    assert "written its parameters" in run.report["choices"]["steps"]
+
+
+def test_numbers_without_a_module_are_trained_in_steps(tmp_path: Any) -> None:
+    weight = torch.zeros(3, requires_grad=True)
+    with comgra.trace("debug", root=tmp_path, group="g") as session:
+        for _ in range(7):
+            (torch.randn(4, 3) @ weight - 1).square().mean().backward()
+            with torch.no_grad():
+                weight -= 0.1 * weight.grad  # type: ignore[operator]
+                weight.grad = None
+    assert session.path is not None
+    losses = comgra.open_run(session.path).kpis().query("name == 'loss'")
+    assert losses.step.tolist() == [*range(7)]
+
+
+# -- what is no such step -------------------------------------------------------------------------
+
+
+def test_a_program_with_an_optimizer_is_left_to_it() -> None:
+    """Weights that the program touches between two batches, or before its first step."""
+    model = net()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    with recording() as run:
+        for _ in range(3):
+            optimizer.zero_grad()
+            for _ in range(2):
+                model(torch.randn(4, 3)).square().mean().backward()
+                with torch.no_grad():
+                    for parameter in model.parameters():
+                        parameter.clamp_(-1, 1).mul_(0.999)
+            optimizer.step()
+    assert run.faults == []
+    assert [s.info.step for s in run.steps] == [0, 1, 2]
+    assert all(run.has("2", iteration=1, step=k) for k in range(3))
+
+
+def test_an_average_that_follows_by_hand_is_no_step() -> None:
+    student, teacher = net(), net().requires_grad_(False)
+    optimizer = torch.optim.SGD(student.parameters(), lr=0.1)
+    with recording() as run:
+        for _ in range(4):
+            x = torch.randn(4, 3)
+            optimizer.zero_grad()
+            F.mse_loss(student(x), teacher(x)).backward()
+            optimizer.step()
+            with torch.no_grad():
+                for new, old in zip(student.parameters(), teacher.parameters(), strict=True):
+                    old.lerp_(new, 0.1)
+    assert [s.info.step for s in run.steps] == [0, 1, 2, 3]
+
+
+def test_steps_of_an_optimizer_after_a_training_by_hand() -> None:
+    training = Training()
+    with recording() as run:
+        for _ in range(3):
+            training.step()
+        optimizer = torch.optim.SGD(training.model.parameters(), lr=0.1)
+        for _ in range(3):
+            optimizer.zero_grad()
+            training.model(torch.randn(4, 3)).square().mean().backward()
+            optimizer.step()
+    assert run.faults == []
+    assert [s.info.step for s in run.steps] == [*range(6)]
+    assert not any(key.iteration for key in run.slots)
+
+
+def test_the_programs_word_ends_steps_where_it_is_given() -> None:
+    training = Training(batches=1)
+    with recording(EVERYTHING, schedule={"step": "explicit", "first": 99}) as run:
+        for number in range(6):
+            training.step()
+            if number % 2:
+                comgra.step()
+    assert run.faults == []
+    assert [s.info.step for s in run.steps] == [0, 1, 2]
+    assert all(run.has("2", iteration=1, step=k) for k in range(3))

@@ -1,0 +1,411 @@
+"""What stands in the place of something foreign, and that nothing else ever does."""
+
+from __future__ import annotations
+
+import ast
+import functools
+import inspect
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+from torch.nn import functional as F
+
+import comgra_decl
+from benchmarks.neutrality.surroundings import functions
+from comgra_decl.hooks import patches
+from comgra_decl.hooks.patches import Patch
+from tests.hooks.tiny import net, step
+from tests.support.recording import EVERYTHING, recording
+
+
+def attend(x: torch.Tensor) -> torch.Tensor:
+    """A function of the program, which a spec may select."""
+    return F.relu(x) * 3.0
+
+
+CALLS = {
+    "nodes": {
+        **EVERYTHING["nodes"],  # type: ignore[dict-item]
+        "calls": {"select": {"function": f"{__name__}.attend"}, "capture": ["output"]},
+        "torch": {"select": {"function": "torch.softmax"}, "capture": ["output"]},
+    },
+    "schedule": {"first": 1_000_000},
+}
+
+
+class Attending(nn.Linear):
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return torch.softmax(attend(super().forward(x)), -1)
+
+
+# -- what a stand-in is ---------------------------------------------------------------------------
+
+
+class Owner:
+    def method(self, x: int, *, y: int = 1) -> int:
+        """Adds."""
+        return x + y
+
+    @classmethod
+    def of_class(cls, x: int) -> tuple[type, int]:
+        return cls, x
+
+    @staticmethod
+    def static(x: int) -> int:
+        return x
+
+
+def noting(seen: list[Any]) -> Any:
+    def around(original: Any, *args: Any, **kwargs: Any) -> Any:
+        seen.append((args[1:], kwargs))
+        return original(*args, **kwargs)
+
+    return around
+
+
+def test_a_stand_in_has_the_name_the_signature_and_the_source_of_the_original() -> None:
+    original, patch = Owner.method, Patch(Owner, "method", noting([]))
+    expected = inspect.getfullargspec(original), inspect.getsource(original)
+    patch.apply()
+    try:
+        assert Owner.method is not original
+        assert Owner.method.__name__ == "method"
+        assert Owner.method.__qualname__ == "Owner.method"
+        assert Owner.method.__doc__ == "Adds."
+        assert Owner.method.__module__ == __name__
+        assert (inspect.getfullargspec(Owner.method), inspect.getsource(Owner.method)) == expected
+    finally:
+        patch.restore()
+    assert Owner.method is original
+
+
+def test_what_was_kept_of_it_is_the_original_afterwards() -> None:
+    seen: list[Any] = []
+    patch = Patch(Owner, "method", noting(seen))
+    patch.apply()
+    kept, bound, later = Owner.method, Owner().method, functools.partial(Owner.method, y=5)
+    assert bound(1) == 2
+    patch.restore()
+    assert [kept(Owner(), 1, y=2), bound(3), later(Owner(), 1)] == [3, 4, 6]
+    assert seen == [((1,), {"y": 1})]
+
+
+def every_form(a: int, /, b: int = 2, *rest: int, c: int, d: int = 4, **more: int) -> object:
+    return a, b, rest, c, d, more
+
+
+def test_a_stand_in_has_the_parameters_of_the_original_in_its_code() -> None:
+    patch = Patch(sys.modules[__name__], "every_form", noting([]))
+    original, expected = every_form, every_form(1, 5, 6, c=7, e=8)
+    patch.apply()
+    try:
+        stand_in = every_form
+        assert stand_in is not original
+        names = ("co_argcount", "co_posonlyargcount", "co_kwonlyargcount", "co_flags")
+        for name in names[:3]:
+            assert getattr(stand_in.__code__, name) == getattr(original.__code__, name)
+        count = 6
+        assert stand_in.__code__.co_varnames[:count] == original.__code__.co_varnames[:count]
+        assert stand_in(1, 5, 6, c=7, e=8) == expected
+        assert stand_in(1, c=3) == (1, 2, (), 3, 4, {})
+        with pytest.raises(TypeError, match="c"):
+            stand_in(1)  # type: ignore[call-arg]
+    finally:
+        patch.restore()
+
+
+def test_class_methods_and_static_ones_stay_what_they_are() -> None:
+    seen: list[Any] = []
+    for name, arguments in (("of_class", (7,)), ("static", (7,))):
+        stored, patch = vars(Owner)[name], Patch(Owner, name, noting(seen))
+        expected = getattr(Owner(), name)(*arguments)
+        patch.apply()
+        assert type(vars(Owner)[name]) is type(stored)
+        assert getattr(Owner(), name)(*arguments) == getattr(Owner, name)(*arguments) == expected
+        patch.restore()
+        assert vars(Owner)[name] is stored
+    assert len(seen) == 4
+
+
+def test_an_inherited_attribute_is_inherited_again() -> None:
+    class Child(Owner):
+        pass
+
+    patch = Patch(Child, "method", noting([]))
+    patch.apply()
+    assert "method" in vars(Child)
+    patch.restore()
+    assert "method" not in vars(Child)
+
+
+def test_what_others_put_on_top_stays_and_is_called_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    seen: list[Any] = []
+    patch = Patch(Owner, "method", noting(seen))
+    patch.apply()
+    inner = Owner.method
+
+    def theirs(self: Owner, x: int, *, y: int = 1) -> int:
+        return 10 * inner(self, x, y=y)
+
+    monkeypatch.setattr(Owner, "method", theirs)
+    patch.restore()
+    assert Owner.method is theirs
+    assert Owner().method(1) == 20
+    assert seen == []
+    patch.apply()  # on top of theirs, which holds the first stand-in
+    assert Owner().method(1) == 20
+    assert seen == [((1,), {"y": 1})]
+    patch.restore()
+    assert Owner.method is theirs
+
+
+def test_a_stand_in_that_is_back_in_place_is_the_same_one() -> None:
+    patch = Patch(Owner, "method", noting([]))
+    found = []
+    for _ in range(2):
+        patch.apply()
+        found.append(Owner.method)
+        patch.restore()
+    assert found[0] is found[1]
+
+
+def test_a_stand_in_may_be_left_where_it_is() -> None:
+    seen: list[Any] = []
+    original, patch = Owner.method, Patch(Owner, "method", noting(seen))
+    patch.apply()
+    kept = Owner.method
+    patch.leave()
+    assert Owner.method is kept
+    assert Owner().method(1) == 2
+    assert seen == []
+    patch.apply()
+    assert Owner.method is kept
+    assert Owner().method(1) == 2
+    assert seen == [((1,), {"y": 1})]
+    patch.restore()
+    assert Owner.method is original
+
+
+# -- what is replaced while something is recorded -------------------------------------------------
+
+
+def test_all_that_is_replaced_in_a_recorded_step_looks_like_the_original() -> None:
+    found: dict[str, tuple[Any, Any]] = {}
+
+    class Looking(Attending):
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            for patch in patches.in_place:
+                name = f"{getattr(patch.owner, '__name__', patch.owner)}.{patch.name}"
+                stored = inspect.getattr_static(patch.owner, patch.name)
+                found[name] = stored, patch._original
+            return super().forward(x)
+
+    model = Looking(3, 2)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    with recording(CALLS) as run:
+        step(model, optimizer)
+    assert run.faults == []
+    assert len(found) > 10
+    for name, (stand_in, original) in found.items():
+        assert stand_in is not original, name
+        function = getattr(stand_in, "__func__", stand_in)
+        model_ = getattr(original, "__func__", original)
+        for what in ("__name__", "__qualname__", "__doc__", "__module__"):
+            assert getattr(function, what, None) == getattr(model_, what, None), (name, what)
+        assert _signature(stand_in) == _signature(original), name
+
+
+def _signature(function: Any) -> inspect.Signature | None:
+    try:
+        return inspect.signature(function)
+    except (TypeError, ValueError):
+        return None
+
+
+def test_nothing_is_replaced_but_by_a_patch() -> None:
+    """In the middle of a recorded step with everything that can be asked for."""
+    replaced: list[str] = []
+    before: dict[str, int] = {}
+
+    class Looking(Attending):
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            now, ours = functions(), {id(p._stand_in) for p in patches.in_place}
+            replaced.extend(n for n, f in before.items() if now.get(n, f) not in {f, *ours})
+            return super().forward(x)
+
+    model = Looking(3, 2)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    step(model, optimizer)
+    before.update(functions())
+    with recording(CALLS) as run:
+        for _ in range(2):
+            step(model, optimizer)
+    assert run.faults == []
+    assert replaced == []
+    assert functions() == before
+
+
+def test_a_program_keeps_working_with_whatever_it_kept_of_torch() -> None:
+    def kept() -> dict[str, Any]:
+        return {
+            "compile": torch.compile,
+            "backward": torch.autograd.backward,
+            "call": nn.Module.__call__,
+            "train": nn.Module.train,
+            "scale": torch.amp.GradScaler.scale,
+            "skip": torch.amp.GradScaler.step,
+            "step": torch.optim.SGD.step,
+            "attend": attend,
+        }
+
+    plain, model = kept(), net()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    inside: dict[str, Any] = {}
+    with recording(CALLS) as run:
+        model.register_forward_hook(lambda *_: inside.update(kept()))
+        step(model, optimizer)
+    assert run.faults == []
+    assert kept() == plain
+    recorded = len(run.steps)
+    for _ in range(3):
+        inside["train"](model, False)
+        inside["train"](model, True)
+        loss = inside["attend"](inside["call"](model, torch.randn(4, 3))).sum()
+        scaler = torch.amp.GradScaler("cpu", init_scale=2.0)
+        inside["backward"](inside["scale"](scaler, loss))
+        inside["skip"](scaler, optimizer)
+    graphs: list[Any] = []
+
+    def backend(graph: Any, _inputs: Any) -> Any:
+        graphs.append(graph)
+        return graph
+
+    inside["compile"](net(), backend=backend)(torch.randn(4, 3))
+    assert len(graphs) == 1
+    assert inside["compile"] is plain["compile"]
+    assert len(run.steps) == recorded
+
+
+def test_what_is_replaced_can_be_scripted() -> None:
+    """TorchScript reads the source of a function, and the names in it where that was written."""
+    scripted: list[Any] = []
+
+    class Scripting(Attending):
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            scripted.append(torch.jit.script(attend))
+            return super().forward(x)
+
+    model = Scripting(3, 2)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    with recording(CALLS) as run, pytest.warns(DeprecationWarning, match="jit.script"):
+        step(model, optimizer)
+    assert run.faults == []
+    assert torch.equal(scripted[0](torch.ones(2)), torch.full((2,), 3.0))
+
+
+# -- no other way ---------------------------------------------------------------------------------
+
+PACKAGE = Path(comgra_decl.__file__).parent
+FRAMES = "hooks/calling.py"
+"""The only file that asks a frame for its variables."""
+
+
+def sources() -> Iterator[tuple[str, ast.Module]]:
+    for path in sorted(PACKAGE.rglob("*.py")):
+        yield path.relative_to(PACKAGE).as_posix(), ast.parse(path.read_text())
+
+
+def test_no_frame_of_a_program_is_asked_for_its_variables() -> None:
+    """Asking rewrites, before Python 3.13, the dict that `locals()` has returned to a program."""
+    words = {"f_locals", "locals", "settrace", "setprofile", "getargvalues", "getinnerframes"}
+    found = [
+        (file, node.lineno)
+        for file, tree in sources()
+        for node in ast.walk(tree)
+        if (isinstance(node, ast.Attribute) and node.attr in words)
+        or (isinstance(node, ast.Name) and node.id in words)
+    ]
+    assert [file for file, _ in found] == [FRAMES], found
+    text = (PACKAGE / FRAMES).read_text()
+    assert text.count("f_locals") == 1
+    assert "f_locals.get(name)" in text
+
+
+ALLOWED = {
+    "__init__.py: globals()[name]": "names of the package itself, imported when they are asked for",
+    "launch/environment.py: os.environ[CHECKED]": "what child processes are told",
+    "launch/environment.py: os.environ[RECORDED_BY]": "what child processes are told",
+    "launch/execute.py: sys.argv": "what `python script.py` does",
+    "launch/execute.py: sys.modules['__main__']": "what `python script.py` does",
+    "launch/execute.py: sys.path[0]": "what `python script.py` does",
+    "launch/execute.py: vars(module).update": "what `python script.py` does",
+}
+
+
+def test_attributes_of_others_are_set_by_patches_alone() -> None:
+    found = {
+        f"{file}: {ast.unparse(target)}"
+        for file, tree in sources()
+        for target in _foreign_writes(tree)
+        if file != "hooks/patches.py"
+    }
+    assert found == set(ALLOWED)
+
+
+def _foreign_writes(tree: ast.Module) -> Iterator[ast.expr]:
+    """Yields what is written of something that was imported from elsewhere, or that a call gave."""
+    foreign = set(_foreign_names(tree))
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Call) and _writes(node):
+            yield node.func
+        for target in _targets(node):
+            if isinstance(target, (ast.Attribute, ast.Subscript)):
+                root = _root(target.value)
+                if root in foreign or root is None or _is_namespace(target.value):
+                    yield target
+
+
+def _targets(node: ast.AST) -> list[ast.expr]:
+    if isinstance(node, (ast.Assign, ast.Delete)):
+        return [*node.targets]
+    return [node.target] if isinstance(node, (ast.AugAssign, ast.AnnAssign)) else []
+
+
+def _writes(call: ast.Call) -> bool:
+    if ast.unparse(call.func) in ("setattr", "delattr"):
+        return _root(call.args[0]) != "self"
+    methods = {"update", "clear", "pop", "setdefault", "__setattr__", "__setitem__"}
+    function = call.func
+    return (
+        isinstance(function, ast.Attribute)
+        and function.attr in methods
+        and _is_namespace(function.value)
+    )
+
+
+def _foreign_names(tree: ast.Module) -> Iterator[str]:
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Import):
+            for alias in node.names:
+                if not alias.name.startswith("comgra_decl"):
+                    yield alias.asname or alias.name.partition(".")[0]
+        elif isinstance(node, ast.ImportFrom) and not (node.module or "").startswith("comgra_decl"):
+            yield from (alias.asname or alias.name for alias in node.names)
+
+
+def _root(node: ast.expr) -> str | None:
+    while isinstance(node, (ast.Attribute, ast.Subscript)):
+        node = node.value
+    return node.id if isinstance(node, ast.Name) else None
+
+
+def _is_namespace(node: ast.expr) -> bool:
+    """Whether an expression is the dict of attributes of something: `vars(x)`, `x.__dict__`."""
+    if isinstance(node, ast.Attribute):
+        return node.attr == "__dict__"
+    return isinstance(node, ast.Call) and ast.unparse(node.func) in ("vars", "globals")

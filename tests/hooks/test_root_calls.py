@@ -1,0 +1,412 @@
+"""What the call of a model is: training, evaluation, or beside the training."""
+
+from __future__ import annotations
+
+import copy
+import logging
+from collections.abc import Callable
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+from torch.nn import functional as F
+
+from comgra_decl.hooks import HookManager
+from comgra_decl.records import RawStep
+from comgra_decl.spec import load_spec
+from tests.support.recording import EVERYTHING, Recording, recording
+
+Phases = list[tuple[int, str]]
+
+
+def net(*, width: int = 3) -> nn.Sequential:
+    return nn.Sequential(nn.Linear(3, width), nn.ReLU(), nn.Linear(width, 1))
+
+
+def records(run: Recording) -> Phases:
+    return [(s.info.step, s.info.type) for s in run.steps]
+
+
+def trained(model: nn.Module, optimizer: torch.optim.Optimizer, x: torch.Tensor) -> torch.Tensor:
+    out: torch.Tensor = model(x)
+    optimizer.zero_grad()
+    out.square().mean().backward()
+    optimizer.step()
+    return out.detach().clone()
+
+
+# -- without gradient, in training mode -----------------------------------------------------------
+
+
+def test_a_test_without_eval_is_not_the_first_iteration_of_the_next_step() -> None:
+    """As in super_resolution of the examples of torch: a loop over test batches under no_grad."""
+    model, tested, out = net(), [], []
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    with recording() as run:
+        for _ in range(3):
+            out += [trained(model, optimizer, torch.randn(4, 3)) for _ in range(2)]
+            with torch.no_grad():
+                tested.append([model(torch.randn(7, 3)) for _ in range(3)])
+    assert run.faults == []
+    assert records(run) == [(k, "train") for k in range(6)]
+    for number in range(6):
+        np.testing.assert_array_equal(run.value("2", step=number), out[number].numpy())
+        assert run.steps[number].info.batch_size == 4
+        assert run.has("2", pass_="grad", step=number)
+        assert not run.has("2", iteration=1, step=number)
+        assert run.has("2", pass_="no_grad", step=number) == (number in (2, 4))
+    for number, phase in ((2, tested[0]), (4, tested[1])):
+        for iteration, expected in enumerate(phase):
+            found = run.value("2", pass_="no_grad", iteration=iteration, step=number)
+            np.testing.assert_array_equal(found, expected.numpy())
+
+
+def test_a_long_test_without_eval_is_cut_and_this_is_said(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    model = net()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    with caplog.at_level(logging.WARNING), recording() as run:
+        trained(model, optimizer, torch.randn(4, 3))
+        with torch.no_grad():
+            for _ in range(50):
+                model(torch.randn(4, 3))
+        trained(model, optimizer, torch.randn(4, 3))
+    assert run.faults == []
+    assert run.has("2", pass_="no_grad", iteration=7, step=1)
+    assert not run.has("2", pass_="no_grad", iteration=8, step=1)
+    assert run.has("2", pass_="grad", step=1)
+    (message,) = [r.getMessage() for r in caplog.records if "no_grad" in r.getMessage()]
+    assert message.startswith("Sequential is called more often without gradient")
+
+
+def test_what_a_model_says_of_itself_first_belongs_to_the_step() -> None:
+    """Self-conditioning: the model's own answer, without gradient, is an input of its training."""
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(6, 3))
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    first = []
+    with recording() as run:
+        for _ in range(4):
+            x = torch.randn(4, 3)
+            with torch.no_grad():
+                first.append(model(torch.cat([x, torch.zeros_like(x)], 1)))
+            trained(model, optimizer, torch.cat([x, first[-1]], 1))
+    assert run.faults == []
+    assert records(run)[-3:] == [(k, "train") for k in (1, 2, 3)]
+    for position, step in enumerate(run.steps):
+        if step.info.step:
+            expected = first[step.info.step].numpy()
+            found = run.value("0", pass_="no_grad", step=position)
+            np.testing.assert_array_equal(found, expected)
+
+
+# -- networks that stay in evaluation mode --------------------------------------------------------
+
+
+class Agent(nn.Module):
+    """Never called as a whole; the target network follows the other one."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.q = net()
+        self.q_target = copy.deepcopy(self.q)
+
+
+@pytest.mark.parametrize("evaluated", [True, False], ids=["eval", "train mode"])
+@pytest.mark.parametrize("apart", [True, False], ids=["apart", "in one module"])
+def test_a_target_network_is_part_of_each_step(apart: bool, evaluated: bool) -> None:
+    agent = Agent()
+    q, target = (net(), net()) if apart else (agent.q, agent.q_target)
+    if evaluated:
+        target.eval()
+    optimizer = torch.optim.Adam(q.parameters())
+    said, acted = [], []
+    with recording() as run:
+        for _ in range(6):
+            q.train()
+            x = torch.randn(4, 3)
+            with torch.no_grad():
+                said.append(target(x))
+            loss = F.mse_loss(q(x), 0.9 * said[-1])
+            optimizer.zero_grad()
+            loss.backward()
+            optimizer.step()
+            q.eval()
+            with torch.no_grad():
+                acted.append(q(torch.randn(1, 3)))
+    assert run.faults == []
+    assert records(run) == [x for k in range(6) for x in ((k, "train"), (k + 1, "eval"))]
+    names = ("Sequential", "Sequential#2") if apart else ("q_target", "q")  # by first calls
+    for number in range(6):
+        step, evaluation = 2 * number, 2 * number + 1
+        found = run.value(names[0], pass_="no_grad", step=step)
+        np.testing.assert_array_equal(found, said[number].numpy())
+        np.testing.assert_array_equal(run.value(names[1], step=evaluation), acted[number].numpy())
+        assert run.has(names[1], pass_="grad", step=step)
+        assert not run.has(names[0], pass_="forward", step=step)
+    assert {(names[0], "loss"), (names[1], "loss")} <= run.edges()
+    assert ("input", f"{names[0]}.0") in run.edges()
+
+
+def test_a_perceptual_loss_is_recorded_in_both_its_calls() -> None:
+    made, judge = nn.Sequential(nn.Linear(3, 3)), net().eval().requires_grad_(False)
+    optimizer = torch.optim.SGD(made.parameters(), lr=0.1)
+    with recording() as run:
+        for _ in range(3):
+            x = torch.randn(4, 3)
+            with torch.no_grad():
+                wanted = judge(x)
+            optimizer.zero_grad()
+            F.mse_loss(judge(made(x)), wanted).backward()
+            optimizer.step()
+    assert run.faults == []
+    assert records(run) == [(k, "train") for k in range(3)]
+    for number in range(3):
+        assert run.has("Sequential", pass_="no_grad", step=number)
+        assert run.has("Sequential", pass_="grad", step=number)
+    assert {("Sequential#2", "Sequential.0"), ("Sequential", "loss")} <= run.edges()
+
+
+def test_an_average_of_the_model_that_is_evaluated_instead_of_it() -> None:
+    model = net()
+    average = torch.optim.swa_utils.AveragedModel(model)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    with recording() as run:
+        for _ in range(3):
+            model.train()
+            for _ in range(2):
+                trained(model, optimizer, torch.randn(4, 3))
+                average.update_parameters(model)
+            model.eval()
+            average.eval()
+            with torch.no_grad():
+                for _ in range(5):
+                    average(torch.randn(7, 3))
+    assert run.faults == []
+    assert [s.info.step for s in run.of("train")] == [*range(6)]
+    assert [(s.info.step, s.info.batch_size) for s in run.of("eval")] == [(2, 7), (4, 7), (6, 7)]
+
+
+def test_a_frozen_backbone_that_is_called_by_itself() -> None:
+    class Tuned(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.backbone = net(width=5).eval().requires_grad_(False)
+            self.head = nn.Linear(1, 1)
+
+    model = Tuned()
+    optimizer = torch.optim.SGD(model.head.parameters(), lr=0.1)
+    with recording() as run:
+        for _ in range(4):
+            with torch.no_grad():
+                features = model.backbone(torch.randn(4, 3))
+            trained(model.head, optimizer, features)
+    assert run.faults == []
+    assert records(run) == [(k, "train") for k in range(4)]
+    assert all(run.has("backbone", pass_="no_grad", step=k) for k in range(4))
+    assert ("backbone", "head") in run.edges()
+
+
+# -- before anything is trained -------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("without_gradient", [True, False])
+def test_a_model_that_is_evaluated_before_it_is_trained(without_gradient: bool) -> None:
+    """As Lightning's sanity check."""
+    model = net()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    with recording() as run:
+        model.eval()
+        with torch.set_grad_enabled(not without_gradient):
+            checked = [model(torch.randn(5, 3)).detach() for _ in range(2)]
+        model.train()
+        out = [trained(model, optimizer, torch.randn(4, 3)) for _ in range(3)]
+    assert run.faults == []
+    assert records(run) == [(0, "eval"), (0, "train"), (1, "train"), (2, "train")]
+    np.testing.assert_array_equal(run.value("2", step=0), checked[0].numpy())
+    for number, expected in enumerate(out):
+        np.testing.assert_array_equal(run.value("2", step=number + 1), expected.numpy())
+        assert not run.has("2", iteration=1, step=number + 1)
+
+
+def test_an_evaluation_before_the_training_may_be_left_out() -> None:
+    model = net()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    with recording(EVERYTHING, schedule={"first": 9, "eval": None}) as run:
+        with torch.no_grad():
+            model.eval()(torch.randn(5, 3))
+        trained(model.train(), optimizer, torch.randn(4, 3))
+    assert run.faults == []
+    assert records(run) == [(0, "train")]
+    assert run.has("2", pass_="grad")
+
+
+@pytest.mark.parametrize("training", [True, False], ids=["train mode", "eval"])
+@pytest.mark.parametrize("gradient", [True, False], ids=["with grad", "no_grad"])
+def test_a_program_that_trains_nothing_is_one_evaluation_with_its_graph(
+    training: bool, gradient: bool
+) -> None:
+    model = net().train(training)
+    with recording() as run, torch.set_grad_enabled(gradient):
+        out = [model(torch.randn(5, 3)).detach() for _ in range(3)]
+    assert run.faults == []
+    assert records(run) == [(0, "eval")]
+    np.testing.assert_array_equal(run.value("2"), out[0].numpy())
+    assert {("input", "0"), ("0", "1"), ("1", "2"), ("0.weight", "0")} <= run.edges()
+
+
+def test_layers_with_native_kernels_compute_with_them_while_their_graph_is_followed() -> None:
+    torch.manual_seed(0)
+    layer = nn.TransformerEncoderLayer(8, 2, 16, batch_first=True)
+    model = nn.Sequential(nn.Linear(3, 8), nn.TransformerEncoder(layer, 2), nn.Linear(8, 1)).eval()
+    x = torch.randn(4, 5, 3)
+    with torch.no_grad():
+        expected = model(x)
+        with recording() as run:
+            assert torch.equal(model(x), expected)
+    assert run.faults == []
+    edges = {(a.partition(".")[0], b.partition(".")[0]) for a, b in run.edges()}
+    assert {("input", "0"), ("0", "1"), ("1", "2")} <= edges
+
+
+def test_inputs_that_a_training_program_draws_before_it_trains_take_no_phase() -> None:
+    """A teacher, called before its student for the first time, while no step is recorded."""
+    teacher, student = net().eval(), net()
+    optimizer = torch.optim.SGD(student.parameters(), lr=0.1)
+    schedule = {"first": 0, "steps": [2], "eval": {"first": 1, "every": None}}
+    with recording(EVERYTHING, schedule=schedule) as run:
+        teacher.eval()
+        for _ in range(4):
+            x = torch.randn(4, 3)
+            with torch.no_grad():
+                teacher(x)
+            trained(student, optimizer, x)
+        with torch.no_grad():
+            student.eval()(torch.randn(7, 3))
+    assert run.faults == []
+    assert [(s.info.type, s.info.batch_size) for s in run.steps] == [("train", 4), ("eval", 7)]
+
+
+# -- training in evaluation mode ------------------------------------------------------------------
+
+
+def test_a_model_that_goes_on_to_train_in_evaluation_mode_is_trained() -> None:
+    model = nn.Sequential(nn.Linear(3, 3), nn.BatchNorm1d(3), nn.Linear(3, 1))
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    with recording() as run:
+        for epoch in range(2):
+            model.train(epoch == 0)
+            for _ in range(3):
+                trained(model, optimizer, torch.randn(4, 3))
+    assert run.faults == []
+    assert records(run) == [(k, "train") for k in range(6)]
+    assert all(run.has("2", pass_="grad", step=k) for k in range(6))
+
+
+def test_an_evaluation_with_gradients_is_an_evaluation() -> None:
+    model = net()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    with recording() as run:
+        for _ in range(3):
+            trained(model.train(), optimizer, torch.randn(4, 3))
+            model.eval()
+            for _ in range(4):
+                model(torch.randn(7, 3))
+    assert run.faults == []
+    expected = [x for k in range(3) for x in ((k, "train"), (k + 1, "eval"))]
+    assert records(run) == expected
+    assert [s.info.batch_size for s in run.of("eval")] == [7, 7, 7]
+
+
+# -- names ----------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("made", [lambda: nn.MSELoss(), lambda: Halved()], ids=["torch", "own"])
+def test_a_loss_that_is_made_anew_in_each_step_is_one_node(
+    made: Callable[[], nn.Module],
+) -> None:
+    model = net()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    with recording() as run:
+        for _ in range(5):
+            optimizer.zero_grad()
+            made()(model(torch.randn(4, 3)), torch.randn(4, 1)).backward()
+            optimizer.step()
+    assert run.faults == []
+    name = type(made()).__name__
+    assert {k.node for k in run.slots if name in k.node and "." not in k.node} == {name}
+    assert all(run.has(name, step=k) for k in range(5))
+
+
+class Halved(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.inner = nn.L1Loss()
+
+    def forward(self, out: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+        return 0.5 * self.inner(out, y)
+
+
+def test_two_models_of_one_class_have_nodes_and_modules_of_their_own() -> None:
+    models = [net(), net()]
+    optimizers = [torch.optim.SGD(model.parameters(), lr=0.1) for model in models]
+    with recording() as run:
+        out = [
+            trained(model, optimizer, torch.randn(4, 3))
+            for _ in range(2)
+            for model, optimizer in zip(models, optimizers, strict=True)
+        ]
+    for position, expected in enumerate(out):
+        node = ("2", "Sequential#2.2")[position % 2]
+        np.testing.assert_array_equal(run.value(node, step=position), expected.numpy())
+    described = [s.documents["modules"] for s in run.steps if "modules" in s.documents][-1]
+    nodes = {module["node"] for module in described}
+    assert {"0", "2", "Sequential#2", "Sequential#2.0", "Sequential#2.2"} <= nodes
+    weights = {(k.node, k.role) for k, info in run.slots.items() if info.kind == "parameter"}
+    assert {("2", "weight"), ("Sequential#2.2", "weight")} <= weights
+    assert not any("#2#" in k.node or k.node.endswith(".2#2") for k in run.slots)
+
+
+def test_ever_new_models_do_not_make_ever_new_nodes() -> None:
+    """As clients of federated learning, each a copy that is dropped after its round."""
+    server = net()
+    with recording() as run:
+        for _ in range(50):
+            client = copy.deepcopy(server)
+            optimizer = torch.optim.SGD(client.parameters(), lr=0.1)
+            trained(client, optimizer, torch.randn(4, 3))
+            del client, optimizer
+    assert run.faults == []
+    assert [s.info.step for s in run.steps] == [*range(50)]
+    assert len({k.node.partition(".")[0] for k in run.slots if "#" in k.node}) < 35
+
+
+def test_models_keep_their_names_when_the_spec_changes_meanwhile() -> None:
+    models = [net(), net()]
+    optimizers = [torch.optim.SGD(model.parameters(), lr=0.1) for model in models]
+    steps: list[RawStep] = []
+    faults: list[BaseException] = []
+    manager = HookManager(load_spec(EVERYTHING), steps.append, on_fault=faults.append)
+    manager.attach()
+    try:
+        for number, order in enumerate([(0, 1), (1, 0), (1, 0)]):
+            for which in order:
+                trained(models[which], optimizers[which], torch.randn(4, 3))
+            if not number:
+                manager.replace(load_spec({**EVERYTHING, "exclude": ["1"]}), "changed")
+    finally:
+        manager.detach()
+    assert faults == []
+    made = {info.key.node for step in steps for info in step.new_slots}
+    assert {"0", "2", "Sequential", "Sequential#2", "Sequential#2.0", "Sequential#2.2"} <= made
+    assert not any(node.startswith(("Sequential.", "Sequential#3")) for node in made)
+    weights = [_ids(step, steps, "weight") for step in steps]
+    assert weights[0] == weights[3] == weights[5]
+    assert weights[1] == weights[2] == weights[4]
+
+
+def _ids(step: RawStep, steps: list[RawStep], role: str) -> set[int]:
+    slots = {info.id: info.key for each in steps for info in each.new_slots}
+    return {i for i in step.layout.slots.tolist() if slots[i].role == role}
