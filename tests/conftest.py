@@ -40,8 +40,9 @@ def pytest_collection_finish() -> None:
 @pytest.fixture(autouse=True)
 def _nothing_of_ours_is_left_behind() -> Iterator[None]:
     """Whatever a test traces, and however that ends, the process is afterwards as it was before."""
+    before = _left_behind()
     yield
-    left = _left_behind()
+    left = [what for what in _left_behind() if what not in before]  # each test for itself
     assert not left, left
 
 

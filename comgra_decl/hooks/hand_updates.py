@@ -26,6 +26,8 @@ _MOST_NODES = 400
 _ELEMENTS = 256
 """Elements of each that are compared; writing through `data` leaves no other trace."""
 
+_PLAIN = (torch.Tensor, torch.nn.Parameter)
+
 BY_HAND = (
     "no optimizer of torch steps: a step ends where the program has written its parameters since "
     "the last backward"
@@ -42,7 +44,7 @@ class _Look(NamedTuple):
     def is_written(self) -> bool:
         """Whether the parameter has been changed since."""
         parameter = self.parameter()
-        if parameter is None:
+        if parameter is None or not _is_there(parameter):
             return False
         if _version(parameter) != self.version:
             return True
@@ -84,7 +86,9 @@ class HandUpdates:
                 return
         with quiet():
             self._looks = [
-                _Look(weakref.ref(leaf), _version(leaf), _elements(leaf)) for leaf in leaves
+                _Look(weakref.ref(leaf), _version(leaf), _elements(leaf))
+                for leaf in leaves
+                if _is_there(leaf)
             ]
 
     @property
@@ -124,9 +128,16 @@ def _version(tensor: torch.Tensor) -> int:
     return 0 if tensor.is_inference() else tensor._version
 
 
+def _is_there(parameter: torch.Tensor) -> bool:
+    """Whether a parameter has its numbers: FSDP frees those of a gathered one between its uses."""
+    if parameter.layout is not torch.strided or type(parameter) not in _PLAIN:
+        return True
+    return parameter.numel() == 0 or parameter.untyped_storage().size() > 0
+
+
 def _elements(parameter: torch.Tensor) -> torch.Tensor | None:
     plain = parameter.device.type == "cpu" and parameter.layout is torch.strided
-    if not plain or type(parameter) not in (torch.Tensor, torch.nn.Parameter):
+    if not plain or type(parameter) not in _PLAIN:
         return None
     return parameter.detach().reshape(-1)[:_ELEMENTS].clone()
 

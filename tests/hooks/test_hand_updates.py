@@ -236,6 +236,42 @@ def test_steps_of_an_optimizer_after_a_training_by_hand() -> None:
     assert not any(key.iteration for key in run.slots)
 
 
+def test_numbers_that_are_freed_between_their_uses_are_no_update() -> None:
+    """As FSDP frees the parameters that it has gathered."""
+    model, sizes = net(), {}
+
+    def free(module: nn.Module, *_: Any) -> None:
+        for parameter in module.parameters(recurse=False):
+            storage = parameter.untyped_storage()
+            sizes[parameter] = (storage.size(), parameter.detach().clone())
+            storage.resize_(0)
+
+    def gather(module: nn.Module, *_: Any) -> None:
+        for parameter in module.parameters(recurse=False):
+            if parameter in sizes:
+                size, kept = sizes.pop(parameter)
+                parameter.untyped_storage().resize_(size)
+                with torch.no_grad(), torch.autograd._unsafe_preserve_version_counter(parameter):
+                    parameter.copy_(kept)
+
+    with recording() as run:
+        for _ in range(3):
+            for _ in range(2):
+                for part in model:
+                    gather(part)
+                loss = model(torch.randn(4, 3)).square().mean()
+                free(model[0])
+                handle = model[2].weight.register_hook(lambda _: gather(model[0]))
+                loss.backward()
+                handle.remove()
+                free(model[2])
+            for part in model:
+                gather(part)
+            comgra.step()
+    assert run.faults == []
+    assert [s.info.step for s in run.steps] == [0, 1, 2]
+
+
 def test_the_programs_word_ends_steps_where_it_is_given() -> None:
     training = Training(batches=1)
     with recording(EVERYTHING, schedule={"step": "explicit", "first": 99}) as run:
