@@ -9,7 +9,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
 from contextlib import ExitStack
-from threading import get_ident
+from threading import RLock, get_ident
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -17,6 +17,7 @@ from torch import nn
 from torch.optim.optimizer import register_optimizer_step_pre_hook
 
 from comgra_decl.hooks import modes
+from comgra_decl.hooks.calling import is_backward
 from comgra_decl.hooks.compiled import EagerStance
 from comgra_decl.hooks.direct_calls import DirectCalls
 from comgra_decl.hooks.functions.beside import Beside
@@ -40,6 +41,7 @@ from comgra_decl.stats import Reducer
 if TYPE_CHECKING:
     from torch.utils.hooks import RemovableHandle
 
+    from comgra_decl.hooks.lanes import Lane
     from comgra_decl.hooks.words.hearing import Hearing
     from comgra_decl.spec import Spec
     from comgra_decl.spec.schedule import ScheduleSpec
@@ -70,6 +72,7 @@ class Attachment(ABC):
         meter: Meter,
     ) -> None:
         self._sink = sink
+        self._together = RLock()  # threads that train side by side do one thing of ours at a time
         self._begun = 0  # the step that was in progress when steps began to be only counted
         self._armed = False
         self._stopped = False
@@ -104,6 +107,8 @@ class Attachment(ABC):
             self._scalars.events.append if spec.kpis.loss and scalars is not None else None,
             on_loss=self._on_loss,
             on_done=self._on_backward_done,
+            on_thread=self._is_followed_now,
+            together=self._together,
             on_fault=self._fault,
         )
         self._before_step: RemovableHandle | None = None  # only while a step is recorded
@@ -122,12 +127,24 @@ class Attachment(ABC):
         """An optimizer has stepped, and this step is not only counted."""
 
     @abstractmethod
+    def _is_followed_now(self) -> bool:
+        """Whether this thread, which trains, is the one whose step may be recorded."""
+
+    @abstractmethod
     def _choose(self, root: nn.Module, top: Top) -> StepCapture | None:
         """Decides which record a root call belongs to."""
 
     @abstractmethod
     def _left_root(self) -> None:
         """A root call has returned."""
+
+    @abstractmethod
+    def _training_thread(self) -> int:
+        """Returns the thread that trains, 0 if it is not known yet."""
+
+    @abstractmethod
+    def _is_abandoned(self) -> bool:
+        """Whether the thread whose step would be recorded next is gone, and this one is new."""
 
     @abstractmethod
     def _remove_everything(self) -> None:
@@ -187,6 +204,8 @@ class Attachment(ABC):
             direct=self._direct,
             choose=self._choose,
             left=self._left_root,
+            abandoned=self._is_abandoned,
+            together=self._together,
             on_fault=self._fault,
         )
         self._beside = Beside(
@@ -212,7 +231,7 @@ class Attachment(ABC):
     def _arm(self) -> None:
         self._train.begin()
         self._armed = True
-        self._tracer.thread = get_ident() if self._step else 0  # armed by the step before
+        self._tracer.thread = self._training_thread()
         self._install()
         self._tracer.provenance = self._structures.start()
         followed = self._tracer.provenance is not None
@@ -253,14 +272,18 @@ class Attachment(ABC):
         self, module: nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any]
     ) -> None:
         self._tracer.before_direct(module, args, kwargs)
-        self._beside.enter(module, args, kwargs)
+        if not self._is_elsewhere():
+            self._beside.enter(module, args, kwargs)
 
     def _after_direct(self, module: nn.Module, args: tuple[Any, ...], output: Any) -> None:
         self._tracer.after_direct(module, args, output)
-        self._beside.leave(module, output)
+        if not self._is_elsewhere():
+            self._beside.leave(module, output)
 
     def _before_optimizer(self, optimizer: Any, args: Any, kwargs: Any) -> None:
         """The optimizer's own arithmetic is no part of the graph (a closure's model calls are)."""
+        if self._is_elsewhere():
+            return
         try:
             self._structures.pause()
             self._beside.before_optimizer()
@@ -268,6 +291,10 @@ class Attachment(ABC):
             self._tracer.before_optimizer(self._train, optimizer, closure=closure)
         except Exception as error:
             self._fault(error)
+
+    def _is_elsewhere(self) -> bool:
+        """Whether this thread, unless it is one of autograd's, is not the one that is recorded."""
+        return self._tracer.thread not in (0, get_ident()) and not is_backward()
 
     def _on_loss(self, loss: torch.Tensor, backwarded: torch.Tensor) -> None:
         if not self._train.open:
@@ -280,6 +307,10 @@ class Attachment(ABC):
             self._fault(error)
 
     @abstractmethod
+    def _speaks(self) -> Lane | None:
+        """Says whose step the numbers that follow are of; see `HookManager`."""
+
+    @abstractmethod
     def _on_backward_done(self) -> None:
         """`backward` has ended, while a step is recorded."""
 
@@ -289,12 +320,14 @@ class Attachment(ABC):
 
     def _on_annotated_node(self, value: Any, name: str, role: str | None, kind: str | None) -> None:
         """A tensor, or a structure of some, was given a name by the program."""
-        if not self._stopped and self._beside.annotate(value, name, role, kind):
+        if self._stopped or self._is_elsewhere():
+            return
+        if self._beside.annotate(value, name, role, kind):
             self._structures.resume()  # what leads from it to the model is part of the graph
 
     def _on_connect(self, source: Any, sink: Any) -> None:
         """The program says that `sink` was computed from `source`."""
-        if self._stopped:
+        if self._stopped or self._is_elsewhere():
             return
         try:
             with torch._C.DisableTorchFunction():
@@ -305,13 +338,17 @@ class Attachment(ABC):
     def _on_note(self, text: str) -> None:
         """The program writes something down."""
         self._rest.end()
-        self._scalars.note(text)
+        with self._together:
+            self._speaks()
+            self._scalars.note(text)
 
     def _on_kpi(self, name: str, value: Any) -> None:
         """The program keeps a number of the step in progress."""
         self._rest.end()
-        self._scalars.kpi(name, value)
-        if self._keeps and self._train.open:
+        with self._together:
+            elsewhere = self._speaks() is not None
+            self._scalars.kpi(name, value)
+        if self._keeps and self._train.open and not elsewhere:
             number = read_number(value) if hasattr(value, "detach") else float(value)
             if number is not None:
                 self._train.said[name] = number

@@ -43,6 +43,15 @@ def is_called_by_module(frame: FrameType | None) -> bool:
     return frame is not None
 
 
+def is_within_call(frame: FrameType | None) -> bool:
+    """Whether the call of a module that a frame belongs to was made within that of another one."""
+    calls = 0
+    while frame is not None and calls < 2:
+        calls += frame.f_code is _MODULE_CALL
+        frame = frame.f_back
+    return calls > 1
+
+
 def torch_variable(frame: FrameType, name: str) -> Any:
     """Returns a variable of a function of torch that is running; None if it has none of that name.
 

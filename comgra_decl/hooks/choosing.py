@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from torch import nn
 
     from comgra_decl.hooks.hand_updates import HandUpdates
+    from comgra_decl.hooks.lanes import Lanes
     from comgra_decl.hooks.limits import Captures
     from comgra_decl.hooks.optimizers import CalledModels
     from comgra_decl.hooks.reading.capture import StepCapture
@@ -44,11 +45,19 @@ class Choosing(Closing):
 
     _called: CalledModels
     _captures: Captures
-    _clock: StepClock
     _end_by_hand: Callable[[], None]
     _end_step: Callable[[], None]
-    _hand: HandUpdates
+    _lanes: Lanes
     _ready: Callable[[], None]
+    _turn_here: Callable[[], bool]
+
+    @property
+    def _clock(self) -> StepClock:
+        return self._lanes.followed.clock
+
+    @property
+    def _hand(self) -> HandUpdates:
+        return self._lanes.followed.hand
 
     def _on_mode(self, module: nn.Module, training: bool) -> None:
         """A module was switched to training or evaluation, as each of its children was before."""
@@ -56,14 +65,15 @@ class Choosing(Closing):
         settled = training and not (roots.evaluating or roots.maybe)
         if settled or self._stopped or torch.compiler.is_compiling():
             return
-        if self._tracer.thread not in (0, get_ident()):  # another thread evaluates meanwhile
-            return
-        self._rest.end()
-        modes.sweep()
-        evaluates = roots.switched(module, training)
-        # before anything is trained this may be an evaluation, which else nobody would look at
-        if evaluates or not (training or roots.training or self._armed):
-            self._begin_evaluation()
+        with self._together:
+            if self._tracer.thread not in (0, get_ident()) and not self._turn_here():
+                return  # another thread evaluates meanwhile
+            self._rest.end()
+            modes.sweep()
+            evaluates = roots.switched(module, training)
+            # before anything is trained this may be one, which else nobody would look at
+            if evaluates or not (training or roots.training or self._armed):
+                self._begin_evaluation()
 
     def _begin_evaluation(self) -> None:
         self._structures.pause()
@@ -164,6 +174,10 @@ class Choosing(Closing):
         return self._unended.found == self._step or (trained and not self._stepped)
 
     def _left_root(self) -> None:
+        with self._together:
+            self._leave_root()
+
+    def _leave_root(self) -> None:
         self._train.aside = False
         if not self._roots.evaluating and self._train.open and self._train.root_calls:
             self._structures.resume()  # the model that was left may be a teacher, not evaluated

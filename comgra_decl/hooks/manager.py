@@ -9,9 +9,11 @@ type of a step whether it is recorded, the tracer is armed by the call of the mo
 from __future__ import annotations
 
 import math
+import sys
 from collections import deque
 from collections.abc import Callable, Iterable, Mapping
 from contextlib import ExitStack
+from threading import get_ident
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -22,14 +24,16 @@ from torch.nn.modules.module import (
 )
 from torch.optim.optimizer import register_optimizer_step_post_hook
 
+from comgra_decl.hooks.calling import is_backward, is_within_call
 from comgra_decl.hooks.choosing import Choosing
 from comgra_decl.hooks.compiled import anything_compiled
 from comgra_decl.hooks.hand_updates import BY_HAND, HandUpdates
+from comgra_decl.hooks.lanes import IN_TURNS, Lane, Lanes
 from comgra_decl.hooks.limits import Captures
 from comgra_decl.hooks.optimizers import CalledModels, Optimizers
 from comgra_decl.hooks.patches import run_natively, watch_mode
 from comgra_decl.hooks.root_calls import RootCall
-from comgra_decl.hooks.step_clock import StepClock
+from comgra_decl.hooks.step_clock import Seen, StepClock
 from comgra_decl.hooks.tree import has_parameters
 from comgra_decl.hooks.when.agenda import Agenda, Plan
 from comgra_decl.hooks.when.budget import Meter
@@ -39,6 +43,7 @@ from comgra_decl.hooks.when.types import Labeller, RootWatch
 from comgra_decl.hooks.when.unended import UNENDED, UnendedSteps
 from comgra_decl.hooks.words.hearing import Hearing
 from comgra_decl.hooks.words.numbers import read_number
+from comgra_decl.hooks.words.scalars import Saying
 from comgra_decl.records import GRAD_SCALE, SKIPPED_STEP, RawStep, Said, SlotInfo
 
 if TYPE_CHECKING:
@@ -77,6 +82,7 @@ class HookManager(Choosing):
         self._pace = Pace()
         self._deferred = False
         self._watched = False  # whether it is decided about when the model is called
+        self._said_by_hand = False
         self._begun_unseen = False  # whether the step that begins has called its model already
         self._asides = self._usual = 0
         self._undecided = []
@@ -87,10 +93,9 @@ class HookManager(Choosing):
         self._agenda = Agenda(spec, self._budget)
         self._watch = RootWatch(self._on_watched_call, on_fault=self._fault)
         self._labeller = self._new_labeller(spec)
-        self._clock = self._new_clock(spec)
-        self._optimizers = Optimizers(forget=lambda number: self._clock.forget(number))
+        self._optimizers = Optimizers(forget=self._forget)
         self._called = CalledModels(on_fault=self._fault)
-        self._hand = HandUpdates(held=self._optimizers.hold)
+        self._lanes = Lanes(self._new_lane(0, saying=self._scalars.saying))
         self._unended = UnendedSteps()
         self._captures = Captures(self._reporter.warn, on_fault=self._fault)
         self._patches = (
@@ -109,6 +114,14 @@ class HookManager(Choosing):
     def _new_clock(self, spec: Spec) -> StepClock:
         return StepClock(spec.schedule.step, warn=self._reporter.warn)
 
+    def _new_lane(self, thread: int, *, saying: Saying | None = None) -> Lane:
+        hand = HandUpdates(held=self._optimizers.hold)
+        return Lane(thread, self._new_clock(self._spec), hand, saying or Saying())
+
+    def _forget(self, optimizer: int) -> None:
+        for lane in self._lanes:
+            lane.clock.forget(optimizer)
+
     # -- lifecycle -----------------------------------------------------------------------------
 
     def attach(self) -> None:
@@ -123,8 +136,7 @@ class HookManager(Choosing):
         for patch in self._patches:
             patch.apply()
         self._losses.start()
-        if not self._clock.explicit:
-            self._losses.announce(self._on_backward)
+        self._announce()
         self._hearing.start()
         self._begin_step()
 
@@ -161,6 +173,7 @@ class HookManager(Choosing):
         if self._stopped:
             return
         try:
+            self._end_unfinished(lane for lane in self._lanes if lane is not self._lanes.followed)
             if self._undecided and not self._train.root_calls:
                 self._emit_undecided()
             if self._evaluation.open:
@@ -198,7 +211,7 @@ class HookManager(Choosing):
             if self._stepped:  # else there will be a record that brings it
                 self._scalars.remark(sentence)
             self._hand.unseen()
-            self._losses.announce(self._on_backward)
+            self._announce()
 
     @property
     def late_documents(self) -> dict[str, Any]:
@@ -238,7 +251,8 @@ class HookManager(Choosing):
         self._structures.go_on_from(structures)
         self._tracer.go_on_from(tracer)
         if spec.schedule.step != before.schedule.step:
-            self._clock = self._new_clock(spec)
+            for lane in self._lanes:
+                lane.clock = self._new_clock(spec)
         self._quiet = 0.0
 
     def _remove_everything(self) -> None:
@@ -261,10 +275,21 @@ class HookManager(Choosing):
     # -- events --------------------------------------------------------------------------------
 
     def _after_optimizer(self, optimizer: Any) -> None:
-        self._rest.end()
+        with self._together:
+            self._rest.end()
+            lane = None if is_backward() else self._speaks(ends=True)
+            if lane is None:
+                self._after_followed(optimizer)
+            elif not self._stopped:
+                lane.hand.give_way()
+                self._announce()
+                if lane.clock.stepped(id(optimizer), classes=_classes(optimizer)):
+                    self._end_elsewhere(lane)
+
+    def _after_followed(self, optimizer: Any) -> None:
         if self._hand.possible and not self._hand.active:
             self._hand.give_way()
-            self._losses.announce(None)
+            self._announce()
         if self._resumption is not None:
             self._resumption.stepped(optimizer)
         if self._armed:
@@ -275,13 +300,27 @@ class HookManager(Choosing):
             self._end_step()
         if self._clock.unfamiliar:
             self._clock.unfamiliar = False
-            if not (self._armed or self._stopped or anything_compiled()):
+            busy = self._armed or self._stopped or self._lanes.several
+            if not (busy or anything_compiled()):
                 self._called.watch()
                 self._rest.end()
+
+    def _announce(self) -> None:
+        """Hears of `backward` before it runs, as long as updates by hand may end steps."""
+        by_hand = any(lane.hand.possible and not lane.clock.explicit for lane in self._lanes)
+        self._losses.announce(self._on_backward if by_hand else None)
 
     def _on_backward(self, tensors: Any) -> None:
         """`backward` is about to be called, in a program whose optimizers nobody has seen step."""
         if self._stopped:
+            return
+        lane = self._speaks()
+        if lane is not None:
+            if lane.hand.over():
+                self._note_by_hand()
+                lane.hand.active = True
+                self._end_elsewhere(lane)
+            lane.hand.backward(tensors)
             return
         if self._hand.over():
             self._begun_unseen = True  # what was called until now belongs to the next step
@@ -303,24 +342,30 @@ class HookManager(Choosing):
         """The program has written its parameters: a step is over."""
         if not self._hand.active:
             self._hand.active = True
-            self._reporter.say("steps", BY_HAND)
+            self._note_by_hand()
         self._stepped = True
         if self._armed:
             self._tracer.after_hand(self._train)
         self._end_step()
 
+    def _note_by_hand(self) -> None:
+        if not self._said_by_hand:
+            self._said_by_hand = True
+            self._reporter.say("steps", BY_HAND)
+
     def _ends_step(self, optimizer: Any) -> bool:
         """Whether an optimizer that has stepped ends the step of the training."""
         self._optimizers.note(optimizer)
-        seen = None
+        seen: Seen | None = None
         if self._clock.rule == "last_optimizer" and (self._armed or self._called.watched):
             seen = self._optimizers.seen(optimizer, iter(self._called))
-        classes = [base.__name__ for base in type(optimizer).__mro__]
-        return self._clock.stepped(id(optimizer), seen=seen, classes=classes)
+        return self._clock.stepped(id(optimizer), seen=seen, classes=_classes(optimizer))
 
     def _say_scale(self, scaler: Any, *, always: bool = False) -> None:
         """Mixed precision is about to let an optimizer step, or not: what is the loss scaled by?"""
         if self._stopped or not (self._armed or always) or self._scale_said == self._step:
+            return
+        if self._armed and self._is_elsewhere():
             return
         scale = getattr(scaler, "_scale", None)
         number = read_number(scale) if isinstance(scale, torch.Tensor) else None
@@ -332,10 +377,12 @@ class HookManager(Choosing):
         """Mixed precision did not let an optimizer step; the step has ended all the same."""
         if self._stopped:
             return
-        self._say_scale(scaler, always=True)
-        self._train.skipped = True
-        self._scalars.measured(SKIPPED_STEP, 1.0)
-        self._scalars.note("the optimizer's step was skipped: a gradient is not finite")
+        with self._together:
+            if self._speaks(ends=True) is None:
+                self._say_scale(scaler, always=True)
+                self._train.skipped = True
+            self._scalars.measured(SKIPPED_STEP, 1.0)
+            self._scalars.note("the optimizer's step was skipped: a gradient is not finite")
         self._rest.after_optimizer(optimizer, None, None)
 
     def _settle_resumption(self, resumption: Resumption) -> None:
@@ -347,6 +394,13 @@ class HookManager(Choosing):
         self._quiet = 0.0
 
     def _end_step(self) -> None:
+        with self._together:
+            self._end_followed()
+
+    def _end_followed(self) -> None:
+        lanes = self._lanes
+        if lanes.followed.saying is not self._scalars.saying:
+            self._scalars.turn_to(lanes.followed.saying)
         self._clock.end()
         self._hand.end_step()
         self._optimizers.begin_step()
@@ -359,12 +413,17 @@ class HookManager(Choosing):
             return
         cost = None
         if self._armed:
+            lanes.followed.record = self._step
             cost = self._close_train()
         elif self._agenda.typed:
             self._agenda.end(recorded=False)
         if self._budget.timed:
             self._budget.step_ended(cost, self._agenda.ended)
-        self._step += 1
+        self._step += 1 + lanes.passed
+        lanes.passed = lanes.refused = 0
+        lanes.followed.waits = True
+        if lanes.several:
+            self._end_unfinished(lanes.prune())
         self._asides = 0
         self._undecided.clear()
         self._evaluated.clear()
@@ -384,9 +443,11 @@ class HookManager(Choosing):
             or self._agenda.typed
             or self._scalars.talks
             or self._called.watched
+            or self._lanes.several
         )
         step = self._begun = self._step
         steps = min(self._quiet - 1 - step, self._pace.steps(step))
+        self._losses.follow(self._lanes.followed.thread)
         owner = None if busy else self._clock.simple
         self._rest.begin(owner or 0, int(max(steps, 0)))
         if self._stopped or self._stop_requested or self._incoming:  # another thread may say so
@@ -400,9 +461,12 @@ class HookManager(Choosing):
                 self._agenda.stop_keeping()
             plan = self._agenda.plan(self._step)
             self._quiet = self._agenda.quiet_until
-            if self._begun_unseen:
-                plan = Plan.WAIT  # it stays due
             self._deferred = self._keeps or self._agenda.typed
+        if self._lanes.several:
+            plan = self._in_turn(plan)
+        if self._begun_unseen:  # it stays due
+            self._lanes.owed = self._lanes.owed or (self._lanes.several and plan is Plan.ARM)
+            plan = Plan.WAIT
         if plan is Plan.ARM:
             self._arm()
         elif self._armed or self._evaluation.open:
@@ -422,6 +486,12 @@ class HookManager(Choosing):
         self, module: nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any]
     ) -> bool:
         """An outermost module is called; returns whether that decides about the step."""
+        with self._together:
+            if self._lanes.several and (is_within_call(sys._getframe(1)) or not self._turn_here()):
+                return False  # another thread has begun to wait within this call
+            return self._decides(module, args, kwargs)
+
+    def _decides(self, module: nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> bool:
         try:
             attached = self._tracer.installed
             if self._hand.over():
@@ -459,6 +529,14 @@ class HookManager(Choosing):
 
     def _on_tag(self, *names: str) -> None:
         """The program labels the step in progress, or the evaluation it is in."""
+        with self._together:
+            lane = self._speaks()
+            if lane is None:
+                self._tag_followed(names)
+            else:
+                lane.labels.update(dict.fromkeys(names))
+
+    def _tag_followed(self, names: tuple[str, ...]) -> None:
         if self._roots.evaluating or self._roots.maybe:
             self._evaluation.tags.update(dict.fromkeys(names))
             return
@@ -471,11 +549,138 @@ class HookManager(Choosing):
         """The program says that a step ends here."""
         if self._stopped:
             return
+        with self._together:
+            lane = self._speaks(ends=True)
+            if lane is None:
+                self._on_followed_step()
+                return
+            lane.hand.give_way()
+            self._announce()
+            if lane.clock.by_program():
+                self._end_elsewhere(lane)
+
+    def _on_followed_step(self) -> None:
         if self._hand.possible:
             self._hand.give_way()
-            self._losses.announce(None)
+            self._announce()
         if self._tracer.inside:
             self._reporter.warn("comgra.step() does nothing inside the call of a module")
         elif self._clock.by_program():
             self._stepped = True
             self._end_step()
+
+    # -- threads that train side by side -------------------------------------------------------
+
+    def _training_thread(self) -> int:
+        if self._lanes.several:
+            return self._lanes.followed.thread
+        return get_ident() if self._step else 0  # armed by the step before
+
+    def _turn_here(self) -> bool:
+        """Follows this thread, if it is one of several that train and the others allow it."""
+        lane = self._lanes.of(get_ident()) if self._lanes.several else None
+        return lane is not None and self._turn_to(lane)
+
+    def _is_abandoned(self) -> bool:
+        """Whether the thread whose step would be recorded next is gone, and this one is new."""
+        gone = not self._has_begun() and self._tracer.thread not in sys._current_frames()
+        return gone and self._lanes.of(get_ident()) is None
+
+    def _has_begun(self) -> bool:
+        """Whether the record of a step or of an evaluation is in progress."""
+        begun = self._train.open and (len(self._train) or self._train.root_calls or self._asides)
+        return bool(begun) or self._evaluation.capture.open
+
+    def _speaks(self, *, ends: bool = False) -> Lane | None:
+        """Says whose step the numbers that follow are of: that of this thread, if it trains.
+
+        Args:
+            ends: whether what this thread does now ends a step, so that a record can begin.
+
+        Returns:
+            The lane of this thread if another one is followed, and stays so.
+        """
+        if not self._lanes.several:
+            return None
+        lane = self._lanes.of(get_ident())
+        if lane is None:  # it does not train: what it says is about the one that is followed
+            return None
+        if lane.saying is not self._scalars.saying:
+            self._scalars.turn_to(lane.saying)
+        return None if self._turn_to(lane, ends=ends) else lane
+
+    def _is_followed_now(self) -> bool:
+        """This thread calls `backward`, so it trains."""
+        followed, thread = self._lanes.followed, get_ident()
+        if followed.thread == 0:
+            followed.thread = self._tracer.thread or thread
+            self._losses.follow(followed.thread)
+        if self._lanes.of(thread) is None:
+            self._rest.end()
+            self._scalars.turn_to(followed.saying)  # what has happened until now is of that one
+            self._scalars.talks = True  # what they say is told apart by where steps end
+            self._called.stop()
+            self._called.begin_step()
+            self._lanes.add(self._new_lane(thread))
+            self._announce()
+            self._reporter.say("threads", IN_TURNS)
+        return self._speaks() is None
+
+    def _turn_to(self, lane: Lane, *, ends: bool = False) -> bool:
+        """Follows a thread if no record of another one is in progress; returns whether it is."""
+        lanes = self._lanes
+        before = lanes.followed
+        if lane is before:
+            return True
+        traced = self._tracer.installed and self._tracer.thread == lane.thread
+        waits = self._armed and not (ends and lanes.tired())
+        if not traced and (waits or self._has_begun()) and not lanes.stale:
+            return False
+        if self._tracer.installed and not traced:
+            lanes.owed = self._armed
+            self._train.drop()
+            self._evaluation.close()
+            self._disarm()
+        before.labels, self._agenda.labels = self._agenda.labels, lane.labels
+        lanes.followed = lane
+        lanes.refused = 0
+        if not traced:
+            self._tracer.thread = lane.thread
+            self._undecided.clear()
+            self._evaluated.clear()
+            self._asides = 0
+        self._losses.follow(lane.thread)
+        return True
+
+    def _in_turn(self, plan: Plan) -> Plan:
+        """Leaves a record that is due to the thread whose turn it is."""
+        lanes = self._lanes
+        self._quiet = -math.inf
+        if lanes.owed and not self._keeps:
+            plan = Plan.ARM
+        if plan is not Plan.ARM:
+            return plan
+        lanes.owed = lanes.leaves()
+        return Plan.WAIT if lanes.owed else plan
+
+    def _end_unfinished(self, lanes: Iterable[Lane]) -> None:
+        """Threads have ended, and the program: maybe after an update by hand."""
+        for lane in lanes:
+            if lane.hand.over():
+                self._end_elsewhere(lane)
+        self._scalars.turn_to(self._lanes.followed.saying)
+
+    def _end_elsewhere(self, lane: Lane) -> None:
+        """A step of a thread ends while one of another is recorded."""
+        lane.clock.end()
+        lane.hand.end_step()
+        lane.waits = True
+        self._lanes.passed += 1
+        if lane.saying is not self._scalars.saying:
+            self._scalars.turn_to(lane.saying)
+        self._scalars.end_step(self._step + self._lanes.passed, lane.labels)
+        lane.labels = {}
+
+
+def _classes(optimizer: Any) -> list[str]:
+    return [base.__name__ for base in type(optimizer).__mro__]

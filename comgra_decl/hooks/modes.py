@@ -3,26 +3,44 @@
 Modes are a stack, but the user's own `with torch.device(...)` may be entered before ours and left
 before it: popping by position would then remove the wrong mode. So ours goes to the bottom and is
 removed by identity.
+
+Each thread has a stack of its own. A mode is on that of the thread that has put it there; what
+another thread takes off stays on that stack, does nothing there, and is swept off it when the
+thread is next seen.
 """
 
 from __future__ import annotations
 
+from threading import get_ident
 from typing import Any, cast
 from weakref import WeakSet
 
 import torch
 from torch.overrides import TorchFunctionMode
 
-_placed: WeakSet[TorchFunctionMode] = WeakSet()
+
+class OwnMode(TorchFunctionMode):
+    """A mode of ours.
+
+    Attributes:
+        thread: the one whose calls it sees; it must do nothing in any other.
+    """
+
+    thread = 0
+
+
+_placed: WeakSet[OwnMode] = WeakSet()
 """What is on the stack, or will be when the call that it handles has returned."""
-_removed: WeakSet[TorchFunctionMode] = WeakSet()
-_returning: WeakSet[TorchFunctionMode] = WeakSet()
+_removed: WeakSet[OwnMode] = WeakSet()
+_returning: WeakSet[OwnMode] = WeakSet()
 """What was removed while it handled a call: torch puts it back when that call returns."""
 
 
-def insert_at_bottom(mode: TorchFunctionMode) -> None:
-    """Makes `mode` the outermost active torch function mode."""
-    at_work = (mode in _placed or mode in _returning) and not is_active(mode)
+def insert_at_bottom(mode: OwnMode) -> None:
+    """Makes `mode` the outermost active torch function mode of this thread."""
+    here = mode.thread == get_ident()
+    at_work = here and (mode in _placed or mode in _returning) and not is_active(mode)
+    mode.thread = get_ident()
     _removed.discard(mode)
     _returning.discard(mode)
     _placed.add(mode)
@@ -30,9 +48,9 @@ def insert_at_bottom(mode: TorchFunctionMode) -> None:
         _replace_all([mode, *(other for other in _all() if other is not mode)])
 
 
-def remove(mode: TorchFunctionMode) -> None:
+def remove(mode: OwnMode) -> None:
     """Removes `mode` wherever it is on the stack; does nothing if it is not there."""
-    was_placed = mode in _placed
+    was_placed = is_placed(mode)
     _placed.discard(mode)
     _removed.add(mode)  # first of all: should the rest fail, `sweep` takes it off
     if was_placed and not is_active(mode):
@@ -46,21 +64,30 @@ def sweep() -> None:
     Torch takes a mode off the stack while it handles a call, and puts it back afterwards. If it is
     removed within that call (an optimizer that steps within `loss.backward()`), it comes back.
     """
-    if _C._len_torch_function_stack() and _removed:
-        found = _all()
-        _replace_all([mode for mode in found if mode not in _removed])
-        for mode in found:
-            _returning.discard(mode)
+    if not _C._len_torch_function_stack():
+        return
+    found = _all()
+    gone = [mode for mode in found if isinstance(mode, OwnMode) and _is_gone(mode)]
+    if gone:
+        _replace_all([mode for mode in found if mode not in gone])
+        for mode in gone:
+            if mode.thread == get_ident():
+                _returning.discard(mode)
+
+
+def _is_gone(mode: OwnMode) -> bool:
+    return mode in _removed or mode.thread != get_ident()
 
 
 def at_work() -> bool:
     """Whether a mode of ours is handling a call: what is removed now comes back."""
-    return not all(is_active(mode) for mode in (*_placed, *_returning))
+    here = [mode for mode in (*_placed, *_returning) if mode.thread == get_ident()]
+    return not all(is_active(mode) for mode in here)
 
 
-def is_placed(mode: TorchFunctionMode) -> bool:
+def is_placed(mode: OwnMode) -> bool:
     """Whether `mode` is on the stack, or will be when the call that it handles has returned."""
-    return mode in _placed
+    return mode in _placed and mode.thread == get_ident()
 
 
 def is_active(mode: TorchFunctionMode) -> bool:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable, Mapping
+from contextlib import AbstractContextManager
 from functools import partial
 from threading import get_ident
 from typing import TYPE_CHECKING, Any
@@ -56,6 +57,8 @@ class ModuleTracer:
         choose: called with (root module, its top) at each root call; returns the capture this
             call goes to, or None.
         left: called when a root call has returned.
+        abandoned: whether the thread that was followed is gone, and nothing of its step recorded.
+        together: held while it is decided which thread's calls are followed.
         on_fault: called with an exception of our own; the program never sees it.
     """
 
@@ -67,8 +70,11 @@ class ModuleTracer:
         direct: DirectCalls,
         choose: Callable[[nn.Module, Top], StepCapture | None],
         left: Callable[[], None],
+        abandoned: Callable[[], bool],
+        together: AbstractContextManager[Any],
         on_fault: Callable[[BaseException], None],
     ) -> None:
+        self._abandoned = abandoned
         self._spec = spec
         wanted = {name for entry in spec.nodes.values() for name in entry.capture}
         self._reads_inputs = bool(wanted & {"input", "input_grad"})
@@ -86,6 +92,7 @@ class ModuleTracer:
         self._in_model = False  # whether the root being called has parameters: no loss, no metric
         self.parameters = Parameters(on_fault=on_fault)
         self.thread = 0  # the one that trains, whose calls are followed; 0: not known yet
+        self._together = together
         self._depth = 0
         self._batch_before: int | None = None
         self._model_called = False  # in this step
@@ -136,10 +143,16 @@ class ModuleTracer:
         return found
 
     def _claim(self) -> bool:
-        """Whether this thread is followed: the first that trains is, and until then all are."""
-        claimed = self.thread != 0
-        self.thread = self.thread or (get_ident() if torch.is_grad_enabled() else 0)
-        return not claimed
+        """Whether this thread is followed: the first that trains is, and until then all are.
+
+        So is one that has never trained, if that whose step would be recorded next is gone.
+        """
+        trains = torch.is_grad_enabled()
+        with self._together:
+            free = self.thread == 0 or (trains and self._abandoned())
+            if free and trains:
+                self.thread = get_ident()
+        return free
 
     def recover(self) -> None:
         """Forgets calls that never returned: Ctrl-C in a notebook runs no hook."""
@@ -186,12 +199,11 @@ class ModuleTracer:
             self.direct.here.entered = module
             if is_no_step() or (get_ident() != self.thread and not self._claim()):
                 return
-            self._depth += 1
             # A global pre hook is not given keyword arguments: its caller's frame has them.
-            if self._depth == 1:
-                kwargs = torch_variable(sys._getframe(1), "kwargs") or {}
-                with torch._C.DisableTorchFunction():
-                    self._enter_root(module, args, kwargs)
+            outermost = self._depth == 0
+            kwargs = torch_variable(sys._getframe(1), "kwargs") or {} if outermost else {}
+            if not self._descend(module, args, kwargs):
+                return
             if self._graph is not None and not module.training:
                 self._enter_native(module, args, torch_variable(sys._getframe(1), "kwargs") or {})
             if self._reads_inputs and -id(module) not in self._late:
@@ -206,16 +218,25 @@ class ModuleTracer:
         try:
             if is_no_step() or (get_ident() != self.thread and not self._claim()):
                 return
-            self._depth += 1
-            if self._depth == 1:
-                with torch._C.DisableTorchFunction():
-                    self._enter_root(module, args, dict(kwargs))
+            if not self._descend(module, args, dict(kwargs)):
+                return
             if self._graph is not None and not module.training:
                 self._enter_native(module, args, kwargs)
             if self._reads_inputs:
                 self._take_inputs(module, args, kwargs)
         except Exception as error:
             self._on_fault(error)
+
+    def _descend(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
+        """A call begins; returns whether it is followed: another thread may be, just now."""
+        with self._together:
+            if self.thread not in (0, get_ident()):
+                return False
+            self._depth += 1
+            if self._depth == 1:
+                with torch._C.DisableTorchFunction():
+                    self._enter_root(module, args, kwargs)
+            return True
 
     def after_direct(self, module: nn.Module, args: tuple[Any, ...], output: Any) -> None:
         """The `forward` has returned; None if it failed."""

@@ -12,7 +12,6 @@ from collections.abc import Callable, Iterable
 from typing import Any, Protocol
 
 import torch
-from torch.overrides import TorchFunctionMode
 
 from comgra_decl.hooks import modes
 from comgra_decl.hooks.functions.lookup import Found
@@ -60,7 +59,7 @@ class Watching:
 
         return Patch(owner, attribute, watched)
 
-    def start(self, below: TorchFunctionMode | None) -> None:
+    def start(self, below: modes.OwnMode | None) -> None:
         """Begins to watch, above the mode `below`; calling it twice is harmless."""
         self.on, self._thread = True, threading.get_ident()
         self._running.clear()
@@ -83,7 +82,7 @@ class Watching:
             modes.remove(self._mode)
         return placed
 
-    def resume(self, below: TorchFunctionMode | None) -> None:
+    def resume(self, below: modes.OwnMode | None) -> None:
         """Puts the mode in its place: below the program's own modes, above ours that follows.
 
         Of two modes the upper one hears of a result last: what is recorded then is known to the
@@ -127,7 +126,7 @@ class Watching:
         return result
 
 
-class _Mode(TorchFunctionMode):
+class _Mode(modes.OwnMode):
     """Hands the calls of known functions to `call`."""
 
     def __init__(self, call: Callable[..., Any]) -> None:

@@ -9,11 +9,12 @@ only ancestor. Autograd only decides whether an edge carries gradient.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
+from threading import get_ident
 from typing import TYPE_CHECKING, Any
 
 import torch
-from torch.overrides import TorchFunctionMode
 
+from comgra_decl.hooks import modes
 from comgra_decl.hooks.calling import is_traced
 from comgra_decl.hooks.graph.calls import Call, meaning
 from comgra_decl.hooks.graph.following import Follower
@@ -28,7 +29,7 @@ if TYPE_CHECKING:
     from comgra_decl.hooks.reading.slots import Slot
 
 
-class Provenance(TorchFunctionMode):
+class Provenance(modes.OwnMode):
     """Collects the dependency graph of one step while it is active.
 
     Args:
@@ -68,6 +69,8 @@ class Provenance(TorchFunctionMode):
     ) -> Any:
         kwargs = kwargs or {}
         result = func(*args, **kwargs)
+        if self.thread != get_ident():
+            return result
         try:
             name, call = meaning(func)
             if call is not Call.IGNORED and not is_traced():

@@ -35,6 +35,7 @@ class Parameters:
     def __init__(self, *, on_fault: Callable[[BaseException], None]) -> None:
         self._on_fault = on_fault
         self._plans: dict[int, TensorPlan] = {}  # by the id of the parameter or buffer
+        self._used: dict[TensorPlan, None] = {}  # of the models called in this step
         self._lent: list[TensorPlan] = []  # of which a call was given another tensor to use
         self._handles: list[RemovableHandle] = []
         self._watched: set[int] = set()
@@ -75,6 +76,7 @@ class Parameters:
             if tensor is None or isinstance(tensor, _UNINITIALIZED):
                 continue
             self._plans[id(tensor)] = tensor_plan
+            self._used[tensor_plan] = None
             if type(tensor) is torch.Tensor and tensor_plan.slot.kind == "parameter":
                 self._lent.append(tensor_plan)
             wanted = tensor_plan.capture
@@ -130,7 +132,7 @@ class Parameters:
     def keep_gradients(self) -> None:
         """Keeps the gradients that `backward` has left, which the program may use and clear."""
         with torch._C.DisableTorchFunction(), torch.no_grad():
-            for plan in self._plans.values():
+            for plan in self._used:
                 parameter = plan.tensor
                 if plan.capture.parameter_grad and parameter is not None:
                     gradient = parameter.grad
@@ -249,6 +251,7 @@ class Parameters:
             handle.remove()
         for held in (self._handles, self._watched, self._raw, self._left, self._shares, self._lent):
             held.clear()
+        self._used.clear()
 
     def release(self) -> None:
         """Takes the hooks off and lets go of every tensor."""

@@ -6,10 +6,10 @@ import inspect
 import weakref
 from collections.abc import Callable, Iterable, Iterator
 from functools import lru_cache
+from threading import get_ident
 from typing import TYPE_CHECKING, Any
 
 import torch
-from torch.overrides import TorchFunctionMode
 
 from comgra_decl.hooks import modes
 from comgra_decl.hooks.calling import is_no_step
@@ -27,7 +27,7 @@ _WITHOUT_RESULT = frozenset({"backward", "register_hook", "_record_function_ente
 """Calls of nearly every step whose results hold no tensors: there is nothing to look for."""
 
 
-class Targets(TorchFunctionMode):
+class Targets(modes.OwnMode):
     """Finds targets between a model's return and the next call of a model, or the optimizer.
 
     There, a tensor is a target if a call puts it together with something the model computed, with
@@ -123,7 +123,7 @@ class Targets(TorchFunctionMode):
         result = func(*args, **kwargs)
         if getattr(func, "__name__", "") in _WITHOUT_RESULT or self._capture is None:
             return result
-        if self._capture.open and not is_no_step():
+        if self._capture.open and self.thread == get_ident() and not is_no_step():
             try:
                 with torch._C.DisableTorchFunction():
                     self._see(self._capture, func, args, kwargs, result)

@@ -10,6 +10,7 @@ from __future__ import annotations
 import inspect
 import weakref
 from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager
 from threading import get_ident
 from typing import Any
 
@@ -19,6 +20,8 @@ from comgra_decl.hooks.nested import tensors_in
 from comgra_decl.hooks.patches import Patch, run_natively
 from comgra_decl.hooks.words.numbers import read_number
 from comgra_decl.stats.quiet import function_modes
+
+_Scaled = tuple[weakref.ref[torch.Tensor], torch.Tensor]
 
 _PARAMETERS = (
     "tensors",
@@ -46,7 +49,12 @@ class LossWatch:
             lists if the tensor has dims; None: nobody is. Must not raise.
         on_loss: told (loss, the tensor `backward` was called on) while a step is recorded.
         on_done: told when that `backward` has ended, however it did.
+        on_thread: asked whether the step of this thread is the one that may be recorded; called,
+            as all the others are, while `together` is held.
         on_fault: told about an error of our own.
+
+    Attributes:
+        thread: the one in which `each` can be told without asking; 0: none.
     """
 
     def __init__(
@@ -55,23 +63,28 @@ class LossWatch:
         *,
         on_loss: Callable[[torch.Tensor, torch.Tensor], None],
         on_done: Callable[[], None],
+        on_thread: Callable[[], bool],
+        together: AbstractContextManager[Any],
         on_fault: Callable[[BaseException], None],
     ) -> None:
         self._each = each
         self._on_loss = on_loss
         self._on_done = on_done
+        self._on_thread = on_thread
+        self._together = together
         self._on_fault = on_fault
         self._before: Callable[[Any], None] | None = None
         self._recording = False
-        self._scaled: tuple[weakref.ref[torch.Tensor], torch.Tensor] | None = None
+        self.thread = 0
+        self._scaled: dict[int, _Scaled] = {}  # what was scaled last, by thread
         self._inside: set[int] = set()  # threads; function modes make one call of it several
-        self._hurry: Callable[[bool], None] = lambda _: None
+        self._hurry: Callable[[int], None] = lambda _: None
         self._patches = (
             Patch(torch.autograd, "backward", whole=self._new_backward),
             Patch(torch.amp.GradScaler, "scale", self._scale),
         )
         run_natively(self._scale, within=False)
-        run_natively(self._expect)
+        run_natively(self._expect, self._forget_scaled)
 
     def start(self) -> None:
         """Begins to tell of the losses of every step, if anybody wants to know."""
@@ -100,20 +113,33 @@ class LossWatch:
         elif self._each is None and self._before is None:
             for patch in self._patches:
                 patch.restore()
-        self._expect(self._scaled if recording else None)
+        if not recording:
+            self._scaled.clear()
+        self._settle()
 
     def _apply(self) -> None:
         for patch in self._patches:
             patch.apply()
 
-    def _expect(self, scaled: tuple[weakref.ref[torch.Tensor], torch.Tensor] | None) -> None:
-        self._scaled = scaled
+    def follow(self, thread: int) -> None:
+        """Another thread is the one that trains; 0: that is not known."""
+        self.thread = thread
         self._settle()
 
+    def _expect(self, scaled: _Scaled) -> None:
+        self._scaled[get_ident()] = scaled
+        self._settle()
+
+    def _forget_scaled(self) -> _Scaled | None:
+        """Returns what this thread has scaled last, once."""
+        scaled = self._scaled.pop(get_ident(), None)
+        self._settle()
+        return scaled
+
     def _settle(self) -> None:
-        """Says to the wrapper whether there is more to a call now than telling `each`."""
-        closely = self._recording or self._each is None or self._scaled is not None or self._inside
-        self._hurry(not closely and self._before is None)
+        """Says to the wrapper in which thread there is no more to a call than telling `each`."""
+        closely = self._recording or self._each is None or self._scaled or self._inside
+        self._hurry(0 if closely or self._before is not None else self.thread)
 
     # -- the wrappers --------------------------------------------------------------------------
 
@@ -139,11 +165,11 @@ class LossWatch:
 
         What it touches is in no cache by then: each thing that it does not need is felt.
         """
-        inside, plain, quick = self._inside, torch.Tensor, False
+        inside, plain, here, quick = self._inside, torch.Tensor, get_ident, 0
 
-        def hurry(may: bool) -> None:
+        def hurry(thread: int) -> None:
             nonlocal quick
-            quick = may
+            quick = thread
 
         def backward(
             tensors: Any,
@@ -155,7 +181,7 @@ class LossWatch:
         ) -> Any:
             if (
                 not _is_compiling()  # first of all: compiled code is guarded by what it has read
-                and quick
+                and quick == here()
                 and type(tensors) is plain
                 and grad_tensors is None  # so it has one element, or what follows is an error
                 and not function_modes()
@@ -176,21 +202,24 @@ class LossWatch:
 
         run_natively(backward, self._backward, within=False)
         run_natively(self._tell, self._on_done)
-        self._hurry(False)  # one that somebody has kept and put another in the place of
+        self._hurry(0)  # one that somebody has kept and put another in the place of
         self._hurry = hurry
         self._settle()
         return backward
 
     def _backward(self, original: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
-        thread, recording = get_ident(), self._recording
+        thread = get_ident()
+        recording = False
         self._inside.add(thread)
         self._settle()
         try:
             tensors = args[0] if args else kwargs.get("tensors")
-            if self._before is not None:
-                self._before(tensors)
-                recording = self._recording  # a step may have ended, and another begun
-            self._tell(tensors)
+            with self._together:
+                followed = self._on_thread()
+                if self._before is not None:
+                    self._before(tensors)  # a step may end, and another begin
+                recording = followed and self._recording
+                self._tell(tensors, recording)
         except Exception as error:
             self._on_fault(error)
         try:
@@ -200,20 +229,20 @@ class LossWatch:
             self._settle()
             try:
                 if recording:
-                    self._on_done()
+                    with self._together:
+                        self._on_done()
             except Exception as error:
                 self._on_fault(error)
 
-    def _tell(self, tensors: Any) -> None:
+    def _tell(self, tensors: Any, recording: bool) -> None:
         for loss, tensor in self._losses(tensors):
-            if self._recording:
+            if recording:
                 self._on_loss(loss, tensor)
             if self._each is not None:
                 self._each(read_number(loss))
 
     def _losses(self, tensors: Any) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
-        scaled = self._scaled
-        self._expect(None)
+        scaled = self._forget_scaled()
         for _, tensor in tensors_in(tensors):
             known = scaled is not None and scaled[0]() is tensor
             yield scaled[1] if scaled is not None and known else tensor, tensor

@@ -12,6 +12,7 @@ import threading
 import time
 from collections.abc import Callable, Collection
 from contextlib import suppress
+from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
 
@@ -31,6 +32,29 @@ END = object()
 
 _Named = tuple[str, Number]
 _Step = tuple[int, str, list[_Named]]
+
+
+@dataclass(eq=False)
+class Saying:
+    """What is said of the step in progress, as far as events were looked at; one for each thread.
+
+    Attributes:
+        step: its number, unless other threads end steps before it.
+        first: the first step that anything was said of.
+        type: of the step that ended last.
+        losses: how many it has.
+        place: where the last one ended.
+        numbers: what was said of it.
+        notes: likewise, when and what.
+    """
+
+    step: int = 0
+    first: int = 0
+    type: str = "train"
+    losses: int = 0
+    place: StepPlace = field(default_factory=StepPlace)
+    numbers: list[_Named] = field(default_factory=list)
+    notes: list[tuple[float, str]] = field(default_factory=list)
 
 
 class Scalars:
@@ -53,31 +77,29 @@ class Scalars:
         self.events: list[Any] = []
         self._due = -math.inf
         self.talks = False  # the program has said something
-        # the step in progress, as far as events were looked at
-        self._step = 0
-        self._first = 0  # the first step of this program
-        self._type = "train"  # of the step that ended last
-        self._losses = 0  # in the step in progress
-        self._place = StepPlace()
+        self.saying = Saying()
         self._one_at_a_time = threading.Lock()
         self._looking = threading.Lock()
-        self._open: list[_Named] = []  # of the step in progress
         self._closed: list[_Step] = []
-        self._notes: list[tuple[float, str]] = []  # of the step in progress: when and what
         self._closed_notes: list[Note] = []
 
     def stop(self) -> None:
         """What was said until now is handed over."""
         with suppress(Exception):  # a fault of ours may be why this ends
             self._look()
-            self._end(self._step, "train")
+            self._end(self.saying, "train")
             self._hand_over()
 
     def resume(self, step: int, text: str = "") -> None:
         """The training goes on with `step`, which is the one in progress."""
-        self._step = self._first = step
+        self.saying.step = self.saying.first = step
         if text:
             self._closed_notes.append(Note(step, RESUMED, time.time(), text))
+
+    def turn_to(self, saying: Saying) -> None:
+        """What is said from now on is about the step in progress of another thread, or its own."""
+        self._look()
+        self.saying = saying
 
     # -- what is said --------------------------------------------------------------------------
 
@@ -86,46 +108,48 @@ class Scalars:
         number = read_number(value) if isinstance(value, torch.Tensor) else float(value)
         if number is None:
             return
+        saying = self.saying
         if self._is_about_the_last_step():
-            self._closed.append((self._step - 1, self._type, [(name, number)]))
+            self._closed.append((saying.step - 1, saying.type, [(name, number)]))
         else:
-            self._open.append((name, number))
-            if len(self._open) >= _MOST:
-                self._end(self._step, "train")
+            saying.numbers.append((name, number))
+            if len(saying.numbers) >= _MOST:
+                self._end(saying, "train")
         if len(self._closed) >= _MOST_CLOSED:
             self._hand_over()
 
     def measured(self, name: str, number: Number) -> None:
         """Takes a number that was seen, not said, of the step in progress."""
         self._look()
-        self._open.append((name, number))
+        self.saying.numbers.append((name, number))
 
     def note(self, text: str) -> None:
         """Takes a text about a step."""
-        now = time.time()
+        now, saying = time.time(), self.saying
         if self._is_about_the_last_step():
-            self._closed_notes.append(Note(self._step - 1, self._type, now, text))
+            self._closed_notes.append(Note(saying.step - 1, saying.type, now, text))
         else:
-            self._notes.append((now, text))
+            saying.notes.append((now, text))
 
     def remark(self, text: str) -> None:
         """Takes a note of ours about the step in progress, from any thread, and hands it over."""
-        self._closed_notes.append(Note(self._step, self._type, time.time(), text))
+        self._closed_notes.append(Note(self.saying.step, self.saying.type, time.time(), text))
         self._hand_over()
 
     def _is_about_the_last_step(self) -> bool:
         """Whether what is said now is about the step that has ended; see `places`."""
         self.talks = True
         self._look()
-        return self._step > self._first and not self._losses and self._place.passed()
+        saying = self.saying
+        return saying.step > saying.first and not saying.losses and saying.place.passed()
 
     def end_step(self, step: int, labels: Collection[str]) -> None:
         """The step with this number and these labels has ended."""
         self._look()
-        self._step = step
+        self.saying.step = step
         self._close(next(iter(labels)) if labels else "train")
-        if self.talks or step == self._first:
-            self._place.note()
+        if self.talks or step == self.saying.first:
+            self.saying.place.note()
         if time.monotonic() >= self._due or len(self._closed) >= _MOST_CLOSED:
             self._hand_over()
 
@@ -138,27 +162,28 @@ class Scalars:
                 if event is END:
                     self._close("train")
                     continue
-                name = f"loss[{self._losses}]" if self._losses else "loss"
-                self._losses += 1
+                saying = self.saying
+                name = f"loss[{saying.losses}]" if saying.losses else "loss"
+                saying.losses += 1
                 number = _only(event)
                 if isinstance(number, (float, torch.Tensor)):
-                    self._open.append((name, number))
+                    saying.numbers.append((name, number))
 
     def _close(self, type_: str) -> None:
-        if self._open or self._notes:
-            self._end(self._step, type_)
-        self._type = type_
-        self._step += 1
-        self._losses = 0
+        saying = self.saying
+        if saying.numbers or saying.notes:
+            self._end(saying, type_)
+        saying.type = type_
+        saying.step += 1
+        saying.losses = 0
 
     # -- handing over --------------------------------------------------------------------------
 
-    def _end(self, step: int, type_: str) -> None:
+    def _end(self, saying: Saying, type_: str) -> None:
         """Closes what was said of a step; another thread may be saying more meanwhile."""
-        self._closed.append((step, type_, _taken(self._open)))
-        if self._notes:
-            notes = _taken(self._notes)
-            self._closed_notes += [Note(step, type_, when, text) for when, text in notes]
+        self._closed.append((saying.step, type_, _taken(saying.numbers)))
+        notes = _taken(saying.notes)
+        self._closed_notes += [Note(saying.step, type_, when, text) for when, text in notes]
 
     def _hand_over(self) -> None:
         if not self._one_at_a_time.acquire(blocking=False):
