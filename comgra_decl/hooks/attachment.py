@@ -217,6 +217,8 @@ class Attachment(ABC):
             on_fault=self._fault,
         )
         self._reporter.beside = self._beside
+        for capture in (self._train, self._evaluation.capture):
+            capture.max_iterations = spec.schedule.max_iterations
         self._spec = spec
         self._keeps = spec.keep is not None
         self._structures = Structures(

@@ -21,6 +21,11 @@ if TYPE_CHECKING:
 
 _EVAL = "eval"
 
+_CUT = (
+    "of each recorded step only the first {} iterations of a node are recorded; there were more, "
+    "of {} for example. To record more of them: schedule.max_iterations (null: all)"
+)
+
 
 class Closing(Attachment):
     """Closes records when it is told that something has ended; `HookManager` tells it when."""
@@ -163,6 +168,8 @@ class Closing(Attachment):
         raw.scheduled = scheduled
         if scheduled:
             self._budget.recorded(*([info.type, *info.extra.get("tags", ())] if training else []))
+        if capture.cut:
+            self._reporter.warn(_CUT.format(capture.max_iterations, ", ".join([*capture.cut][:3])))
         if training and compiles_to_cuda_graphs():
             self._reporter.warn(COMPILED_GRAPH)
         raw.documents = self._reporter.documents(self._tracer.called_tops, capture, info)

@@ -443,7 +443,9 @@ class ModuleTracer:
         plan.fired = True
         if not (wanted.output or wanted.output_grad):
             return
-        iteration = capture.count(plan)
+        iteration = capture.iteration(plan, plan.node)
+        if iteration is None:
+            return
         slot_of = partial(plan.slot, iteration=iteration)
         graph = self._graph
         if wanted.output_grad and capture.followed and not torch.is_grad_enabled():
@@ -465,7 +467,10 @@ class ModuleTracer:
         capture, plan = self._capture, self._plans.get(id(module))
         if capture is None or plan is None or not plan.reads_inputs or plan.module() is not module:
             return
-        slot_of = partial(plan.slot, iteration=capture.count((plan, "input")))
+        iteration = capture.iteration((plan, "input"), plan.node)
+        if iteration is None:
+            return
+        slot_of = partial(plan.slot, iteration=iteration)
         with torch._C.DisableTorchFunction():
             for path, tensor in (*tensors_in(args), *tensors_in(kwargs)):
                 self._recorder.read(

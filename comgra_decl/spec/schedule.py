@@ -129,6 +129,11 @@ class ScheduleSpec(CadenceSpec):
     Adam: the steps of that optimizer, counted from 0 in the order in which they first step.
     Whatever this says, a program that calls `comgra.step()` ends its steps there."""
 
+    max_iterations: _Times | None = 256
+    """At most so many iterations of a node are recorded of one step, which the run's report says;
+    null for all. A step has many where a cell is called for each time step, or where an optimizer
+    evaluates its closure again and again."""
+
     @property
     def type_budgets(self) -> dict[str, BudgetSpec]:
         """The budgets of types of execution; with `steps`, types have no say."""

@@ -84,7 +84,9 @@ class AnnotatedNodes:
         )
         graph = self._tracer.provenance if capture.followed else None
         self._tracer.know(value)
-        iteration = capture.count(("annotated", name, role))
+        iteration = capture.iteration(("annotated", name, role), name)
+        if iteration is None:
+            return
         slot_of = partial(self._slot, name, kind=kind, iteration=iteration)
         for path, tensor in tensors_in(value):
             if capture.batch_size is None and kind in _FROM_OUTSIDE and tensor.dim():

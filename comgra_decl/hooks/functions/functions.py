@@ -239,7 +239,9 @@ class FunctionTracer:
         if capture is None or not capture.open or (plan is None and weights is None):
             return None
         graph = self._tracer.provenance if capture.followed else None
-        iteration = 0 if plan is None else capture.count(plan)
+        iteration = 0 if plan is None else capture.iteration(plan, plan.node)
+        if iteration is None:
+            return None
         call = _Call(plan, weights, iteration, capture, graph, args, kwargs)
         if plan is not None:
             plan.fired = True
@@ -283,7 +285,10 @@ class FunctionTracer:
 
     def _recompute(self, series: Series, call: _Call) -> None:
         """Computes the weights of fused attention again, if they are few enough to keep."""
-        slot = series.slot(attention.ROLE, call.capture.count((series, attention.ROLE)))
+        iteration = call.capture.iteration((series, attention.ROLE), series.node)
+        if iteration is None:
+            return
+        slot = series.slot(attention.ROLE, iteration)
         slot = call.capture.in_pass(slot)
         fused = attention.FusedCall(*call.args, **call.kwargs)
         try:

@@ -20,6 +20,7 @@ if TYPE_CHECKING:
 class Series(Protocol):
     """Something with tensors that are recorded under roles and iterations."""
 
+    node: Callable[[], str]
     capture: Capture
 
     def slot(self, role: str, iteration: int) -> Slot:

@@ -40,6 +40,8 @@ class StepCapture:
         followed: bool,
         spare_values: bool = False,
     ) -> None:
+        self.max_iterations: int | None = None
+        self.cut: dict[str, None] = {}  # nodes of which not all iterations of a step are recorded
         self.followed = followed  # whether the dependency graph is made from these calls
         self._spare_values = spare_values  # copy those that are not asked for, too, for later
         self._spare: set[Slot] = set()  # slots whose values were not asked for
@@ -100,6 +102,19 @@ class StepCapture:
         number = self.calls.get(key, 0)
         self.calls[key] = number + 1
         return number
+
+    def iteration(self, what: object, name: str | Callable[[], str]) -> int | None:
+        """Counts a call; returns its iteration, or None if the step has enough of these.
+
+        A loop over thousands of time steps, in each evaluation of an optimizer's closure, would
+        else make tens of thousands of series.
+        """
+        number = self.count(what)
+        if self.max_iterations is None or number < self.max_iterations:
+            return number
+        if number == self.max_iterations:
+            self.cut[name if isinstance(name, str) else name()] = None
+        return None
 
     def in_pass(self, slot: Slot) -> Slot:
         """Returns the slot that what is computed now belongs to: its own, or that of `no_grad`."""

@@ -44,7 +44,9 @@ class Ends:
     ) -> None:
         """Reads what a model is given, and knows that this is no target."""
         self.targets.know((args, kwargs))
-        iteration = capture.count("input")
+        iteration = capture.iteration("input", "input")
+        if iteration is None:
+            return
         for path, tensor in (*tensors_in(args), *tensors_in(kwargs)):
             if tensor.grad_fn is not None:  # computed by another part of the model
                 continue
@@ -75,9 +77,13 @@ class Ends:
         # of several tensors in one `backward` call, the first has named the pass
         pass_ = backwards.current or backwards.begin()
         number = capture.count("loss")
-        slot = self._loss(loss_node(pass_), capture.count(pass_))
+        node = loss_node(pass_)
+        iteration = capture.iteration(pass_, node)
         if capture.categories is not None:
             capture.categories.loss(backwarded)
+        if iteration is None:
+            return
+        slot = self._loss(node, iteration)
         index = capture.add(slot, loss, batch_dim=None, values=False)
         if index is not None and loss.numel() == 1:
             capture.kpi_tensors["loss" if number == 0 else f"loss[{number}]"] = index
