@@ -42,6 +42,7 @@ if TYPE_CHECKING:
     from torch.utils.hooks import RemovableHandle
 
     from comgra_decl.hooks.lanes import Lane
+    from comgra_decl.hooks.limits import Captures
     from comgra_decl.hooks.words.hearing import Hearing
     from comgra_decl.spec import Spec
     from comgra_decl.spec.schedule import ScheduleSpec
@@ -59,6 +60,7 @@ class Attachment(ABC):
         meter: what recording costs outside the training thread.
     """
 
+    _captures: Captures
     _hearing: Hearing
     _stepped: bool
     _on_fault: Callable[[BaseException], None]
@@ -289,6 +291,8 @@ class Attachment(ABC):
         try:
             self._structures.pause()
             self._beside.before_optimizer()
+            if self._captures.active:
+                return
             closure = any(callable(given) for given in (*args[1:], *kwargs.values()))
             self._tracer.before_optimizer(self._train, optimizer, closure=closure)
         except Exception as error:

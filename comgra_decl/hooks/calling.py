@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable
+import sys
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from types import FrameType
 from typing import Any
@@ -56,9 +57,20 @@ def torch_variable(frame: FrameType, name: str) -> Any:
     """Returns a variable of a function of torch that is running; None if it has none of that name.
 
     Of torch's functions alone: before Python 3.13, asking a function of the program for its
-    variables rewrites the dict that `locals()` has returned to it. This is the only place that asks
-    any frame.
+    variables rewrites the dict that `locals()` has returned to it.
     """
     if not frame.f_code.co_filename.startswith(_TORCH):
         return None
     return frame.f_locals.get(name)
+
+
+def variables_in_use() -> Iterator[list[Any]]:
+    """Yields the variables of each running function, nearest first; none before Python 3.13.
+
+    From then on asking for them changes no dict of the program.
+    """
+    for frame in sys._current_frames().values() if sys.version_info >= (3, 13) else ():
+        above: FrameType | None = frame
+        while above is not None:
+            yield list(above.f_locals.values())
+            above = above.f_back

@@ -21,7 +21,6 @@ if TYPE_CHECKING:
 
     from comgra_decl.hooks.hand_updates import HandUpdates
     from comgra_decl.hooks.lanes import Lanes
-    from comgra_decl.hooks.limits import Captures
     from comgra_decl.hooks.optimizers import CalledModels
     from comgra_decl.hooks.reading.capture import StepCapture
     from comgra_decl.hooks.step_clock import StepClock
@@ -44,7 +43,6 @@ class Choosing(Closing):
     """Tells training from evaluation, by the modes of modules and by the calls of models."""
 
     _called: CalledModels
-    _captures: Captures
     _end_by_hand: Callable[[], None]
     _end_step: Callable[[], None]
     _lanes: Lanes

@@ -3,14 +3,19 @@
 from __future__ import annotations
 
 import gc
+import sys
 import weakref
+from collections import deque
 from collections.abc import Callable, Iterator, MutableMapping
+from itertools import chain
+from types import CodeType, FrameType, FunctionType, ModuleType
 from typing import Any, TypeVar
 
 import torch
 from torch import nn
 from torch.utils.weak import WeakIdKeyDictionary
 
+from comgra_decl.hooks.calling import variables_in_use
 from comgra_decl.hooks.nested import tensors_in
 from comgra_decl.hooks.reading.shards import class_of
 
@@ -69,10 +74,7 @@ class Owners:
             self._on_fault(error)
 
     def know(self, top: nn.Module) -> None:
-        """Learns who owns what below a module.
-
-        No scan finds what a program has frozen (`gc.freeze`, before it forks workers).
-        """
+        """Learns who owns what below a module."""
         for parent in top.modules():
             for child in parent._modules.values():
                 if child is not None:
@@ -109,16 +111,46 @@ class Owners:
                     self._parents[child] = weakref.ref(candidate)
 
 
+_MOST_REACHED = 5_000
+"""Objects nearest to the variables of a function, or of the program's main module, among which
+frozen ones are looked for."""
+
+_NO_WAY = (type, ModuleType, FunctionType, CodeType, FrameType, str, bytes, int, float)
+"""What does not lead to a module or an optimizer, or to everything that was ever imported."""
+
+
 def instances_of(cls: type[T]) -> Iterator[T]:
-    """Yields the living instances of a class; `type(o)` because `isinstance` wakes lazy proxies."""
+    """Yields the living instances of a class; `type(o)` because `isinstance` wakes lazy proxies.
+
+    Some may come twice. What a program has frozen (`gc.freeze`, before it forks workers) is in no
+    list of the collector: of that, what variables of the program's main module lead to is found,
+    and from Python 3.13 on, those of running functions.
+    """
     wanted: dict[type, bool] = {}  # some 300,000 objects are of a few thousand types
-    for candidate in gc.get_objects():
+    frozen = _reached() if gc.get_freeze_count() else ()
+    for candidate in chain(gc.get_objects(), frozen):
         kind = type(candidate)
         known = wanted.get(kind)
         if known is None:
             known = wanted[kind] = issubclass(kind, cls)
         if known:
             yield candidate
+
+
+def _reached() -> Iterator[Any]:
+    """Yields what can be reached from the program's main module, and from running functions."""
+    seen: set[int] = set()
+    for origin in [vars(sys.modules["__main__"]), *variables_in_use()]:
+        waiting: deque[Any] = deque([origin])
+        for _ in range(_MOST_REACHED):
+            if not waiting:
+                break
+            current = waiting.popleft()
+            yield current
+            for found in gc.get_referents(current):
+                if id(found) not in seen and not issubclass(type(found), _NO_WAY):
+                    seen.add(id(found))
+                    waiting.append(found)
 
 
 class Top:

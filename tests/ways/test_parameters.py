@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import gc
+import sys
 import warnings
 from collections.abc import Callable
 from typing import Any
@@ -14,6 +15,7 @@ from torch import nn
 from torch.nn import functional as F
 from torch.nn.utils import parametrizations, prune
 
+import comgra_decl as comgra
 from tests.support.recording import recording
 from tests.ways.models import Net, batches
 from tests.ways.proof import FULL, Outcome, Told, known, outcome, prove
@@ -250,3 +252,31 @@ def test_a_model_that_the_garbage_collector_must_not_touch_is_known() -> None:
         gc.unfreeze()
     assert [step.info.mode for step in run.steps] == ["train", "train"]
     assert {("0.norm", "0.drop"), ("0.drop", "0.head")} <= run.edges()
+
+
+@pytest.mark.parametrize("where", ["not frozen", "main module", "function"])
+def test_parts_of_a_frozen_model_keep_its_names(
+    where: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The model itself is never called, so nobody but its owner says what its parts are called."""
+    if where == "function" and sys.version_info < (3, 13):
+        pytest.skip("asking for a function's variables would change what `locals()` has returned")
+
+    class Task(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.net = nn.ModuleDict({"encoder": nn.Linear(6, 4), "decoder": nn.Linear(4, 6)})
+
+    holder = {"tasks": [Task()]}
+    if where == "main module":
+        monkeypatch.setattr(sys.modules["__main__"], "holder", holder, raising=False)
+    if where != "not frozen":
+        gc.freeze()
+    try:
+        with recording(FULL) as run:
+            parts = holder["tasks"][0].net
+            parts["decoder"](parts["encoder"](torch.randn(4, 6))).sum().backward()
+            comgra.step()
+    finally:
+        gc.unfreeze()
+    assert {"net.encoder", "net.decoder"} <= run.nodes()
