@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 import torch
 from torch import nn
+from torch.autograd import _unsafe_preserve_version_counter as unseen  # type: ignore[attr-defined]
 from torch.nn import functional as F
 
 import comgra_decl as comgra
@@ -251,7 +252,7 @@ def test_numbers_that_are_freed_between_their_uses_are_no_update() -> None:
             if parameter in sizes:
                 size, kept = sizes.pop(parameter)
                 parameter.untyped_storage().resize_(size)
-                with torch.no_grad(), torch.autograd._unsafe_preserve_version_counter(parameter):
+                with torch.no_grad(), unseen(parameter):
                     parameter.copy_(kept)
 
     with recording() as run:
@@ -261,7 +262,7 @@ def test_numbers_that_are_freed_between_their_uses_are_no_update() -> None:
                     gather(part)
                 loss = model(torch.randn(4, 3)).square().mean()
                 free(model[0])
-                handle = model[2].weight.register_hook(lambda _: gather(model[0]))
+                handle = model.get_parameter("2.weight").register_hook(lambda _: gather(model[0]))
                 loss.backward()
                 handle.remove()
                 free(model[2])
