@@ -74,6 +74,8 @@ class StepClock:
         # Those that the last step did not wait for; None: it was not seen, so maybe any.
         self._left_out: Collection[Optimizer] | None = ()
         self._ender: Optimizer | None = None  # of the last step
+        self._ender_before: Optimizer | None = None
+        self._alternate: set[frozenset[Optimizer]] = set()  # pairs that end every other step each
         self._turns: set[frozenset[Optimizer]] = set()  # pairs that take turns all the same
         self._order: list[Optimizer] = []  # by first steps
         self._last: Optimizer | None = None
@@ -114,9 +116,15 @@ class StepClock:
 
     @property
     def complete(self) -> bool:
-        """Whether optimizers have stepped, and all that is waited for trains the same models."""
-        waiting = self._waiting.values()
-        return bool(waiting) and all(self._moved.issuperset(models) for models in waiting)
+        """Whether optimizers have stepped, and all that is waited for trains the same models.
+
+        Not if one of them has come next each time until now (the third optimizer of InfoGAN, which
+        trains what the others train).
+        """
+        if not self._waiting or not all(map(self._moved.issuperset, self._waiting.values())):
+            return False
+        pairs = (frozenset((o, taken)) for o in self._waiting for taken in self._taken)
+        return self._alternate.isdisjoint(pairs)
 
     def stepped(
         self, optimizer: Optimizer, *, seen: Seen | None = None, classes: Collection[str] = ()
@@ -159,7 +167,14 @@ class StepClock:
 
     def end(self) -> None:
         """The step of the training is over, whatever ended it."""
-        last = self._ender = next(reversed(self._taken), None)
+        last = next(reversed(self._taken), None)
+        if last is not None and self._ender is not None:
+            if last == self._ender:
+                taken = self._taken.keys()
+                self._alternate = {p for p in self._alternate if last not in p or p <= taken}
+            elif last == self._ender_before:
+                self._alternate.add(frozenset((last, self._ender)))
+        self._ender_before, self._ender = self._ender, last
         for optimizer in self._taken:
             self._habits[optimizer] = _Habit(optimizer == last, self._taken)
         self._taken = {}
@@ -192,7 +207,7 @@ class StepClock:
         """Whether one that has not stepped is none that another one's step waits for."""
         habit = self._habits.get(optimizer)
         alone = habit is not None and len(habit.taken) == 1
-        return alone and frozenset((optimizer, beside)) not in self._turns
+        return alone and frozenset((optimizer, beside)) not in self._turns | self._alternate
 
     def _by_habit(self, optimizer: Optimizer, times: int) -> bool:
         habit = self._habits.get(optimizer)

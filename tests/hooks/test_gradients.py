@@ -123,3 +123,32 @@ def check(run: Recording, key: SlotKey, expected: torch.Tensor | None) -> None:
     if expected is not None:
         value = run.value(node, role, iteration=iteration, pass_=pass_)
         np.testing.assert_allclose(value, expected.numpy(), rtol=1e-5, atol=1e-7)
+
+
+class Rewriting(torch.optim.SGD):
+    """Writes to the gradients as it steps, as optimizers with weight decay or centring do."""
+
+    def step(self, closure: Any = None) -> Any:
+        with torch.no_grad():
+            for group in self.param_groups:
+                for parameter in group["params"]:
+                    parameter.grad.zero_()
+        return super().step(closure)
+
+
+def test_gradients_are_those_that_the_optimizer_was_given() -> None:
+    torch.manual_seed(0)
+    model = nn.Linear(3, 2)
+    optimizer = Rewriting(model.parameters(), lr=0.1)
+    used = []
+    with recording(SPEC) as run:
+        for _ in range(2):
+            optimizer.zero_grad()
+            model(torch.randn(4, 3)).square().mean().backward()
+            assert isinstance(model.weight.grad, torch.Tensor)
+            used.append(model.weight.grad.clone().numpy())
+            optimizer.step()
+    assert run.faults == []
+    for step, expected in enumerate(used):
+        found = run.value("Linear", "weight", pass_="grad", step=step)[0]
+        np.testing.assert_array_equal(found, expected)

@@ -96,3 +96,17 @@ def test_modules_document_lists_every_module_with_its_parameters() -> None:
         "trainable": True,
         "tied_to": None,
     }
+
+
+def test_modules_of_a_model_that_is_gone_are_still_described() -> None:
+    """Folds, one after another, of which none is kept."""
+    with recording() as run:
+        for width in (3, 4):
+            model = nn.Sequential(nn.Linear(3, width), nn.Linear(width, 2))
+            optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+            step(model, optimizer)
+            del model, optimizer
+    described = [s.documents["modules"] for s in run.steps if "modules" in s.documents][-1]
+    shapes = {m["node"]: m["parameters"]["weight"]["shape"] for m in described if m["parameters"]}
+    assert shapes["0"] == [3, 3]
+    assert shapes["Sequential#2.0"] == [4, 3]

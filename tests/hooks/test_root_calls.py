@@ -349,6 +349,39 @@ class Halved(nn.Module):
         return 0.5 * self.inner(out, y)
 
 
+def test_what_is_put_around_a_model_anew_in_each_step_is_one_node() -> None:
+    """As a program does that wraps the same layers for each task or batch."""
+    layers = nn.Linear(3, 5), nn.Linear(5, 1)
+    optimizer = torch.optim.SGD([p for part in layers for p in part.parameters()], lr=0.1)
+    with recording() as run:
+        for _ in range(5):
+            model = nn.Sequential(*layers)
+            trained(model, optimizer, torch.randn(4, 3))
+            del model
+    assert run.faults == []
+    assert not [key.node for key in run.slots if "#" in key.node]
+    assert all(run.has("1", step=k) for k in range(5))
+
+
+def test_a_loss_module_of_an_evaluation_belongs_to_it() -> None:
+    model, criterion = net(), nn.MSELoss()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    with recording() as run:
+        for _ in range(3):
+            optimizer.zero_grad()
+            criterion(model(torch.randn(4, 3)), torch.randn(4, 1)).backward()
+            optimizer.step()
+            model.eval()
+            with torch.no_grad():
+                criterion(model(torch.randn(7, 3)), torch.randn(7, 1))
+            model.train()
+    assert run.faults == []
+    assert [s.info.step for s in run.of("train")] == [0, 1, 2]
+    assert [s.info.batch_size for s in run.of("eval")] == [7, 7, 7]
+    assert not any(key.iteration or key.pass_ == "no_grad" for key in run.slots)
+    assert all("MSELoss" in run.nodes(k) for k in range(len(run.steps)))
+
+
 def test_two_models_of_one_class_have_nodes_and_modules_of_their_own() -> None:
     models = [net(), net()]
     optimizers = [torch.optim.SGD(model.parameters(), lr=0.1) for model in models]

@@ -173,6 +173,31 @@ class Agent(nn.Module):
         self.temperature = nn.Parameter(number.detach()) if owned else number
 
 
+def test_a_third_optimizer_that_trains_both_models_ends_the_step() -> None:
+    """As in InfoGAN: the last of three trains what the first two train, each a part.
+
+    In the first round nobody can know that it will step.
+    """
+    generator, critic = nn.Linear(2, 3), nn.Linear(3, 1)
+    parameters = [*generator.parameters(), *critic.parameters()]
+    optimizers = [
+        torch.optim.SGD(generator.parameters(), lr=0.1),
+        torch.optim.SGD(critic.parameters(), lr=0.1),
+        torch.optim.SGD(parameters, lr=0.1),
+    ]
+    with recording() as run:
+        for _ in range(4):
+            for optimizer in optimizers:
+                optimizer.zero_grad()
+                critic(generator(torch.randn(4, 2))).square().mean().backward()
+                optimizer.step()
+    assert run.faults == []
+    assert [s.info.step for s in run.steps] == [0, 1, 2, 3, 4]
+    for step in (2, 3, 4):
+        assert run.has("Linear#2", iteration=2, step=step)
+        assert not run.has("Linear#2", iteration=3, step=step)
+
+
 @pytest.mark.parametrize("owned", [True, False], ids=["in its module", "on its own"])
 @pytest.mark.parametrize("last", [True, False], ids=["last", "first"])
 def test_a_temperature_belongs_to_the_step_of_actor_and_critic(owned: bool, last: bool) -> None:
