@@ -176,7 +176,7 @@ class Agent(nn.Module):
 def test_a_third_optimizer_that_trains_both_models_ends_the_step() -> None:
     """As in InfoGAN: the last of three trains what the first two train, each a part.
 
-    In the first round nobody can know that it will step.
+    Only after two rounds it is known that it always comes next.
     """
     generator, critic = nn.Linear(2, 3), nn.Linear(3, 1)
     parameters = [*generator.parameters(), *critic.parameters()]
@@ -186,14 +186,14 @@ def test_a_third_optimizer_that_trains_both_models_ends_the_step() -> None:
         torch.optim.SGD(parameters, lr=0.1),
     ]
     with recording() as run:
-        for _ in range(4):
+        for _ in range(5):
             for optimizer in optimizers:
                 optimizer.zero_grad()
                 critic(generator(torch.randn(4, 2))).square().mean().backward()
                 optimizer.step()
     assert run.faults == []
-    assert [s.info.step for s in run.steps] == [0, 1, 2, 3, 4]
-    for step in (2, 3, 4):
+    assert [s.info.step for s in run.steps] == [*range(2 + 2 + 3)]
+    for step in (4, 5, 6):
         assert run.has("Linear#2", iteration=2, step=step)
         assert not run.has("Linear#2", iteration=3, step=step)
 
