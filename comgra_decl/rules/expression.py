@@ -187,8 +187,9 @@ class _Reader:
         name = node.func.id if isinstance(node.func, ast.Name) else ""
         if name not in _known_functions():
             near = did_you_mean(name, _known_functions())
+            known = ", ".join(_known_functions())
             raise ExpressionError(
-                f"{_shown(node.func)} is no function of a rule; there is {', '.join(_known_functions())}{near}"
+                f"{_shown(node.func)} is no function of a rule; there is {known}{near}"
             )
         wanted = 2 if name in _PAIRS else 1
         if len(node.args) != wanted or node.keywords:

@@ -13,10 +13,10 @@ from comgra_decl.records import Said, StepBatch
 
 from .commit import Commit
 from .contents import Contents
-from .database import Database, encode, new_context
-from .layout import HEAD_KEY, LOGS, MIN_READER, RUN_KEY, SESSION_KEY, VERSION
+from .database import Database, new_context, newest_version
+from .layout import HEAD_KEY, LOGS, RUN_KEY, SESSION_KEY
 from .location import Remote, Where, location
-from .meta import RunMeta, writer_identity
+from .meta import RunMeta, versions, writer_identity
 from .reader import Reader
 from .remote import Objects
 
@@ -35,6 +35,7 @@ class RunWriter:
         self._head: dict[str, Any] = {}
         self._head_bytes: bytes | None = None
         self._closed = False
+        self._generation = 1
         self.usage: dict[str, float] = {}
         """What writing has taken so far; told in `head` with the next commit."""
 
@@ -51,7 +52,10 @@ class RunWriter:
             Objects(place).try_writing()
         else:
             _make_folder(place)
-        writer = cls(Database(place, new_context(cache_bytes=_NODE_CACHE)), meta)
+        database = Database(place, new_context(cache_bytes=_NODE_CACHE))
+        database.bound = meta.bound
+        writer = cls(database, meta)
+        writer._generation = newest_version(place) or 1  # TensorStore begins with an empty one
         writer._create()
         return writer
 
@@ -67,17 +71,19 @@ class RunWriter:
             StoreError: another writer was quicker, or the folder cannot be written.
         """
         database = Database(reader.path, new_context(cache_bytes=_NODE_CACHE))
+        database.bound = reader.meta.bound
         writer = cls(database, reader.meta)
+        writer._generation = newest_version(reader.path) or 1
         with database.reading("what the run holds"):
             writer._contents.resume(reader.view, reader.head)
         with database.writing("the resumption of the run"):
             commit = Commit(database)
-            if commit.read(HEAD_KEY) != encode(dict(reader.head)):
+            if commit.read(HEAD_KEY) != database.encode(HEAD_KEY, dict(reader.head)):
                 raise StoreError(f"{database.path}: another writer has changed this run; stopping.")
             meta.writer = writer_identity()
             head = resumed_head(reader.head, meta)
             key = SESSION_KEY.format(len(head["sessions"]) + 1)
-            commit.put(key, encode(meta.to_json()))
+            commit.put_json(key, meta.to_json())
             writer._finish(commit, head)
         return writer
 
@@ -128,7 +134,7 @@ class RunWriter:
                     f"{self._db.path} already holds a run; runs are never overwritten. "
                     "Choose another run.name or run.root."
                 )
-            commit.put(RUN_KEY, encode(self._meta.to_json()))
+            commit.put_json(RUN_KEY, self._meta.to_json())
             self._finish(commit, _first_head(self._meta))
 
     def _begin(self) -> Commit:
@@ -141,7 +147,10 @@ class RunWriter:
     def _finish(self, commit: Commit, head: dict[str, Any]) -> None:
         head["time"] = time.time()
         head["usage"] = self.usage
-        encoded = encode(head)
+        if self._db.bound:
+            # tells a reader who gets to see an old head, in an old data file, that it is old
+            head["generation"] = self._generation + 1
+        encoded = self._db.encode(HEAD_KEY, head)
         commit.put(HEAD_KEY, encoded)
         try:
             commit.finish()
@@ -149,6 +158,7 @@ class RunWriter:
             if not self._landed(encoded):
                 raise
         self._head, self._head_bytes = head, encoded
+        self._generation += 1
 
     def _landed(self, head: bytes) -> bool:
         """Whether a commit that reported an error is there nevertheless (a late fsync failed)."""
@@ -185,8 +195,7 @@ def _make_folder(place: Path) -> None:
 
 def _first_head(meta: RunMeta) -> dict[str, Any]:
     return {
-        "version": VERSION,
-        "min_reader": MIN_READER,
+        **versions(bound=meta.bound),
         "uuid": meta.uuid,
         "n": 0,
         "closed": False,

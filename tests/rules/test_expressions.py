@@ -53,7 +53,9 @@ def test_an_expression_is_refused_as_a_problem_of_the_spec_or_has_a_value(text: 
     value_of(text)
 
 
-@given(st.text(st.sampled_from("mean.std()[]{}<>=!+-*/ 0123456789e'\"\\\n:,#lambdaif"), max_size=60))
+@given(
+    st.text(st.sampled_from("mean.std()[]{}<>=!+-*/ 0123456789e'\"\\\n:,#lambdaif"), max_size=60)
+)
 def test_any_text_is_refused_as_a_problem_of_the_spec_or_has_a_value(text: str) -> None:
     value_of(text)
 
@@ -75,7 +77,9 @@ def test_what_is_too_large_too_deep_or_no_text_is_refused(text: str) -> None:
     assert value_of(text) is None
 
 
-@pytest.mark.parametrize("text", ["9**9**9**9 > mean", "-(mean > 0) < 0", "(mean>0) - (std>0) == 0"])
+@pytest.mark.parametrize(
+    "text", ["9**9**9**9 > mean", "-(mean > 0) < 0", "(mean>0) - (std>0) == 0"]
+)
 def test_huge_powers_and_sums_of_truths_have_a_value(text: str) -> None:
     value = value_of(text)
     assert value is not None

@@ -36,7 +36,7 @@ print(told)
 def change(key: str, **changes: object) -> Callable[[Path], None]:
     def apply(run: Path) -> None:
         found = Database(run, new_context(cache_bytes=0)).read_json(key)
-        overwrite(run, key, encode({**found, **changes}))
+        overwrite(run, key, encode({**found, **changes}, key))
 
     return apply
 
@@ -50,7 +50,7 @@ def huge_arrays(run: Path) -> None:
     rows = Database(run, new_context(cache_bytes=0)).read_json(key)
     for row in rows:
         row["chunk"] = [1 << 20] * len(row["chunk"])
-    overwrite(run, key, encode(rows))
+    overwrite(run, key, encode(rows, key))
 
 
 def huge_samples(run: Path) -> None:
@@ -59,7 +59,7 @@ def huge_samples(run: Path) -> None:
     for row in rows:
         if row["name"].startswith("smp"):
             row["shape"][2:] = [1 << 30, 1 << 10]
-    overwrite(run, key, encode(rows))
+    overwrite(run, key, encode(rows, key))
 
 
 def linked_away(run: Path) -> None:
@@ -72,16 +72,20 @@ ATTACKS = {
     "more records than there can be": change("head", n=1 << 40),
     "many records that are not there": change("head", n=1 << 20),
     "no number of records": change("head", n="many"),
-    "NaN records": replace("head", sealed(b'{"version": 2, "n": NaN}')),
+    "NaN records": replace("head", sealed(b'{"version": 2, "n": NaN}', "head")),
     "infinite time": change("head", time=float("inf")),
-    "deep head": replace("head", sealed(b"[" * 200_000)),
-    "a list as head": replace("head", encode([1, 2])),
-    "a number of a million digits": replace("head", sealed(b"1" * 1_000_000)),
-    "slots of a wrong form": replace("slots/000000000000.json", encode([{"node": []}])),
+    "deep head": replace("head", sealed(b"[" * 200_000, "head")),
+    "a list as head": replace("head", encode([1, 2], "head")),
+    "a number of a million digits": replace("head", sealed(b"1" * 1_000_000, "head")),
+    "slots of a wrong form": replace(
+        "slots/000000000000.json", encode([{"node": []}], "slots/000000000000.json")
+    ),
     "infinite statistics": change("meta/run.json", sample_count=float("inf")),
     "huge chunks": huge_arrays,
     "links out of the folder": linked_away,
-    "facts of a wrong form": replace("steps/000000000000.json", encode({"samples": 3})),
+    "facts of a wrong form": replace(
+        "steps/000000000000.json", encode({"samples": 3}, "steps/000000000000.json")
+    ),
 }
 
 

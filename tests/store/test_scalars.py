@@ -61,7 +61,7 @@ any_scalar = st.tuples(
 @given(st.lists(any_scalar, max_size=200))
 def test_rows_come_back_bit_for_bit(scalars: list[Scalar]) -> None:
     rows = np.array([(s[0], s[3], i, 0) for i, s in enumerate(scalars)], ROW)
-    assert unpacked(packed(rows)).tobytes() == rows.tobytes()
+    assert unpacked(packed(rows, "a"), "a").tobytes() == rows.tobytes()
 
 
 @settings(max_examples=15)
@@ -157,7 +157,7 @@ def test_a_curve_takes_few_bytes(tmp_path: Path) -> None:
     assert stored / len(rows) < 60, "index and heads of the commits included"
     whole = np.zeros(SCALAR_BLOCK, ROW)
     whole["step"], whole["value"] = np.arange(SCALAR_BLOCK), [r[3] for r in rows[:SCALAR_BLOCK]]
-    assert len(packed(whole)) / SCALAR_BLOCK < 10
+    assert len(packed(whole, "a")) / SCALAR_BLOCK < 10
 
 
 def test_damage_hides_the_numbers_it_has_hit_and_no_others(tmp_path: Path) -> None:
@@ -168,7 +168,8 @@ def test_damage_hides_the_numbers_it_has_hit_and_no_others(tmp_path: Path) -> No
     writer.close()
     kv = writer._db.kv
     kv.write(scalar_block_key(SCALAR_BLOCK), b"rubbish").result()
-    kv.write(scalar_piece_key(2 * SCALAR_BLOCK + 10), packed(np.zeros(3, ROW))).result()
+    key = scalar_piece_key(2 * SCALAR_BLOCK + 10)
+    kv.write(key, packed(np.zeros(3, ROW), key)).result()
     view = Reader(tmp_path / "run").view
     kept = rows[:SCALAR_BLOCK] + rows[2 * SCALAR_BLOCK : -20] + rows[-10:]
     assert [row for row in scalars_of(view) if row[0] != LOST] == kept

@@ -265,9 +265,7 @@ ATTACKS: dict[str, Attack] = {
     "sessions that are text": head(sessions="abc"),
     "times before the world": head(time=-1e308, step=10**30),
     "a writer that is none": head(writer=[1], error={"a": 1}, usage=7),
-    "numbers that unpack to 2 GB": bomb(
-        "scalars/", lambda: zlib.compress(b"\0" * (2 << 30), 1)
-    ),
+    "numbers that unpack to 2 GB": bomb("scalars/", lambda: zlib.compress(b"\0" * (2 << 30), 1)),
     "numbers that are noise": bomb("scalars/", lambda: b"noise"),
     "arrays with a path": arrays(name="../../../../etc"),
     "arrays of another store": arrays(kvstore={"driver": "http"}, driver="n5"),
@@ -311,9 +309,7 @@ ATTACKS: dict[str, Attack] = {
     "a link as an experiment": in_place_of(CHECK, link("/etc/passwd")),
     "a folder of experiments elsewhere": in_place_of("checks", link("/etc")),
     "an experiment of a terabyte": in_place_of(CHECK, sparse),
-    "an experiment 100,000 deep": in_place_of(
-        CHECK, lambda path: path.write_text("[" * 100_000)
-    ),
+    "an experiment 100,000 deep": in_place_of(CHECK, lambda path: path.write_text("[" * 100_000)),
     "a pipe beside the database": in_place_of("notes.txt", os.mkfifo),
     "ranks that are no numbers": ranks_garbage,
     "400 ranks": many_ranks,

@@ -45,7 +45,7 @@ def of_run(run: Run) -> dict[str, Callable[[], Any]]:
         node, role, pass_ = (slots[name].iloc[0] for name in ("node", "role", "pass"))
     at: dict[str, Any] = {"role": role, "pass_": pass_}
     step = int(run.steps[-1]) if len(run.steps) else 0
-    one = {"node": node, "step": step} | at
+    one: dict[str, Any] = {"node": node, "step": step} | at
     calls: dict[str, Callable[[], Any]] = {
         "sample_series": lambda: run.sample_series(node, "mean", 0, **at),
         "series": lambda: run.series(node, "mean", **at),
@@ -78,7 +78,10 @@ def _getting(run: Run, name: str) -> Callable[[], Any]:
 
 def of_folder(path: Path, out: Path) -> dict[str, Callable[[], Any]]:
     """Returns a call for each function of the reading API and each command that takes a run."""
-    opened = lambda: open_run(path)  # noqa: E731
+
+    def opened() -> Run:
+        return open_run(path)
+
     calls: dict[str, Callable[[], Any]] = {
         "list_runs": lambda: list_runs(path.parent),
         "open_group": lambda: open_group(path.parent).runs,
@@ -243,6 +246,4 @@ def main(out: Path, runs: list[Path], *, viewer: bool = True) -> None:
 
 if __name__ == "__main__":
     arguments = [a for a in sys.argv[1:] if a != "--no-viewer"]
-    main(
-        Path(arguments[0]), [Path(a) for a in arguments[1:]], viewer="--no-viewer" not in sys.argv
-    )
+    main(Path(arguments[0]), [Path(a) for a in arguments[1:]], viewer="--no-viewer" not in sys.argv)
