@@ -36,7 +36,7 @@ _LONGEST_REASON = 200
 _MOST_JSON = 128 << 20
 """Bytes of a key of JSON."""
 
-_MOST_PARTS = 8 << 20
+_MOST_PARTS = 4 << 20
 """Lists, mappings and what is in them: in memory each takes up to two hundred bytes."""
 
 

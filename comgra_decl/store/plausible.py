@@ -33,6 +33,7 @@ _BINS = 4096
 _ELEMENTS = 1 << 48  # of a tensor: nobody has the memory for more
 _MOST_DIMS = 64  # torch's limit
 _RANKS = 1 << 20
+_NAMES = 4096  # of a shared parameter
 _EARLIEST, _LATEST = 0.0, 1e11  # in unix seconds: what calendars can show
 _DEEPEST = 100  # nesting of JSON that people have written: printing it takes some of the stack
 _TABLES = ("versions", "git", "host", "ranks")
@@ -116,6 +117,8 @@ def check_slot(slot: SlotInfo) -> SlotInfo:
         _whole(extent, "shape", _ELEMENTS)
     if len(slot.shape) > _MOST_DIMS or math.prod(slot.shape) > _ELEMENTS:
         raise ValueError(f"no tensor has the shape {str(slot.shape)[:80]}")
+    if len(slot.names) > _NAMES:
+        raise ValueError(f"no tensor has {len(slot.names)} names")
     _whole(slot.key.iteration, "iteration", 1 << 53)
     if slot.batch_dim is not None:
         _whole(slot.batch_dim, "batch_dim", max(0, len(slot.shape) - 1))

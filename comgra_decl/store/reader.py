@@ -27,6 +27,9 @@ CACHE_BYTES = 128 << 20
 _CREATION = 10.0
 """Seconds for which a run without its first key counts as being created."""
 
+_MOST_META = 16 << 20
+"""Bytes of what every look at a run begins with; usually some ten thousand."""
+
 _context: ts.Context | None = None
 _limit = CACHE_BYTES
 
@@ -90,7 +93,7 @@ class Reader:
         if not database_exists(self.path):
             raise RunNotFoundError(f"there is no run in {str(self.path)!r}.")
         self._db = Database(self.path, context, version=self._version)
-        document = self._db.read_bytes(RUN_KEY)
+        document = self._db.read_bytes(RUN_KEY, most=_MOST_META)
         if document is None:
             raise _no_manifest(self._db)
         self._db.bound = is_bound(RUN_KEY, document)
@@ -166,7 +169,7 @@ class Reader:
 
     def _read_head(self) -> bool:
         bound = time.time()  # before the read: what is cached later than this is fresh enough
-        value = self._db.read_bytes(HEAD_KEY)
+        value = self._db.read_bytes(HEAD_KEY, most=_MOST_META)
         if value is None:
             raise DamagedRunError(f"{self._db.path}: key {HEAD_KEY!r} is missing.")
         if value == self._head_bytes:

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import errno
 import os
+import shutil
 import time
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -13,12 +16,15 @@ from comgra_decl.records import Said, StepBatch
 
 from .commit import Commit
 from .contents import Contents
-from .database import Database, new_context, newest_version
+from .database import Database, TransientStoreError, new_context, newest_version
+from .folder import MANIFEST
 from .layout import HEAD_KEY, LOGS, RUN_KEY, SESSION_KEY
 from .location import Remote, Where, location
 from .meta import RunMeta, versions, writer_identity
 from .reader import Reader
 from .remote import Objects
+
+_FULL = (errno.ENOSPC, errno.EDQUOT)
 
 _NODE_CACHE = 16 << 20  # keeps index nodes, so that a commit does not read them again
 
@@ -56,7 +62,11 @@ class RunWriter:
         database.bound = meta.bound
         writer = cls(database, meta)
         writer._generation = newest_version(place) or 1  # TensorStore begins with an empty one
-        writer._create()
+        try:
+            writer._create()
+        except TransientStoreError:
+            writer._take_back()  # whoever tries again, or gives up, leaves no empty run
+            raise
         return writer
 
     @classmethod
@@ -137,10 +147,24 @@ class RunWriter:
             commit.put_json(RUN_KEY, self._meta.to_json())
             self._finish(commit, _first_head(self._meta))
 
+    def _take_back(self) -> None:
+        """Removes what an attempt to create the run has left, unless that has succeeded after all."""
+        place = self._db.place
+        with suppress(OSError):
+            if isinstance(place, Path) and self._db.read_bytes(RUN_KEY) is None:
+                shutil.rmtree(place, ignore_errors=True)
+                place.parent.rmdir()  # unless there is something else
+
     def _begin(self) -> Commit:
         """Starts a commit, fenced: it fails if anyone else has committed meanwhile."""
         commit = Commit(self._db)
         if commit.read(HEAD_KEY) != self._head_bytes:
+            place = self._db.place
+            if isinstance(place, Path) and not (place / MANIFEST).exists():
+                raise StoreError(
+                    f"the run's folder {str(place.parent)!r} is gone (removed, moved or "
+                    "unmounted); stopping."
+                )
             raise StoreError(f"{self._db.path}: another writer has changed this run; stopping.")
         return commit
 
@@ -190,7 +214,8 @@ def _make_folder(place: Path) -> None:
     try:
         place.mkdir(parents=True, exist_ok=True)
     except OSError as error:
-        raise StoreError(f"cannot create the run's folder: {error}") from error
+        kind = TransientStoreError if error.errno in _FULL else StoreError
+        raise kind(f"cannot create the run's folder: {error}") from error
 
 
 def _first_head(meta: RunMeta) -> dict[str, Any]:

@@ -30,7 +30,7 @@ MEMORY = 3 << 30
 """Address space beyond what is mapped when a look begins."""
 
 SECONDS = 60
-"""Wall time for all looks at a run; a loaded machine must get by with it."""
+"""Wall time for each look; a loaded machine must get by with it."""
 
 _WATCHED = ("import", "exec", "subprocess.Popen", "os.system", "os.posix_spawn", "os.exec")
 _REACHED = ("socket.connect", "socket.getaddrinfo", "urllib.Request")
@@ -207,14 +207,15 @@ def _limited(path: Path, out: Path, report: Path, *, viewer: bool) -> None:
             what = arguments[0] if event == "import" else getattr(arguments[0], "co_filename", "?")
             events.append(f"{event} {what}"[:200])
 
-    signal.alarm(SECONDS)  # ends the process: a look that hangs in C hears no handler
     limit = _space() + MEMORY
     resource.setrlimit(resource.RLIMIT_AS, (limit, limit))
     sys.addaudithook(heard)
     found: dict[str, str] = {}
+    signal.alarm(SECONDS)  # ends the process: a look that hangs in C hears no handler
     for name, told in looks(path, out, viewer=viewer):
+        signal.alarm(SECONDS)
         found[name] = told
-        report.write_text(json.dumps({"looks": found, "events": events, "at": name}))
+        report.write_text(json.dumps({"looks": found, "events": events, "after": name}))
 
 
 def main(out: Path, runs: list[Path], *, viewer: bool = True) -> None:
