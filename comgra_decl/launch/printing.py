@@ -23,7 +23,7 @@ RunPath = Annotated[
 AsJson = Annotated[bool, typer.Option("--json", help="Print JSON for other programs.")]
 
 
-_CONTROLS = {code: "\ufffd" for code in (*range(9), *range(11, 32), *range(127, 160))}
+_CONTROLS = dict.fromkeys((*range(9), *range(11, 32), *range(127, 160)), "�")
 
 
 def printable(text: str) -> str:

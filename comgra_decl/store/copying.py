@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import os
-import shutil
-import tempfile
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import overload
@@ -19,6 +17,7 @@ from .database import (
     new_context,
     newest_version,
 )
+from .drafts import drafted
 from .inventory import Region, edge_of, fact_regions, is_superseded, keys_of
 from .layout import HEAD_KEY, RUN_KEY, RecordColumn
 from .location import Location, Remote, Where, location
@@ -108,21 +107,10 @@ Fill = Callable[[Location], None]
 
 
 def _into_folder(target: Path, fill: Fill) -> Path:
-    try:
-        target.parent.mkdir(parents=True, exist_ok=True)
-        draft = Path(tempfile.mkdtemp(prefix=f".copying-{target.name}-", dir=target.parent))
-    except OSError as error:
-        raise StoreError(f"cannot write to {str(target.parent)!r}: {error}") from error
-    try:
+    with drafted(target, "copying") as draft:
         fill(draft)
         draft.chmod(0o777 & ~_umask())
         draft.rename(target)
-    except OSError as error:
-        if isinstance(error, (StoreError, DamagedRunError)):
-            raise
-        raise StoreError(f"cannot write {str(target)!r}: {error}") from error
-    finally:
-        shutil.rmtree(draft, ignore_errors=True)
     return target
 
 

@@ -165,14 +165,14 @@ class Database:
         return None if result.state == "missing" else bytes(result.value)
 
     def _refuse_large(self, keys: Sequence[str], most: int) -> None:
-        """Asks the index whether a key has more than so many bytes; it reads none of them."""
-        reads = [self.kv.read(key, byte_range=slice(most, None)) for key in keys]
+        """Asks the index whether a key has so many bytes or more, by reading none from there on."""
+        reads = [self.kv.read(key, byte_range=slice(most, most)) for key in keys]
         for key, read in zip(keys, reads, strict=True):
             try:
                 found = read.result()
             except _RAISED:  # there is no such byte; what else is wrong, reading the key says
                 continue
-            if found.state == "value" and found.value:
+            if found.state == "value":
                 raise DamagedRunError(
                     f"{self.path}: key {key!r} has more than the {most} bytes it may have."
                 )

@@ -10,7 +10,6 @@ from comgra_decl.records import Piece, SlotInfo, SlotKey
 from .commit import Commit
 from .layout import log_key
 
-
 _ROWS_OF_KEY = 100_000
 """Most rows of a key: a reader refuses keys that are too large."""
 

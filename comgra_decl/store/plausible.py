@@ -7,7 +7,7 @@ Every function raises ValueError, TypeError or KeyError; who calls it knows the 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -169,11 +169,10 @@ def check_document(name: str, content: Any) -> Any:
     return content
 
 
-def _check_all(content: Any, kind: type, inner: type) -> None:
+def _check_all(content: Any, kind: type[dict[str, Any]] | type[list[Any]], inner: type) -> None:
     if not isinstance(content, kind):
         raise TypeError(f"it is no {kind.__name__}")
-    entries: Iterable[Any] = content.values() if isinstance(content, dict) else content
-    for entry in entries:
+    for entry in content.values() if isinstance(content, dict) else content:
         if not isinstance(entry, inner):
             raise TypeError(f"{str(entry)[:40]!r} is no {inner.__name__}")
 

@@ -35,6 +35,8 @@ ROW = np.dtype(list(_COLUMNS.items()))
 
 Rows = NDArray[np.void]
 
+_MANY_BLOCKS = 1000
+
 MOST_BYTES = 1 << 20
 """Bytes of a key: a block of noise has 24 kB."""
 
@@ -123,10 +125,23 @@ class ScalarReader:
         known = len(self._rows)
         if known < edge:
             known = known // SCALAR_BLOCK * SCALAR_BLOCK  # its block is whole by now
+            self._refuse_many_missing(known, edge)
         keys = dict(self._keys(known, edge, count))
         values = self._values(list(keys))
         parts = [self._part(*pair, value) for pair, value in zip(keys.items(), values, strict=True)]
         self._rows = np.concatenate([self._rows[:known], *parts])
+
+    def _refuse_many_missing(self, known: int, edge: int) -> None:
+        """Refuses a count of numbers of which few are there; room is made for all of them."""
+        wanted = (edge - known) // SCALAR_BLOCK
+        if wanted <= _MANY_BLOCKS:
+            return
+        found = len(self._db.keys(scalar_block_key(known), scalar_block_key(edge)))
+        if found < wanted // 2:
+            raise DamagedRunError(
+                f"{self._db.path}: head counts {edge} numbers of steps, and {wanted - found} of "
+                f"the {wanted} blocks that hold them are missing."
+            )
 
     def _keys(self, known: int, edge: int, count: int) -> Iterator[tuple[str, int]]:
         """Yields the keys of the rows from `known` on, and how many each holds.

@@ -148,7 +148,7 @@ class RunWriter:
             self._finish(commit, _first_head(self._meta))
 
     def _take_back(self) -> None:
-        """Removes what an attempt to create the run has left, unless that has succeeded after all."""
+        """Removes what an attempt to create the run has left, unless it has succeeded after all."""
         place = self._db.place
         with suppress(OSError):
             if isinstance(place, Path) and self._db.read_bytes(RUN_KEY) is None:

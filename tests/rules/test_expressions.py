@@ -21,7 +21,7 @@ def value_of(text: str) -> np.ndarray | None:
     except SpecError:
         return None
 
-    def read(name: str, over: str) -> np.ndarray:
+    def read(name: str, _: str) -> np.ndarray:
         rng = np.random.default_rng(len(name))
         return np.where(rng.random((2, 3)) < 0.2, np.nan, rng.normal(size=(2, 3)))
 

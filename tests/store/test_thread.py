@@ -134,7 +134,8 @@ def test_a_fault_in_the_statistics_is_told_too() -> None:
 
 def full(monkeypatch: pytest.MonkeyPatch, times: int) -> list[str]:
     """Refuses the first commits to any database, as a full disk does; returns what was refused."""
-    finish, refused = Commit.finish, []
+    finish = Commit.finish
+    refused: list[str] = []
 
     def refuse(commit: Commit) -> None:
         if len(refused) < times:
