@@ -15,7 +15,14 @@ from numpy.typing import NDArray
 
 from comgra_decl.records import SlotInfo
 
-from .layout import LOGS, RAW_DTYPES, ArrayForm, RecordColumn
+from .layout import (
+    LOGS,
+    RAW_DTYPES,
+    RECORDS_ARRAY,
+    ArrayForm,
+    RecordColumn,
+    standard_forms,
+)
 from .surviving import LOST
 
 if TYPE_CHECKING:
@@ -32,7 +39,6 @@ _SAMPLES = 65536  # as in the spec
 _BINS = 4096
 _ELEMENTS = 1 << 48  # of a tensor: nobody has the memory for more
 _MOST_DIMS = 64  # torch's limit
-_RANKS = 1 << 20
 _NAMES = 4096  # of a shared parameter
 _EARLIEST, _LATEST = 0.0, 1e11  # in unix seconds: what calendars can show
 _DEEPEST = 100  # nesting of JSON that people have written: printing it takes some of the stack
@@ -130,51 +136,32 @@ def check_slot(slot: SlotInfo) -> SlotInfo:
 
 def check_forms(forms: Mapping[str, ArrayForm], meta: RunMeta) -> None:
     """Refuses arrays that hold other statistics, samples or bins than the run says it has."""
-    wanted = {
-        "agg": (len(meta.columns),),
-        "smp": (meta.sample_count, len(meta.statistics)),
-        "hist": (meta.bins,),
-    }
-    for name, form in forms.items():
-        family = name.partition("/")[0]
-        if family in wanted and form.shape[2:] != wanted[family]:
+    if not forms:
+        return
+    # how many slots a chunk holds depends on how many there were at first; the rest is known
+    standard = standard_forms(
+        slots=1,
+        columns=len(meta.columns),
+        samples=meta.sample_count,
+        statistics=len(meta.statistics),
+        bins=meta.bins,
+        counts=meta.counts_dtype,
+    )
+    block = forms["kpi/blk"].chunk[0] if "kpi/blk" in forms else 0
+    for wanted in standard:
+        form = forms.get(wanted.name)
+        if form is None:
+            if wanted.name == RECORDS_ARRAY:
+                continue  # older runs have none
+            raise ValueError(f"there is no array {wanted.name!r}")
+        if (form.shape, form.dtype) != (wanted.shape, wanted.dtype):
             raise ValueError(
-                f"the array {name!r} has {form.shape[2:]} columns; of the run's statistics, "
-                f"samples and bins it would be {wanted[family]}"
+                f"the array {wanted.name!r} is of {form.dtype} {list(form.shape)}; of the run's "
+                f"statistics, samples and bins it would be of {wanted.dtype} {list(wanted.shape)}"
             )
-
-
-def check_document(name: str, content: Any) -> Any:
-    """Returns a document if it has the form in which those of its name are written."""
-    check_depth(content, name)
-    if name == "modules":
-        _check_all(content, list, dict)
-        for module in content:
-            _check_all(module["parameters"], dict, dict)
-            str(module["node"])
-    elif name == "findings":
-        _check_all(content["findings"], list, dict)
-        _check_all(content["unchecked"], dict, str)
-    elif name == "report":
-        _check_all(content, dict, object)
-    elif name == "keep":
-        for spans in (content.get("steps", []), content.get("unseen", [])):
-            for first, last in spans:
-                _whole(first, "first", 1 << 53)
-                _whole(last, "last", 1 << 53)
-    elif name == "ranks":
-        _whole(content["rank"], "rank", _RANKS)
-        for rank in content["recorded"]:
-            _whole(rank, "recorded", _RANKS)
-    return content
-
-
-def _check_all(content: Any, kind: type[dict[str, Any]] | type[list[Any]], inner: type) -> None:
-    if not isinstance(content, kind):
-        raise TypeError(f"it is no {kind.__name__}")
-    for entry in content.values() if isinstance(content, dict) else content:
-        if not isinstance(entry, inner):
-            raise TypeError(f"{str(entry)[:40]!r} is no {inner.__name__}")
+        rows = block if wanted.name.endswith("/blk") else wanted.chunk[0]
+        if form.chunk[0] != rows:
+            raise ValueError(f"the array {wanted.name!r} has chunks of {form.chunk[0]} records")
 
 
 def check_form(form: ArrayForm) -> ArrayForm:

@@ -200,8 +200,9 @@ class Reader:
         tables = self._tables.snapshot()
         try:
             check_forms(tables.forms, self.meta)
-        except ValueError as error:
-            raise DamagedRunError(f"{self._db.path}: 'meta/run.json' is wrong: {error}.") from error
+        except WRONG as error:
+            said = f"key {RUN_KEY!r} is wrong: {error}"
+            raise DamagedRunError(f"{self._db.path}: {said}.") from error
         checked = self._sums if self.meta.bound else None
         view = View(
             self._db,

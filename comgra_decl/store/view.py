@@ -15,6 +15,7 @@ from comgra_decl.errors import DamagedRunError
 from comgra_decl.records import Note, SlotInfo, SlotKey, Structure
 
 from .database import Database
+from .documents import check_document
 from .layout import (
     SYSTEM_COLUMNS,
     RecordColumn,
@@ -24,7 +25,7 @@ from .layout import (
 )
 from .meta import RunMeta
 from .parts import Part, cut
-from .plausible import check_document, check_edges, check_facts, check_records
+from .plausible import check_depth, check_edges, check_facts, check_records
 from .salvage import Salvage, TooLargeError, reserve
 from .scalars import LOST as LOST_SCALAR
 from .scalars import ScalarReader
@@ -313,6 +314,7 @@ class View:
         key = document_key(name)
         content = self._db.read_json(key, revision=self._documents[name])
         try:
+            check_depth(content, name)
             return check_document(name, content)
         except WRONG as error:
             raise DamagedRunError(f"{self._db.path}: key {key!r} is wrong at {error}.") from error

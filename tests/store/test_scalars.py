@@ -9,7 +9,6 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-import tensorstore as ts
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -21,6 +20,7 @@ from comgra_decl.store.appending import append_to
 from comgra_decl.store.layout import SCALAR_BLOCK, scalar_block_key, scalar_piece_key
 from comgra_decl.store.scalars import LOST, ROW, packed, unpacked
 from comgra_decl.store.view import View
+from tests.store.test_damage import overwrite
 from tests.store.threads import FakeWriter, raw, thread_of, until
 from tests.store.truth import Truth, meta_of
 
@@ -166,10 +166,9 @@ def test_damage_hides_the_numbers_it_has_hit_and_no_others(tmp_path: Path) -> No
     for first, last in ((0, 2 * SCALAR_BLOCK), (2 * SCALAR_BLOCK, -20), (-20, -10), (-10, None)):
         writer.commit([], [said(rows[first:last])])
     writer.close()
-    kv = writer._db.kv
-    kv.write(scalar_block_key(SCALAR_BLOCK), b"rubbish").result()
+    overwrite(tmp_path / "run", scalar_block_key(SCALAR_BLOCK), b"rubbish")
     key = scalar_piece_key(2 * SCALAR_BLOCK + 10)
-    kv.write(key, packed(np.zeros(3, ROW), key)).result()
+    overwrite(tmp_path / "run", key, packed(np.zeros(3, ROW), key))
     view = Reader(tmp_path / "run").view
     kept = rows[:SCALAR_BLOCK] + rows[2 * SCALAR_BLOCK : -20] + rows[-10:]
     assert [row for row in scalars_of(view) if row[0] != LOST] == kept
@@ -186,9 +185,9 @@ def test_keys_that_are_gone_are_told_too(tmp_path: Path) -> None:
     rows = [(i, "a", "train", float(i)) for i in range(SCALAR_BLOCK + 30)]
     writer.commit([], [said(rows[:-10])])
     writer.commit([], [said(rows[-10:])])
-    first_piece = ts.KvStore.KeyRange("scalars/row/", scalar_piece_key(SCALAR_BLOCK + 1))
-    for keys in (ts.KvStore.KeyRange("scalars/blk/", "scalars/blk0"), first_piece):
-        writer._db.kv.delete_range(keys).result()
+    for low, high in (("blk/", "blk0"), ("row/", f"row/{SCALAR_BLOCK + 1:012d}")):
+        for key in writer._db.keys(f"scalars/{low}", f"scalars/{high}"):
+            overwrite(tmp_path / "run", key, None)
     view = Reader(tmp_path / "run").view
     assert [row for row in scalars_of(view) if row[0] != LOST] == rows[-10:]
     assert [loss.partition(" ")[0] for loss in view.losses] == [str(SCALAR_BLOCK), "20"]
