@@ -18,7 +18,7 @@ import tensorstore as ts
 
 from comgra_decl.errors import ComgraError, DamagedRunError, StoreError
 
-from .folder import MANIFEST, strange_file
+from .folder import MANIFEST, largest_file, strange_file
 from .layout import DATABASE, NODE_BYTES, ArrayForm
 from .location import Location, Remote, Where, location
 from .remote import REFUSED, TRANSIENT, Objects, base_spec, message, refuse_forked_child, resources
@@ -91,6 +91,7 @@ class Database:
         self.path = str(self.place)
         if isinstance(self.place, Path):
             _refuse_strange(self.place)
+        self._largest = largest_file(self.place) if isinstance(self.place, Path) else None
         self.bound = True
         """Whether checksums are over key and content; in older runs they are over the content."""
         self.context = context
@@ -166,6 +167,8 @@ class Database:
 
     def _refuse_large(self, keys: Sequence[str], most: int) -> None:
         """Asks the index whether a key has so many bytes or more, by reading none from there on."""
+        if self._largest is not None and self._largest < most:
+            return
         reads = [self.kv.read(key, byte_range=slice(most, most)) for key in keys]
         for key, read in zip(keys, reads, strict=True):
             try:

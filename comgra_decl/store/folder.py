@@ -18,6 +18,8 @@ from comgra_decl.errors import DamagedRunError
 MANIFEST = "manifest.ocdbt"
 
 _MOST_MANIFEST = 64 << 20
+_MANY_FILES = 2000
+
 _SPARSE = 64 << 20
 """Bytes from which on a file must have some of its bytes on the disk to be copied."""
 
@@ -101,6 +103,23 @@ def strange_file(database: Path) -> str | None:
     except OSError as error:
         return f"its files cannot be listed ({error})"
     return None if name is None else f"{name!r} is no plain file"
+
+
+def largest_file(database: Path) -> int | None:
+    """Returns the bytes of the largest data file; None if there are too many to ask for each.
+
+    No value can have more, so that of most runs no key must be asked for its size.
+    """
+    sizes = [0]
+    try:
+        with os.scandir(database / "d") as entries:
+            for entry in entries:
+                sizes.append(entry.stat(follow_symlinks=False).st_size)
+                if len(sizes) > _MANY_FILES:
+                    return None
+    except OSError:
+        return None
+    return max(sizes)
 
 
 def _first_strange(folder: Path) -> str | None:
