@@ -4,9 +4,15 @@ from __future__ import annotations
 
 import ast
 from collections.abc import Iterator
+from functools import cache
 from pathlib import Path
 
 ROOT = Path(__file__).parents[1] / "comgra_decl"
+
+
+@cache
+def _parsed(path: Path) -> ast.Module:
+    return ast.parse(path.read_text(encoding="utf-8"), str(path))
 
 
 def sources(*folders: str) -> Iterator[tuple[str, ast.Module]]:
@@ -14,7 +20,7 @@ def sources(*folders: str) -> Iterator[tuple[str, ast.Module]]:
     for path in sorted(_files(ROOT)):
         name = path.relative_to(ROOT).as_posix()
         if not folders or name.split("/")[0] in folders:
-            yield name, ast.parse(path.read_text(encoding="utf-8"), name)
+            yield name, _parsed(path)
 
 
 def _files(folder: Path) -> Iterator[Path]:
