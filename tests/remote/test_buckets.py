@@ -14,11 +14,11 @@ from comgra_decl.store import Reader, RunWriter
 from comgra_decl.store.appending import append_to
 from comgra_decl.store.compaction import compact
 from comgra_decl.store.copying import copy_run, pinned
-from comgra_decl.store.database import TransientStoreError, new_context
+from comgra_decl.store.database import TransientStoreError, new_context, newest_version
 from comgra_decl.store.layout import HEAD_KEY
 from comgra_decl.store.location import Remote
 from comgra_decl.store.remote import Objects
-from comgra_decl.store.verify import newest_version, verify
+from comgra_decl.store.verify import verify
 from tests.remote.server import BUCKET, fake_s3
 from tests.store.truth import Truth, meta_of
 
