@@ -46,7 +46,7 @@ def _contents(source: Location) -> Iterator[tuple[PurePosixPath, bytes]]:
     if isinstance(source, Remote):
         objects = Objects(source)
         for key in filter(_is_plain, objects.names()):
-            content = objects.read(key)
+            content = objects.read(key, most=_MOST)
             if content is not None:
                 yield PurePosixPath(key), content
         return

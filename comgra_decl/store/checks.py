@@ -87,7 +87,7 @@ def _read(run: Location, name: str) -> NotedCheck | None:
 
 def _content(run: Location, name: str) -> bytes | None:
     if isinstance(run, Remote):
-        return Objects(run).read(name)
+        return Objects(run).read(name, most=_MOST)
     return read_file(run, name, most=_MOST)
 
 

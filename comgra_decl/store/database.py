@@ -163,12 +163,16 @@ class Database:
         self._refuse_large([key], most)
         with self.reading(key):
             result = self.kv.read(key).result()
-        return None if result.state == "missing" else bytes(result.value)
+        if result.state == "missing":
+            return None
+        if len(result.value) > most:
+            self._refuse_size(key, most)
+        return bytes(result.value)
 
     def _refuse_large(self, keys: Sequence[str], most: int) -> None:
         """Asks the index whether a key has so many bytes or more, by reading none from there on."""
-        if self._largest is not None and self._largest < most:
-            return
+        if isinstance(self.place, Remote) or (self._largest is not None and self._largest < most):
+            return  # each would be a request more to a bucket
         reads = [self.kv.read(key, byte_range=slice(most, most)) for key in keys]
         for key, read in zip(keys, reads, strict=True):
             try:
@@ -176,9 +180,12 @@ class Database:
             except _RAISED:  # there is no such byte; what else is wrong, reading the key says
                 continue
             if found.state == "value":
-                raise DamagedRunError(
-                    f"{self.path}: key {key!r} has more than the {most} bytes it may have."
-                )
+                self._refuse_size(key, most)
+
+    def _refuse_size(self, key: str, most: int) -> None:
+        raise DamagedRunError(
+            f"{self.path}: key {key!r} has more than the {most} bytes it may have."
+        )
 
     def read_all(self, keys: Sequence[str], *, most: int | None = None) -> list[bytes]:
         """Reads keys that must exist, side by side, else raises DamagedRunError.

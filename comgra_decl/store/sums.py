@@ -11,6 +11,7 @@ read for the first time. A run of format version 2 has none.
 from __future__ import annotations
 
 import json
+import math
 import threading
 import zlib
 from collections.abc import Iterator, Mapping, Sequence
@@ -32,7 +33,7 @@ Data = NDArray[np.generic]
 Known = Mapping[str, Mapping[int, int]]
 """Array name to chunk number (within its record or block) to checksum."""
 
-_AT_ONCE = 8 << 20  # bytes of chunks that are read to be compared
+_AT_ONCE = 16 << 20  # bytes of chunks that are read to be compared
 _KEPT = 16 << 20  # bytes of checksums that are kept in memory
 _MOST_CHECKED = 200_000  # chunks of which it is kept that they were compared
 _MOST = 64 << 20  # bytes of a key
@@ -75,18 +76,30 @@ class SumsReader:
         self._checked: set[tuple[str, tuple[int, ...]]] = set()
         self._lock = threading.Lock()
 
-    def check(self, handle: ts.TensorStore, form: ArrayForm, index: Sequence[int | slice]) -> None:
-        """Compares the chunks that hold what an index selects, as far as that was not yet done.
+    def read(self, handle: ts.TensorStore, form: ArrayForm, index: Sequence[int | slice]) -> Data:
+        """Returns what an index selects; chunks that hold it are compared the first time.
 
         Raises:
             DamagedRunError: one is not the one that was written there.
         """
         box = box_of(form, index)
-        places = [
-            place for place, _ in _chunks(form, box) if (form.name, place) not in self._checked
-        ]
-        if not places:
-            return
+        places = [place for place, _ in _chunks(form, box)]
+        places = [place for place in places if (form.name, place) not in self._checked]
+        whole = _aligned(form, box)
+        if places and _bytes(whole, handle) <= _AT_ONCE:
+            data: Data = handle[tuple(slice(*ends) for ends in whole)].read().result()
+            self.compare(form, whole, data)
+            self._note(form, places)
+            part: Data = data[_within(index, box, whole)]
+            return part if part.size == data.size else part.copy()  # or it would keep all of it
+        self._check(handle, form, places)
+        found: Data = handle[tuple(index)].read().result()
+        return found
+
+    def _check(
+        self, handle: ts.TensorStore, form: ArrayForm, places: Sequence[tuple[int, ...]]
+    ) -> None:
+        """Compares chunks, some at a time: they may be many more than what is asked of them."""
         size = max(1, int(np.prod(form.chunk)) * handle.dtype.numpy_dtype.itemsize)
         at_once = max(1, _AT_ONCE // size)
         known = self._sums(sorted({key_of(form, place) for place in places}))
@@ -95,6 +108,9 @@ class SumsReader:
             reads = [handle[_inside(form, place)].read() for place in part]
             for place, read in zip(part, reads, strict=True):
                 self._compare(known[key_of(form, place)], form, place, read.result())
+        self._note(form, places)
+
+    def _note(self, form: ArrayForm, places: Sequence[tuple[int, ...]]) -> None:
         with self._lock:
             if len(self._checked) > _MOST_CHECKED:
                 self._checked.clear()
@@ -212,6 +228,28 @@ def _chunks(form: ArrayForm, box: Box) -> Iterator[tuple[tuple[int, ...], tuple[
                 for at, chunk, (low, high) in edges
             ),
         )
+
+
+def _aligned(form: ArrayForm, box: Box) -> Box:
+    """Returns the whole chunks that a box touches, as far as they are within the array."""
+    return tuple(
+        (low // chunk * chunk, max(low, min(-(-high // chunk) * chunk, extent)))
+        for (low, high), chunk, extent in zip(box, form.chunk, form.shape, strict=True)
+    )
+
+
+def _within(index: Sequence[int | slice], box: Box, whole: Box) -> tuple[int | slice, ...]:
+    """Returns where what an index selects is in what was read of the array."""
+    return tuple(
+        slice(low - start, high - start)
+        if axis >= len(index) or isinstance(index[axis], slice)
+        else low - start
+        for axis, ((low, high), (start, _)) in enumerate(zip(box, whole, strict=True))
+    )
+
+
+def _bytes(box: Box, handle: ts.TensorStore) -> int:
+    return math.prod(high - low for low, high in box) * int(handle.dtype.numpy_dtype.itemsize)
 
 
 def _inside(form: ArrayForm, place: Sequence[int]) -> tuple[slice, ...]:

@@ -369,7 +369,7 @@ class View:
             part = self._handle(name)[index]
             reserve(math.prod(part.shape) * part.dtype.numpy_dtype.itemsize, self._db.path, name)
             if self.sums is not None:
-                self.sums.check(self._handle(name), self._tables.forms[name], index)
+                return self.sums.read(self._handle(name), self._tables.forms[name], index)
             data: NDArray[Any] = part.read().result()
         return data
 

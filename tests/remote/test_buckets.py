@@ -154,7 +154,8 @@ def test_copies_go_from_here_to_there_and_back(root: Remote, tmp_path: Path) -> 
     assert isinstance(back, Path)
     truth.check(Reader(back).view)
     assert (back / ".hydra" / "config.yaml").read_text() == "lr: 1\n"
-    assert Reader(back).head == Reader(tmp_path / "run").head
+    heads = [{**Reader(path).head, "generation": 0} for path in (back, tmp_path / "run")]
+    assert heads[0] == heads[1]
 
 
 def test_nothing_is_overwritten(root: Remote, tmp_path: Path) -> None:
