@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import os
-import shutil
-import tempfile
 from collections.abc import Callable, Mapping
 from importlib import import_module
 from pathlib import Path
@@ -12,6 +10,7 @@ from typing import TYPE_CHECKING
 
 from comgra_decl.errors import StoreError, UnknownNameError, did_you_mean
 from comgra_decl.query import Remote, location
+from comgra_decl.store.drafts import drafted
 
 from .content import Content
 
@@ -67,19 +66,8 @@ def export_run(
     target = place.absolute()
     if target.exists() or target.is_symlink():
         raise StoreError(f"{str(target)!r} exists; nothing is ever overwritten. Choose another.")
-    try:
-        target.parent.mkdir(parents=True, exist_ok=True)
-        draft = Path(tempfile.mkdtemp(prefix=f".exporting-{target.name}-", dir=target.parent))
-    except OSError as error:
-        raise StoreError(f"cannot write to {str(target.parent)!r}: {error}") from error
-    try:
+    with drafted(target, "exporting") as draft:
         written = draft / target.name
         write(content, written)
         written.rename(target)
-    except OSError as error:
-        if isinstance(error, StoreError):
-            raise
-        raise StoreError(f"cannot write {str(target)!r}: {error}") from error
-    finally:
-        shutil.rmtree(draft, ignore_errors=True)
     return target

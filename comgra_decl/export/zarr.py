@@ -18,6 +18,12 @@ from .content import Content
 from .plain import plain_columns
 
 _CHUNK_BYTES = 1 << 20
+_HELD_BYTES = 64 << 20
+"""Values that wait for their chunk to be full."""
+
+# Nothing is synced while a draft is written that one rename publishes: each chunk would wait for
+# the disk.
+_CONTEXT = {"file_io_sync": False, "cache_pool": {"total_bytes_limit": _HELD_BYTES}}
 
 _NAMED = frozenset(
     "bool int8 int16 int32 int64 uint8 uint16 uint32 uint64 float16 float32 float64 "
@@ -33,55 +39,79 @@ def write(content: Content, to: Path) -> None:
     attributes["slots"] = json.loads(slots.to_json(orient="records"))
     attributes["types"] = content.run.types
     _write_group(to, attributes)
+    context = ts.Context(_CONTEXT)
     for name, column in {**record_columns(content), "slot": content.ids}.items():
         dim = "slot" if name == "slot" else "record"
-        array = _create(to, Form(name, column.shape, str(column.dtype), (dim,)))
+        array = _create(to, Form(name, column.shape, str(column.dtype), (dim,)), context)
         if len(column):
             array.write(column).result()
-    arrays = {form.name: _create(to, form) for form in forms(content)}
+    arrays = {form.name: _create(to, form, context) for form in forms(content)}
     for name, first, data in pieces(content):
         arrays[name][first : first + len(data)].write(np.ascontiguousarray(data)).result()
-    _write_values(content, to / "values")
+    _write_values(content, to / "values", context)
 
 
 class _Kept:
     """The values of one slot, shape and dtype: an array that grows record by record."""
 
-    def __init__(self, group: Path, name: str, value: NDArray[Any], most: int) -> None:
+    def __init__(
+        self, group: Path, name: str, value: NDArray[Any], most: int, *, context: ts.Context
+    ) -> None:
         stored = value.dtype.name if value.dtype.name in _NAMED else "float32"
         dims = ("record", "sample", *(f"dim_{axis}" for axis in range(value.ndim - 1)))
         form = Form(name, (most, *value.shape), stored, dims[: 1 + value.ndim])
-        self._array = _create(group, form)
+        self._array = _create(group, form, context)
+        self._wanted = _chunk(form)[0]  # records of a chunk
+        self._held: list[NDArray[Any]] = []
         self._path = group / name / "zarr.json"
         self._stored = stored
         self.dtype = value.dtype.name
         self.records: list[int] = []
 
+    @property
+    def held(self) -> int:
+        """Bytes that wait for their chunk to be full."""
+        return sum(value.nbytes for value in self._held)
+
     def add(self, record: int, value: NDArray[Any]) -> None:
-        """Writes the values of the next record that has some."""
-        self._array[len(self.records)].write(value.astype(self._stored)).result()
+        """Takes the values of the next record that has some; a chunk is written once, if it can."""
+        self._held.append(value.astype(self._stored))
         self.records.append(record)
+        if len(self.records) % self._wanted == 0:
+            self.flush()
+
+    def flush(self) -> None:
+        """Writes what waits."""
+        if self._held:
+            last = len(self.records)
+            self._array[last - len(self._held) : last].write(np.stack(self._held)).result()
+            self._held = []
 
     def end(self, attributes: dict[str, Any]) -> None:
         """Cuts the array to what was written, and says what it is."""
+        self.flush()
         metadata = json.loads(self._path.read_text())
         metadata["shape"][0] = len(self.records)
         metadata["attributes"] = {**attributes, "dtype": self.dtype, "records": self.records}
         self._path.write_text(json.dumps(metadata))
 
 
-def _write_values(content: Content, to: Path) -> None:
+def _write_values(content: Content, to: Path, context: ts.Context) -> None:
     """Writes an array [k, samples, ...] for each slot, shape and dtype of the kept values."""
     _write_group(to, {})
-    wanted, arrays = set(content.ids.tolist()), {}
+    wanted, most = set(content.ids.tolist()), len(content.records)
+    arrays: dict[str, tuple[int, _Kept]] = {}
     for record in content.records.index.tolist():
         for number, value in content.run.values_of(record).items():
             if number not in wanted:
                 continue
             name = "_".join([str(number), value.dtype.name, "x".join(map(str, value.shape))])
             if name not in arrays:
-                arrays[name] = number, _Kept(to, name, value, len(content.records))
+                arrays[name] = number, _Kept(to, name, value, most, context=context)
             arrays[name][1].add(record, value)
+        if sum(kept.held for _, kept in arrays.values()) > _HELD_BYTES:
+            for _, kept in arrays.values():
+                kept.flush()
     steps = content.records["step"]
     for number, kept in arrays.values():
         slot = content.slots.loc[number]
@@ -89,7 +119,7 @@ def _write_values(content: Content, to: Path) -> None:
         kept.end({"slot": number, **said, "steps": steps.loc[kept.records].tolist()})
 
 
-def _create(group: Path, form: Form) -> ts.TensorStore:
+def _create(group: Path, form: Form, context: ts.Context) -> ts.TensorStore:
     kinds = {"f": "NaN", "b": False, "c": ["NaN", "NaN"]}
     metadata = {
         "shape": list(form.shape),
@@ -108,7 +138,7 @@ def _create(group: Path, form: Form) -> ts.TensorStore:
         "metadata": metadata,
         "store_data_equal_to_fill_value": True,
     }
-    return ts.open(spec, create=True).result()
+    return ts.open(spec, context=context, create=True).result()
 
 
 def _chunk(form: Form) -> list[int]:

@@ -23,6 +23,17 @@ RunPath = Annotated[
 AsJson = Annotated[bool, typer.Option("--json", help="Print JSON for other programs.")]
 
 
+_CONTROLS = dict.fromkeys((*range(9), *range(11, 32), *range(127, 160)), "�")
+
+
+def printable(text: str) -> str:
+    """Returns text without the characters that tell a terminal to do something.
+
+    Names of nodes and all else that a run says may come from anybody.
+    """
+    return text.translate(_CONTROLS)
+
+
 def print_json(content: Any) -> None:
     """Prints what JSON can hold; what it cannot (a NaN) is a mistake of ours."""
     sys.stdout.write(json.dumps(content, indent=2, allow_nan=False) + "\n")

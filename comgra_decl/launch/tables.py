@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from datetime import datetime
 from typing import Any
 
-from rich.console import Console
+from rich.console import Console, ConsoleOptions, RenderableType
+from rich.segment import Segment
 from rich.table import Table
 from rich.text import Text
 
+from comgra_decl.launch.printing import printable
 from comgra_decl.query.remarks import remarks
 
 _STYLES = {
@@ -26,10 +28,22 @@ _WIDTH = 160
 """Columns of a file or a pipe, which have no width of their own."""
 
 
+class _Console(Console):
+    """Prints what a run says as text: nothing in it does anything to the terminal."""
+
+    def render(
+        self, renderable: RenderableType, options: ConsoleOptions | None = None
+    ) -> Iterable[Segment]:
+        """Yields what is printed."""
+        for segment in super().render(renderable, options):
+            text, style, control = segment
+            yield segment if control else Segment(printable(text), style)
+
+
 def console() -> Console:
     """Returns where tables are printed; names in brackets are not mistaken for markup."""
     width = None if sys.stdout.isatty() else _WIDTH
-    return Console(width=width, markup=False, highlight=False, emoji=False)
+    return _Console(width=width, markup=False, highlight=False, emoji=False)
 
 
 def runs_table(runs: Sequence[dict[str, Any]]) -> Table:

@@ -11,7 +11,7 @@ from comgra_decl.store.layout import DATABASE
 from comgra_decl.store.location import Location, Remote, Where, location
 from comgra_decl.store.remote import databases_within
 
-from .ranks import RANKS, rank_paths
+from .ranks import RANKS, is_rank, rank_paths
 from .run import Run
 
 _DEPTH = 3  # root/group/run, and one more for jobs of a sweep
@@ -77,7 +77,7 @@ def _run_places(root: Remote, depth: int) -> Iterator[Remote]:
         return
     found: dict[Remote, None] = {}
     for place in databases_within(root):
-        of_rank = place.parent.name == RANKS and place.name.isdigit()
+        of_rank = place.parent.name == RANKS and is_rank(place.name)
         found[place.parent.parent if of_rank else place] = None
     yield from (run for run in found if len(run.relative_to(root).parts) <= depth)
 

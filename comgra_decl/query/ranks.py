@@ -26,6 +26,11 @@ PATIENCE = 60.0
 """Seconds after a run's start for which ranks that are not there yet are waited for."""
 
 
+def is_rank(name: str) -> bool:
+    """Whether a folder's name is the number of a rank."""
+    return name.isascii() and name.isdecimal() and len(name) < 8
+
+
 def rank_paths(run: Location) -> Mapping[int, Location]:
     """Returns the folders of a run's databases by rank; a run of one process has {0: run}."""
     if isinstance(run, Remote):
@@ -34,7 +39,7 @@ def rank_paths(run: Location) -> Mapping[int, Location]:
     folder = run / RANKS
     if folder.is_dir() and not folder.is_symlink():
         for path in folder.iterdir():
-            if path.name.isdigit() and not path.is_symlink() and database_exists(path):
+            if is_rank(path.name) and not path.is_symlink() and database_exists(path):
                 found[int(path.name)] = path
     if database_exists(run):
         leader = Reader(run)
@@ -46,7 +51,7 @@ def rank_paths(run: Location) -> Mapping[int, Location]:
 def _rank_places(run: Remote) -> dict[int, Remote]:
     """As `rank_paths`: by asking for each rank, once it is known which there are."""
     if not database_exists(run):
-        there = [place for place in databases_within(run / RANKS) if place.name.isdigit()]
+        there = [place for place in databases_within(run / RANKS) if is_rank(place.name)]
         return {int(place.name): place for place in sorted(there)}
     facts = ranks_of(Reader(run)) or {"rank": 0, "recorded": []}
     own = int(facts["rank"])

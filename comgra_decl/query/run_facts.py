@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Any, Self
 
 import pandas as pd
 
+from comgra_decl.errors import DamagedRunError
 from comgra_decl.store.location import Location, Where, location
 
 from .joined_view import JoinedView
@@ -107,7 +108,13 @@ class RunFacts:
         """The spec the run was recorded with."""
         from comgra_decl.spec import Spec
 
-        return Spec.model_validate(self._reader.meta.spec)
+        try:
+            return Spec.model_validate(self._reader.meta.spec)
+        except (ValueError, RecursionError) as error:
+            lines = str(error).splitlines()
+            raise DamagedRunError(
+                f"{str(self.path)!r}: the spec in 'meta/run.json' is none: {' '.join(lines[:3])}"
+            ) from error
 
     @property
     def config(self) -> dict[str, Any] | None:

@@ -49,12 +49,14 @@ def _is_rule(thing: object) -> bool:
     return isinstance(thing, type) and issubclass(thing, Rule) and hasattr(thing, "name")
 
 
-def build(rules: Rules) -> list[Rule]:
+def build(rules: Rules, *, trust: bool = False) -> list[Rule]:
     """Returns the rules that a spec asks for, none of which has seen anything yet.
 
     Args:
         rules: "default" for all; "off" for none; a mapping changes single ones of all: to "off" or
             to other parameters, and adds rules of the user's.
+        trust: import the classes that it names. A spec read from a run names whatever its author
+            wrote there, so without this its classes become rules that are never checked.
 
     Raises:
         SpecError: no such rule, no such parameter, or an expression that cannot be read.
@@ -70,15 +72,15 @@ def build(rules: Rules) -> list[Rule]:
             _append(built, problems, kind, name, entry)
     for name, entry in entries.items():
         if name not in known():
-            _append_own(built, problems, name, entry)
+            _append_own(built, problems, name, entry, trust=trust)
     if problems:
         raise SpecError(problems)
     return built
 
 
 def check(rules: Rules) -> None:
-    """Raises SpecError if a spec asks for rules that do not exist or cannot be."""
-    build(rules)
+    """Raises SpecError if a spec of the user's asks for rules that do not exist or cannot be."""
+    build(rules, trust=True)
 
 
 def _append(
@@ -93,14 +95,20 @@ def _append(
         problems.append(f"comgra.rules.{name}.when: {error}")
 
 
-def _append_own(built: list[Rule], problems: list[str], name: str, entry: Any) -> None:
+def _append_own(
+    built: list[Rule], problems: list[str], name: str, entry: Any, *, trust: bool
+) -> None:
     """Adds a rule that the user has declared: an expression, or a class of theirs."""
-    from comgra_decl.rules.own import expression_rule, imported_rule
+    from comgra_decl.rules.own import expression_rule, imported_rule, unimported_rule
 
     if isinstance(entry, Mapping) and "when" in entry:
         _append(built, problems, expression_rule(name, entry), name, entry)
     elif isinstance(entry, Mapping) and "_target_" in entry:
-        kind = imported_rule(name, str(entry["_target_"]))
+        path = str(entry["_target_"])
+        if not trust:
+            built.append(unimported_rule(name, path)())
+            return
+        kind = imported_rule(name, path)
         if isinstance(kind, str):
             problems.append(f"comgra.rules.{name}: {kind}")
         else:

@@ -44,7 +44,7 @@ class Diagnosis:
     experiments: tuple[NotedCheck, ...] = ()
 
 
-def diagnose(run: Run, rules: Rules | None = None) -> Diagnosis:
+def diagnose(run: Run, rules: Rules | None = None, *, trust: bool = False) -> Diagnosis:
     """Returns what the rules find in a stored run.
 
     Of a distributed training they look at each rank by itself, as they did while it was recorded.
@@ -53,13 +53,16 @@ def diagnose(run: Run, rules: Rules | None = None) -> Diagnosis:
         run: as of its last `refresh`.
         rules: which rules, as in the spec; None for those of the run's own spec, or the default
             where that has none.
+        trust: import and run the classes of rules that the run's own spec names. Anybody can have
+            written that spec; without this such rules are unchecked. Classes that `rules` names are
+            always run.
 
     Raises:
         SpecError: `rules` names what does not exist.
     """
     if len(run.ranks) > 1:
-        return _joined([diagnose(run.rank(number), rules) for number in run.ranks], run)
-    return concluded(examined(run, rules), run)
+        return _joined([diagnose(run.rank(n), rules, trust=trust) for n in run.ranks], run)
+    return concluded(examined(run, rules, trust=trust), run)
 
 
 def _joined(diagnoses: list[Diagnosis], run: Run) -> Diagnosis:
@@ -87,6 +90,7 @@ def examined(
     run: Run,
     rules: Rules | None = None,
     *,
+    trust: bool = False,
     prepare: Callable[[list[Rule]], None] | None = None,
 ) -> Engine:
     """Returns an engine that has seen all of a stored run.
@@ -94,12 +98,15 @@ def examined(
     Args:
         run: as of its last `refresh`.
         rules: which rules; None for those of the run's own spec, or the default.
+        trust: see `diagnose`.
         prepare: may change the list of rules before any of them has seen anything.
     """
     statistics = tuple(name for name in run.statistics if name not in DERIVED)
     if rules is None:
-        rules = run.spec.rules if run.spec.rules != "off" else "default"
-    built = build(rules)
+        declared = run.spec.rules
+        built = build(declared if declared != "off" else "default", trust=trust)
+    else:
+        built = build(rules, trust=True)
     if prepare is not None:
         prepare(built)
     engine = Engine(built, statistics)

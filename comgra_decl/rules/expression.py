@@ -22,6 +22,7 @@ from __future__ import annotations
 
 import ast
 import operator
+import sys
 from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
@@ -37,7 +38,7 @@ Read = Callable[[str, str], NDArray[Any]]
 
 Term = Callable[[Read, Slots], NDArray[Any]]
 
-_DEEPEST, _LONGEST = 40, 1000
+_DEEPEST, _LONGEST, _SHOWN = 40, 1000, 60
 _EARLY = 10
 
 
@@ -114,13 +115,13 @@ class _Reader:
         below = depth + 1
         value = node.value if isinstance(node, ast.Constant) else None
         if isinstance(value, (int, float)) and not isinstance(value, bool):
-            number = np.float64(value)
+            number = self._number(value)
             return lambda _read, _at: np.asarray(number)
         if isinstance(node, (ast.Name, ast.Attribute)):
             return self._quantity(node)
         if isinstance(node, ast.BinOp) and type(node.op) in _BINARY:
             a, b = self.read(node.left, below), self.read(node.right, below)
-            return _joined(_BINARY[type(node.op)], a, b)
+            return _joined(_BINARY[type(node.op)], _numeric(a), _numeric(b))
         if isinstance(node, ast.UnaryOp):
             return self._signed(node, below)
         if isinstance(node, ast.BoolOp):
@@ -131,16 +132,23 @@ class _Reader:
         if isinstance(node, ast.Call):
             return self._call(node, below)
         raise ExpressionError(
-            f"{ast.unparse(node)!r} has no meaning in a rule; there are statistics, numbers, "
+            f"{_shown(node)} has no meaning in a rule; there are statistics, numbers, "
             f"comparisons, and/or/not and {', '.join(_known_functions())}"
         )
+
+    def _number(self, value: float) -> np.float64:
+        try:
+            return np.float64(value)
+        except OverflowError:
+            reason = f"a number in an expression is at most {sys.float_info.max:.2g}"
+            raise ExpressionError(f"{self._text[:60]!r}: {reason}") from None
 
     def _quantity(self, node: ast.Name | ast.Attribute) -> Term:
         over = "mean"
         if isinstance(node, ast.Attribute):
             if not isinstance(node.value, ast.Name) or node.attr not in AGGREGATES:
                 raise ExpressionError(
-                    f"{ast.unparse(node)!r} has no meaning; behind a statistic stands how it is "
+                    f"{_shown(node)} has no meaning; behind a statistic stands how it is "
                     f"aggregated over the batch: {', '.join(AGGREGATES)}"
                 )
             over, node = node.attr, node.value
@@ -153,15 +161,16 @@ class _Reader:
         if isinstance(node.op, ast.Not):
             return lambda read, at: np.logical_not(_true(term(read, at)))
         if isinstance(node.op, ast.USub):
-            return lambda read, at: -term(read, at)
-        raise ExpressionError(f"{ast.unparse(node)!r} has no meaning in a rule")
+            number = _numeric(term)
+            return lambda read, at: -number(read, at)
+        raise ExpressionError(f"{_shown(node)} has no meaning in a rule")
 
     def _compared(self, node: ast.Compare, depth: int) -> Term:
         terms = [self.read(part, depth) for part in (node.left, *node.comparators)]
         parts = []
         for a, b, how in zip(terms[:-1], terms[1:], node.ops, strict=True):
             if type(how) not in _COMPARED:
-                raise ExpressionError(f"{ast.unparse(node)!r} compares in a way that is not known")
+                raise ExpressionError(f"{_shown(node)} compares in a way that is not known")
             parts.append(_joined(_COMPARED[type(how)], a, b))
         return self._chained(parts, np.logical_and)
 
@@ -175,11 +184,12 @@ class _Reader:
         return chained if len(terms) > 1 else terms[0]
 
     def _call(self, node: ast.Call, depth: int) -> Term:
-        name = node.func.id if isinstance(node.func, ast.Name) else ast.unparse(node.func)
+        name = node.func.id if isinstance(node.func, ast.Name) else ""
         if name not in _known_functions():
             near = did_you_mean(name, _known_functions())
+            known = ", ".join(_known_functions())
             raise ExpressionError(
-                f"{name!r} is no function of a rule; there is {', '.join(_known_functions())}{near}"
+                f"{_shown(node.func)} is no function of a rule; there is {known}{near}"
             )
         wanted = 2 if name in _PAIRS else 1
         if len(node.args) != wanted or node.keywords:
@@ -188,7 +198,7 @@ class _Reader:
         if name in _PAIRS:
             return _joined(_PAIRS[name], *terms)
         if name in _FUNCTIONS:
-            function, term = _FUNCTIONS[name], terms[0]
+            function, term = _FUNCTIONS[name], _numeric(terms[0])
             return lambda read, at: function(term(read, at))
         return _remembered(_MEMORIES[name](), terms[0])
 
@@ -199,6 +209,25 @@ def _known_functions() -> list[str]:
 
 def _joined(how: Callable[..., Any], a: Term, b: Term) -> Term:
     return lambda read, at: np.asarray(how(a(read, at), b(read, at)))
+
+
+def _numeric(term: Term) -> Term:
+    """Returns a term whose truths are 0 and 1: numpy knows no `-True`, and no `True - True`."""
+
+    def numeric(read: Read, at: Slots) -> NDArray[Any]:
+        values = term(read, at)
+        return values.astype(np.float64) if values.dtype == np.bool_ else values
+
+    return numeric
+
+
+def _shown(node: ast.expr) -> str:
+    """Returns a part as it was written, as far as a message needs it."""
+    try:
+        text = ast.unparse(node)
+    except RecursionError:
+        return "a part of it that is nested too deep"
+    return repr(text if len(text) <= _SHOWN else text[:_SHOWN] + "...")
 
 
 def _remembered(memory: Any, term: Term) -> Term:

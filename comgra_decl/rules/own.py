@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from fnmatch import fnmatchcase
 from importlib import import_module
-from typing import Annotated, Any
+from typing import Annotated, Any, ClassVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -164,6 +164,29 @@ def expression_rule(name: str, entry: Mapping[str, Any]) -> type[Rule]:
     """Returns a class for an expression of the user's."""
     base: type[Rule] = _OwnRule if entry.get("kpi") is None else _OwnNumberRule
     return type("OwnRule", (base,), {"name": name, "__doc__": f"The rule {name} of the spec."})
+
+
+class _UnimportedRule(Rule):
+    """Stands in the place of a class that a stored spec names and nobody has asked to run."""
+
+    definition = source = advice = ""
+    path: ClassVar[str]
+
+    def findings(self, scene: Scene) -> list[Finding]:
+        """Returns nothing."""
+        return []
+
+    def missing(self, scene: Scene) -> str | None:
+        """Returns how to have it checked."""
+        return (
+            f"its class {self.path!r} is named by the run and was not imported; if you trust the "
+            "run: comgra-decl diagnose --trust, or diagnose(run, trust=True)"
+        )
+
+
+def unimported_rule(name: str, path: str) -> type[Rule]:
+    """Returns a class that says of one of the user's that it was not imported."""
+    return type("UnimportedRule", (_UnimportedRule,), {"name": name, "path": path})
 
 
 def imported_rule(name: str, path: str) -> type[Rule] | str:

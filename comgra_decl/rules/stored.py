@@ -33,6 +33,6 @@ def stored(run: Run) -> Diagnosis | None:
 def _names(run: Run) -> list[str]:
     """Returns the rules of the run's spec; none where one of them is no longer at hand."""
     try:
-        return [rule.name for rule in build(run.spec.rules)]
+        return [rule.name for rule in build(run.spec.rules)]  # imports none of them
     except SpecError:
         return []

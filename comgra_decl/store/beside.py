@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import os
-import shutil
 from collections.abc import Iterator
 from pathlib import Path, PurePosixPath
 
+from .folder import copy_file, plain_files, read_file
 from .layout import DATABASE
 from .location import Location, Remote
 from .remote import Objects
@@ -17,11 +16,14 @@ RANKS = "ranks"
 DRAFT = ".compacting"
 """The folder in which a compaction prepares its work."""
 
+_MOST = 4 << 30
+"""Bytes of a file that is written to a bucket."""
+
 _OURS = (DATABASE, RANKS, DRAFT)
 
 
 def copy_files(source: Location, target: Location) -> None:
-    """Copies what lies beside the databases, but no links."""
+    """Copies what lies beside the databases, but no links, pipes and devices."""
     if isinstance(source, Path) and isinstance(target, Path):
         _copy_here(source, target)
         return
@@ -35,13 +37,8 @@ def copy_files(source: Location, target: Location) -> None:
 
 
 def _copy_here(source: Path, target: Path) -> None:
-    for entry in os.scandir(source):
-        if entry.is_symlink() or entry.name in _OURS:
-            continue
-        if entry.is_dir():
-            shutil.copytree(entry.path, target / entry.name, symlinks=True)
-        elif entry.is_file():
-            shutil.copy2(entry.path, target / entry.name)
+    for name in plain_files(source, without=_OURS):
+        copy_file(source, str(name), target / name)
 
 
 def _contents(source: Location) -> Iterator[tuple[PurePosixPath, bytes]]:
@@ -49,15 +46,14 @@ def _contents(source: Location) -> Iterator[tuple[PurePosixPath, bytes]]:
     if isinstance(source, Remote):
         objects = Objects(source)
         for key in filter(_is_plain, objects.names()):
-            content = objects.read(key)
+            content = objects.read(key, most=_MOST)
             if content is not None:
                 yield PurePosixPath(key), content
         return
-    for path in sorted(source.rglob("*")):
-        name = PurePosixPath(path.relative_to(source).as_posix())
-        linked = path.resolve() != path  # the run's folder itself is resolved
-        if name.parts[0] not in _OURS and path.is_file() and not linked:
-            yield name, path.read_bytes()
+    for name in plain_files(source, without=_OURS):
+        content = read_file(source, str(name), most=_MOST)
+        if content is not None:
+            yield name, content
 
 
 def _is_plain(name: str) -> bool:

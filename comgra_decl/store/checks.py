@@ -3,18 +3,22 @@
 from __future__ import annotations
 
 import json
+import logging
 import os
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
-from comgra_decl.errors import StoreError
+from comgra_decl.errors import DamagedRunError, StoreError
 
+from .folder import read_file
 from .location import Location, Remote
 from .remote import Objects
 
 FOLDER = "checks"
 EXPERIMENTS = ("batch_mixing", "overfit_one_batch")
 """What there is to be noted."""
+
+_log = logging.getLogger("comgra_decl")
 
 _MOST = 1 << 20  # bytes of such a file that are read
 
@@ -69,10 +73,13 @@ def noted_checks(run: Location) -> list[NotedCheck]:
 
 
 def _read(run: Location, name: str) -> NotedCheck | None:
-    content = _content(run, f"{FOLDER}/{name}.json")
     try:
+        content = _content(run, f"{FOLDER}/{name}.json")
         found = json.loads(content or b"null")
         check = NotedCheck(**found) if isinstance(found, dict) else None
+    except DamagedRunError as error:
+        _log.warning("comgra: the verdict of %s is left out: %s", name, error)
+        return None
     except (ValueError, TypeError, RecursionError):
         return None
     return check if check is not None and _plausible(check, name) else None
@@ -80,12 +87,8 @@ def _read(run: Location, name: str) -> NotedCheck | None:
 
 def _content(run: Location, name: str) -> bytes | None:
     if isinstance(run, Remote):
-        return Objects(run).read(name)
-    path = run / name
-    try:
-        return path.read_bytes() if path.stat().st_size <= _MOST else None
-    except OSError:
-        return None
+        return Objects(run).read(name, most=_MOST)
+    return read_file(run, name, most=_MOST)
 
 
 def _plausible(check: NotedCheck, name: str) -> bool:
@@ -94,5 +97,6 @@ def _plausible(check: NotedCheck, name: str) -> bool:
         all(isinstance(text, str) for text in texts)
         and check.name == name
         and check.outcome in ("good", "bad", "unclear")
-        and isinstance(check.time, (int, float))
+        and type(check.time) in (int, float)
+        and 0 <= check.time < 1e11
     )

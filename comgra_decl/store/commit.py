@@ -8,6 +8,8 @@ import tensorstore as ts
 from numpy.typing import NDArray
 
 from .database import Database
+from .layout import ArrayForm
+from .sums import SumsOfCommit, SumsReader, packed
 
 
 class Commit:
@@ -16,6 +18,8 @@ class Commit:
     def __init__(self, database: Database) -> None:
         # repeatable_read makes the commit fail if what it has read was changed meanwhile
         self.transaction = ts.Transaction(atomic=True, repeatable_read=True)
+        self._db = database
+        self._sums = SumsOfCommit()
         self._kv = database.kv.with_transaction(self.transaction)
         self._futures: list[Any] = []  # a write whose future is dropped is cancelled, silently
 
@@ -28,16 +32,39 @@ class Commit:
         """Writes a key."""
         self._futures.append(self._kv.write(key, value))
 
-    def write(self, array: ts.TensorStore, first: int, data: NDArray[Any], lane: int = 0) -> None:
-        """Writes `data` [records, slots or lanes, ...] at (first, lane) of an array.
+    def put_json(self, key: str, value: Any, *, revision: int | None = None) -> None:
+        """Writes a key of JSON; `revision` says which content, if it is written more than once."""
+        self.put(key, self._db.encode(key, value, revision=revision))
+
+    def write(
+        self,
+        array: ts.TensorStore,
+        form: ArrayForm,
+        first: int,
+        data: NDArray[Any],
+        lane: int = 0,
+    ) -> None:
+        """Writes `data` [records, slots or lanes, ...], whole chunks, at (first, lane) of an array.
 
         `data` is referenced, not copied: it must not change before `finish` returns.
         """
         target = array[first : first + len(data), lane : lane + data.shape[1]]
         self._futures.append(target.write(data, can_reference_source_data_indefinitely=True))
+        if self._db.bound:
+            self._sums.add(form, first, data, lane)
+
+    def join_sums(self, others: SumsReader) -> set[str]:
+        """Adds to the checksums of what was written those of other chunks under the same keys.
+
+        Returns:
+            The keys.
+        """
+        return self._sums.join(others)
 
     def finish(self) -> None:
         """Makes everything visible at once, durably."""
+        for key, known in self._sums:
+            self.put(key, packed(key, known))
         self.transaction.commit_async().result()
         for future in self._futures:
             future.result()

@@ -13,7 +13,7 @@ from comgra_decl.records import Said, StepBatch, Structure
 
 from .blocks import BlockBuffer, RecordChunks, whole_blocks
 from .commit import Commit
-from .database import Database, encode
+from .database import Database
 from .dense import MISSING, Families, record_columns, runs_of, stack
 from .layout import (
     LOGS,
@@ -52,7 +52,7 @@ class Contents:
         self._names = Names(self._logs["names"])
         self._values = ValueTable(self._logs["arrays"], self._logs["lanes"])
         self._facts = Facts()
-        self._scalars = ScalarTable(self._names)
+        self._scalars = ScalarTable(self._names, bound=meta.bound)
         self._records = RecordChunks()
         stages: list[Stage] = [*self._logs.values(), self._names, self._values, self._facts]
         self._stages = [*stages, self._scalars, self._records]
@@ -96,9 +96,11 @@ class Contents:
         self._write_facts(commit, first, batches, values)
         families = self._families(first, batches)
         for name, at, data in blocks.pieces(first, families):
-            commit.write(self._array(self._forms[name], commit), at, data)
+            form = self._forms[name]
+            commit.write(self._array(form, commit), form, at, data)
         for name, at, data in self._records.pieces(first, families["kpi"]):
-            commit.write(self._array(self._forms[name], commit), at, data)
+            form = self._forms[name]
+            commit.write(self._array(form, commit), form, at, data)
         self._written = first, families
 
     def resume(self, view: View, head: Mapping[str, Any]) -> None:
@@ -194,7 +196,7 @@ class Contents:
     def _write_values(self, commit: Commit, first: int, values: Values) -> None:
         for piece in self._values.pieces(values):
             array = self._array(piece.form, commit)
-            commit.write(array, first + piece.offset, piece.data, piece.lane)
+            commit.write(array, piece.form, first + piece.offset, piece.data, piece.lane)
 
     def _write_facts(
         self, commit: Commit, first: int, batches: Sequence[StepBatch], values: Values
@@ -206,7 +208,7 @@ class Contents:
             "values": self._values.index(values),
         }
         if self._facts.stage(first, facts):
-            commit.put(step_key(first), encode(facts))
+            commit.put_json(step_key(first), facts)
 
     def _array(self, form: ArrayForm, commit: Commit) -> ts.TensorStore:
         """Returns the array within the commit, creating it at its first use."""
@@ -237,10 +239,10 @@ def _write_documents(
     revisions = dict(head["documents"])
     for batch in batches:
         for structure in batch.new_structures:
-            commit.put(graph_key(structure.hash), encode(_graph(structure)))
+            commit.put_json(graph_key(structure.hash), _graph(structure))
         for name, document in batch.documents.items():
-            commit.put(document_key(name), encode(document))
             revisions[name] = head["commits"] + 1
+            commit.put_json(document_key(name), document, revision=revisions[name])
     return revisions
 
 

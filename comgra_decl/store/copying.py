@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import os
-import shutil
-import tempfile
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import overload
@@ -16,17 +14,16 @@ from .commit import Commit
 from .database import (
     Database,
     database_exists,
-    database_place,
-    encode,
     new_context,
-    no_files,
+    newest_version,
 )
+from .drafts import drafted
 from .inventory import Region, edge_of, fact_regions, is_superseded, keys_of
 from .layout import HEAD_KEY, RUN_KEY, RecordColumn
 from .location import Location, Remote, Where, location
 from .reader import Reader
 from .remote import Objects, databases_within
-from .verify import newest_version
+from .sums import SumsReader
 
 Progress = Callable[[str, int, int], None]
 
@@ -110,21 +107,10 @@ Fill = Callable[[Location], None]
 
 
 def _into_folder(target: Path, fill: Fill) -> Path:
-    try:
-        target.parent.mkdir(parents=True, exist_ok=True)
-        draft = Path(tempfile.mkdtemp(prefix=f".copying-{target.name}-", dir=target.parent))
-    except OSError as error:
-        raise StoreError(f"cannot write to {str(target.parent)!r}: {error}") from error
-    try:
+    with drafted(target, "copying") as draft:
         fill(draft)
         draft.chmod(0o777 & ~_umask())
         draft.rename(target)
-    except OSError as error:
-        if isinstance(error, (StoreError, DamagedRunError)):
-            raise
-        raise StoreError(f"cannot write {str(target)!r}: {error}") from error
-    finally:
-        shutil.rmtree(draft, ignore_errors=True)
     return target
 
 
@@ -174,8 +160,6 @@ def databases(run: Location) -> Sequence[Location]:
 
 def pinned(run: Location, version: int | None = None) -> Reader:
     """Opens a run as it is now, or was in a version, for good and past all caches."""
-    if names := no_files(run):
-        raise DamagedRunError(f"{database_place(run)}: 'd/{names[0]}' is no file.")
     number = newest_version(run) if version is None else version
     return Reader(run, version=number, context=new_context(cache_bytes=0, copy_threads=2))
 
@@ -197,19 +181,21 @@ def transfer(
         compact: leave out what is superseded by whole blocks.
         progress: told of every step of the work.
     """
+    target.bound = reader.meta.bound
     keys = [key for key in reader.database.keys("", "\x7f") if key not in (HEAD_KEY, RUN_KEY)]
     if compact:
         edge, scalars = edge_of(reader.view), len(reader.view.scalars)
         keys = [key for key in keys if not is_superseded(key, edge=edge, scalars=scalars)]
         facts = fact_regions(reader.view)
         changed = {key for region in facts for key in keys_of(region)}
-        keys = [key for key in keys if key not in changed]
         for region in facts:
-            _copy_facts(reader.database, target, region)
+            changed |= _copy_facts(reader.database, target, region)
+        keys = [key for key in keys if key not in changed]
     _copy_keys(reader.database, target, keys, progress)
     last = Commit(target)
     last.put(RUN_KEY, *reader.database.read_all([RUN_KEY]))
-    last.put(HEAD_KEY, encode(head))
+    generation = (newest_version(target.place.parent) or 1) + 1
+    last.put_json(HEAD_KEY, head | ({"generation": generation} if target.bound else {}))
     with target.writing("the end of the copy"):
         last.finish()
 
@@ -233,9 +219,14 @@ def _copy_keys(
             progress("copying", done, len(keys))
 
 
-def _copy_facts(source: Database, target: Database, facts: Region) -> None:
-    """Copies facts of records, and says there that these records have no rows."""
-    handle = source.array(facts.form)
+def _copy_facts(source: Database, target: Database, facts: Region) -> set[str]:
+    """Copies facts of records, and says there that these records have no rows.
+
+    Returns:
+        The keys of checksums that it has written because they changed with that.
+    """
+    handle, sums = source.array(facts.form), SumsReader(source)
+    changed: set[str] = set()
     for part in facts.parts(_COMMIT_BYTES // 8):
         with source.reading(facts.form.name):
             table = handle[part.index].read().result()
@@ -243,8 +234,10 @@ def _copy_facts(source: Database, target: Database, facts: Region) -> None:
         commit = Commit(target)
         with target.writing("a part of the copy"):
             array = target.array(part.form, transaction=commit.transaction)
-            commit.write(array, part.low[0], table)
+            commit.write(array, part.form, part.low[0], table)
+            changed |= commit.join_sums(sums)
             commit.finish()
+    return changed
 
 
 def _ended(reader: Reader) -> dict[str, object]:

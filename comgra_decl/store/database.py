@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 import os
 import zlib
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -18,6 +18,7 @@ import tensorstore as ts
 
 from comgra_decl.errors import ComgraError, DamagedRunError, StoreError
 
+from .folder import MANIFEST, largest_file, strange_file
 from .layout import DATABASE, NODE_BYTES, ArrayForm
 from .location import Location, Remote, Where, location
 from .remote import REFUSED, TRANSIENT, Objects, base_spec, message, refuse_forked_child, resources
@@ -32,7 +33,11 @@ _RAISED = (
     MemoryError,
 )
 _LONGEST_REASON = 200
-_MANIFEST = "manifest.ocdbt"
+_MOST_JSON = 128 << 20
+"""Bytes of a key of JSON."""
+
+_MOST_PARTS = 4 << 20
+"""Lists, mappings and what is in them: in memory each takes up to two hundred bytes."""
 
 
 class TransientStoreError(StoreError):
@@ -85,7 +90,10 @@ class Database:
         self.place = database_place(run)
         self.path = str(self.place)
         if isinstance(self.place, Path):
-            _refuse_pipe(self.place / _MANIFEST)
+            _refuse_strange(self.place)
+        self._largest = largest_file(self.place) if isinstance(self.place, Path) else None
+        self.bound = True
+        """Whether checksums are over key and content; in older runs they are over the content."""
         self.context = context
         self.spec: dict[str, Any] = {
             "driver": "ocdbt",
@@ -96,7 +104,7 @@ class Database:
             self.spec["version"] = version
         if uuid is not None:
             self.spec["config"]["uuid"] = uuid
-        with self.reading(_MANIFEST):
+        with self.reading(MANIFEST):
             self.kv = ts.KvStore.open(self.spec, context=context).result()
 
     @property
@@ -138,21 +146,56 @@ class Database:
             spec["assume_metadata"] = True
         return ts.open(spec, context=self.context, create=create, transaction=transaction).result()
 
-    def read_json(self, key: str) -> Any:
-        """Reads a JSON key that must exist, else raises DamagedRunError."""
+    def read_json(self, key: str, *, revision: int | None = None) -> Any:
+        """Reads a JSON key that must exist, else raises DamagedRunError.
+
+        Args:
+            key: the key.
+            revision: which content of a key that is written again and again.
+        """
         value = self.read_bytes(key)
         if value is None:
             raise DamagedRunError(f"{self.path}: key {key!r} is missing although head counts it.")
-        return self.parse(key, value)
+        return self.parse(key, value, revision=revision)
 
-    def read_bytes(self, key: str) -> bytes | None:
-        """Reads a key; None if there is no such key."""
+    def read_bytes(self, key: str, *, most: int = _MOST_JSON) -> bytes | None:
+        """Reads a key; None if there is no such key, DamagedRunError if it has more bytes."""
+        self._refuse_large([key], most)
         with self.reading(key):
             result = self.kv.read(key).result()
-        return None if result.state == "missing" else bytes(result.value)
+        if result.state == "missing":
+            return None
+        if len(result.value) > most:
+            self._refuse_size(key, most)
+        return bytes(result.value)
 
-    def read_all(self, keys: Sequence[str]) -> list[bytes]:
-        """Reads keys that must exist, side by side, else raises DamagedRunError."""
+    def _refuse_large(self, keys: Sequence[str], most: int) -> None:
+        """Asks the index whether a key has so many bytes or more, by reading none from there on."""
+        if isinstance(self.place, Remote) or (self._largest is not None and self._largest < most):
+            return  # each would be a request more to a bucket
+        reads = [self.kv.read(key, byte_range=slice(most, most)) for key in keys]
+        for key, read in zip(keys, reads, strict=True):
+            try:
+                found = read.result()
+            except _RAISED:  # there is no such byte; what else is wrong, reading the key says
+                continue
+            if found.state == "value":
+                self._refuse_size(key, most)
+
+    def _refuse_size(self, key: str, most: int) -> None:
+        raise DamagedRunError(
+            f"{self.path}: key {key!r} has more than the {most} bytes it may have."
+        )
+
+    def read_all(self, keys: Sequence[str], *, most: int | None = None) -> list[bytes]:
+        """Reads keys that must exist, side by side, else raises DamagedRunError.
+
+        Args:
+            keys: the keys.
+            most: bytes that each may have; None: any number.
+        """
+        if most is not None:
+            self._refuse_large(keys, most)
         with self.reading(f"{keys[0]} and others" if keys else "nothing"):
             found = [future.result() for future in [self.kv.read(key) for key in keys]]
         for key, result in zip(keys, found, strict=True):
@@ -168,17 +211,24 @@ class Database:
             found = self.kv.list(ts.KvStore.KeyRange(low, high)).result()
         return sorted(key.decode() for key in found)
 
-    def parse(self, key: str, value: bytes) -> Any:
+    def encode(self, key: str, value: Any, *, revision: int | None = None) -> bytes:
+        """Encodes JSON for a key of this database; see `encode`."""
+        return encode(value, _named(key, revision) if self.bound else None)
+
+    def parse(self, key: str, value: bytes, *, revision: int | None = None) -> Any:
         """Returns what `encode` has made bytes of; DamagedRunError if they are not the same.
 
         A deleted data file reads as empty bytes.
         """
         text, _, seal = value.rpartition(b"\n")
+        name = _named(key, revision) if self.bound else None
         try:
             if not value:
                 raise ValueError("it is empty (a data file was deleted?)")
-            if seal != _seal(text):
+            if seal != _seal(text, name):
                 raise ValueError("its checksum does not fit")
+            if sum(map(text.count, (b",", b"[", b"{"))) > _MOST_PARTS:
+                raise ValueError(f"it has more than {_MOST_PARTS} parts")
             return json.loads(text)
         except (ValueError, RecursionError) as error:
             reason = str(error)[:_LONGEST_REASON]
@@ -221,17 +271,33 @@ class Database:
             raise kind(f"{self.path}: writing {what} failed: {text}") from error
 
 
-def encode(value: Any) -> bytes:
+def encode(value: Any, name: str | None) -> bytes:
     """Encodes JSON compactly; what JSON does not know (paths, dates) becomes its text.
 
-    A line with the checksum follows: nothing below would notice a flipped bit.
+    A line with the checksum follows: nothing below would notice a flipped bit, or the content of
+    another key.
+
+    Args:
+        value: what JSON can hold.
+        name: of the key, and its revision if it has one; None in runs of format version 2, where
+            checksums are over the content alone.
     """
     text = json.dumps(value, separators=(",", ":"), default=str).encode()
-    return text + b"\n" + _seal(text)
+    return text + b"\n" + _seal(text, name)
 
 
-def _seal(text: bytes) -> bytes:
-    return b"%08x" % zlib.crc32(text)
+def is_bound(key: str, value: bytes) -> bool:
+    """Whether the checksum of a JSON key is over its name as well."""
+    text, _, seal = value.rpartition(b"\n")
+    return seal == _seal(text, key)
+
+
+def _named(key: str, revision: int | None) -> str:
+    return key if revision is None else f"{key}@{revision}"
+
+
+def _seal(text: bytes, name: str | None) -> bytes:
+    return b"%08x" % zlib.crc32(text, 0 if name is None else zlib.crc32(name.encode()))
 
 
 def database_exists(run: Where) -> bool:
@@ -242,25 +308,29 @@ def database_exists(run: Where) -> bool:
     """
     place = database_place(run)
     if isinstance(place, Remote):
-        return Objects(place).exists(_MANIFEST)
+        return Objects(place).exists(MANIFEST)
     return place.is_dir()
 
 
-def no_files(run: Where) -> list[str]:
-    """Returns the names of data files that are no files: reading a named pipe would wait for ever.
-
-    Looked for where all of a run is read; opening one looks at its manifest only.
-    """
-    place = database_place(run)
+def newest_version(path: Where) -> int | None:
+    """Returns the number of the newest version of a run's database; None if it has none."""
+    place = database_place(path)
     if isinstance(place, Remote):
-        return []
+        if not database_exists(path):
+            return None
+    elif not (place / MANIFEST).exists() or strange_file(place):
+        return None
     try:
-        with os.scandir(place / "d") as entries:
-            return sorted(entry.name for entry in entries if not entry.is_file())
-    except OSError:
-        return []
+        base = ts.KvStore.open(base_spec(place), context=new_context(cache_bytes=0)).result()
+        manifest: Mapping[str, Any] = ts.ocdbt.dump(base).result()
+        return int(manifest["versions"][-1]["generation_number"])
+    except (ValueError, KeyError, IndexError, RuntimeError, TypeError):
+        return None
 
 
-def _refuse_pipe(manifest: Path) -> None:
-    if manifest.exists() and not manifest.is_file():
-        raise DamagedRunError(f"{str(manifest)!r} is no file.")
+def _refuse_strange(database: Path) -> None:
+    strange = strange_file(database)
+    if strange is not None:
+        raise DamagedRunError(
+            f"{database}: {strange}; a run is made of plain files that lie in its folder."
+        )

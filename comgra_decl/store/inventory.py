@@ -194,6 +194,8 @@ def is_superseded(key: str, *, edge: int, scalars: int) -> bool:
     if family == "scalars":
         digits = rest[:DIGITS]
         return digits.isdigit() and int(digits) < scalars // SCALAR_BLOCK * SCALAR_BLOCK
+    if family == "sums":
+        return rest.isdigit() and int(rest) < edge
     if family not in WIDTHS or not rest.startswith("c/"):
         return False
     record = rest.split("/")[1]

@@ -21,8 +21,11 @@ from typing import Any
 
 DATABASE = "trace.ocdbt"
 FORMAT = "comgra-decl-run"
-VERSION = 2
+VERSION = 3
 MIN_READER = 2
+"""The oldest version that is read. Since 3, checksums say which key they are of; see `sums.py`."""
+
+BOUND_SINCE = 3
 
 RUN_KEY = "meta/run.json"
 SESSION_KEY = "meta/run.{}.json"
@@ -248,6 +251,11 @@ def scalar_block_key(first: int) -> str:
 def scalar_piece_key(first: int) -> str:
     """Returns the key of the scalars from `first` on that one commit left in an open block."""
     return f"scalars/row/{first:0{DIGITS}d}"
+
+
+def sums_key(kind: str, first: int) -> str:
+    """Returns the key of the checksums of a kind of arrays, from record `first` on."""
+    return f"sums/{kind}/{first:0{DIGITS}d}"
 
 
 def step_key(first: int) -> str:

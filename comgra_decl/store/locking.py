@@ -39,6 +39,13 @@ def settled(run: Location) -> Iterator[None]:
 
 
 @contextmanager
+def held_alone(folder: Path) -> Iterator[bool]:
+    """Holds the lock on a folder; yields whether it has got it, False where there are no locks."""
+    with _held(folder) as lock:
+        yield lock is not None and _taken(lock, wait=False)
+
+
+@contextmanager
 def _held(folder: Location) -> Iterator[int | None]:
     """Yields a handle of a folder; None where it cannot be locked (a bucket, not POSIX)."""
     if not isinstance(folder, Path) or os.name != "posix":

@@ -8,8 +8,10 @@ from typing import Any, Protocol
 from comgra_decl.records import Piece, SlotInfo, SlotKey
 
 from .commit import Commit
-from .database import encode
 from .layout import log_key
+
+_ROWS_OF_KEY = 100_000
+"""Most rows of a key: a reader refuses keys that are too large."""
 
 
 class Stage(Protocol):
@@ -37,8 +39,9 @@ class Log:
 
     def flush(self, commit: Commit) -> int:
         """Writes the staged rows; returns the row count once the commit succeeds."""
-        if self._staged:
-            commit.put(log_key(self.name, self.count), encode(self._staged))
+        for first in range(0, len(self._staged), _ROWS_OF_KEY):
+            rows = self._staged[first : first + _ROWS_OF_KEY]
+            commit.put_json(log_key(self.name, self.count + first), rows)
         return self.count + len(self._staged)
 
     def accept(self) -> None:

@@ -15,7 +15,8 @@ from typing import Any
 from comgra_decl.errors import DamagedRunError, FormatError
 from comgra_decl.records import AGGREGATES
 
-from .layout import FORMAT, MIN_READER, VERSION
+from .layout import BOUND_SINCE, FORMAT, MIN_READER, VERSION
+from .plausible import check_meta
 
 
 @dataclass
@@ -25,6 +26,7 @@ class RunMeta:
     `statistics` names the statistics of every slot, `sample_count` the samples recorded per slot,
     `bins` the histogram bins (None: no histograms). `spec`, `config` and `facts` are JSON-able.
     `started` is in unix seconds. `counts_rows`: the run says how many samples each aggregate is of.
+    `bound`: its checksums say of which key they are.
     """
 
     statistics: tuple[str, ...]
@@ -37,6 +39,7 @@ class RunMeta:
     uuid: str = field(default_factory=lambda: uuid.uuid4().hex)
     writer: dict[str, Any] = field(default_factory=dict)
     counts_rows: bool = True
+    bound: bool = True
 
     @property
     def counts_dtype(self) -> str:
@@ -58,8 +61,7 @@ class RunMeta:
         """Returns the document `meta/run.json`."""
         return {
             "format": FORMAT,
-            "version": VERSION,
-            "min_reader": MIN_READER,
+            **versions(bound=self.bound),
             "uuid": self.uuid,
             "started": self.started,
             "writer": self.writer,
@@ -91,10 +93,18 @@ class RunMeta:
                 uuid=str(document["uuid"]),
                 writer=dict(document["writer"]),
                 counts_rows="rows" in document.get("columns", ()),
+                bound=document["version"] >= BOUND_SINCE,
             )
-        except (KeyError, TypeError, ValueError, OverflowError) as error:
-            raise DamagedRunError(f"{where}: 'meta/run.json' is wrong at {error}.") from error
+            check_meta(meta)
+        except (KeyError, TypeError, ValueError, OverflowError, RecursionError) as error:
+            raise DamagedRunError(f"{where}: key 'meta/run.json' is wrong: {error}.") from error
         return meta
+
+
+def versions(*, bound: bool) -> dict[str, int]:
+    """Returns what a document says of the format: which it is, and what is needed to read it."""
+    number = VERSION if bound else BOUND_SINCE - 1
+    return {"version": number, "min_reader": number}
 
 
 def check_version(document: Mapping[str, Any], *, where: str) -> None:

@@ -8,13 +8,25 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from .layout import LOGS, RAW_DTYPES, ArrayForm, RecordColumn
+from comgra_decl.records import SlotInfo
+
+from .layout import (
+    LOGS,
+    RAW_DTYPES,
+    RECORDS_ARRAY,
+    ArrayForm,
+    RecordColumn,
+    standard_forms,
+)
 from .surviving import LOST
+
+if TYPE_CHECKING:
+    from .meta import RunMeta
 
 _RECORDS = 1 << 24
 """Most records a reader opens: their facts take 1.6 GB."""
@@ -22,6 +34,15 @@ _RECORDS = 1 << 24
 _CHUNK_BYTES = 256 << 20
 _ROWS = 1 << 26
 _DIMS = 32  # TensorStore's limit
+_STATISTICS = 4096
+_SAMPLES = 65536  # as in the spec
+_BINS = 4096
+_ELEMENTS = 1 << 48  # of a tensor: nobody has the memory for more
+_MOST_DIMS = 64  # torch's limit
+_NAMES = 4096  # of a shared parameter
+_EARLIEST, _LATEST = 0.0, 1e11  # in unix seconds: what calendars can show
+_DEEPEST = 100  # nesting of JSON that people have written: printing it takes some of the stack
+_TABLES = ("versions", "git", "host", "ranks")
 _EXACT = float(1 << 53)  # integers up to here are floats
 
 
@@ -33,9 +54,114 @@ def check_head(head: Mapping[str, Any]) -> None:
         _whole(head["logs"].get(name, 0), f"logs.{name}", _ROWS)
     if not isinstance(head["documents"], dict):
         raise TypeError("'documents' is no table")
-    if not math.isfinite(float(head["time"])):
-        raise ValueError("'time' is not finite")
+    for name, revision in head["documents"].items():
+        _whole(revision, f"documents.{name[:40]}", 1 << 62)
+    if not _EARLIEST < float(head["time"]) < _LATEST:
+        raise ValueError("'time' is no time")
+    if head.get("step") is not None:
+        _whole(head["step"], "step", 1 << 53)
+    for name in ("writer", "usage"):
+        if not isinstance(head.get(name, {}), dict):
+            raise TypeError(f"{name!r} is no table")
+    if not isinstance(head.get("error"), str | None):
+        raise TypeError("'error' is no text")
     bool(head["closed"])
+    check_sessions(head.get("sessions", []))
+
+
+def check_sessions(lines: Any) -> None:
+    """Refuses lines of `head.sessions` that no writer has written."""
+    if not isinstance(lines, list):
+        raise TypeError("'sessions' is no list")
+    for line in lines:
+        for name in ("record", "scalar", "note"):
+            _whole(line[name], f"sessions.{name}", _ROWS)
+        if not _EARLIEST < float(line["time"]) < _LATEST:
+            raise ValueError("'sessions.time' is no time")
+
+
+def check_meta(meta: RunMeta) -> None:
+    """Refuses facts of a run that nobody can have recorded."""
+    names = meta.statistics
+    if len(names) > _STATISTICS or len({*names}) != len(names):
+        raise ValueError(f"there cannot be {len(names)} statistics of {len({*names})} names")
+    _whole(meta.sample_count, "sample_count", _SAMPLES)
+    if meta.bins is not None and not 1 <= meta.bins <= _BINS:
+        raise ValueError(f"'bins' is {meta.bins}, not between 1 and {_BINS}")
+    if not _EARLIEST < meta.started < _LATEST:
+        raise ValueError("'started' is no time")
+    if not isinstance(meta.config, dict | None):
+        raise TypeError("'config' is no table")
+    for name in _TABLES:
+        if not isinstance(meta.facts.get(name), dict | None):
+            raise TypeError(f"'facts.{name}' is no table")
+    for name in ("spec", "config", "facts", "writer"):
+        check_depth(getattr(meta, name), name)
+
+
+def check_depth(content: Any, name: str) -> None:
+    """Refuses JSON that is nested deeper than anybody nests it; ValueError."""
+    level = [content]
+    for _ in range(_DEEPEST):
+        level = [
+            part
+            for entry in level
+            if isinstance(entry, dict | list)
+            for part in (entry.values() if isinstance(entry, dict) else entry)
+        ]
+        if not level:
+            return
+    raise ValueError(f"{name!r} is nested more than {_DEEPEST} deep")
+
+
+def check_slot(slot: SlotInfo) -> SlotInfo:
+    """Returns a line of the slot table if there can be such a tensor."""
+    texts = (*slot.key[:2], slot.key.pass_, slot.kind, slot.dtype, slot.module_class, *slot.names)
+    if not all(isinstance(text, str) for text in texts):
+        raise TypeError("a name is no text")
+    for extent in slot.shape:
+        _whole(extent, "shape", _ELEMENTS)
+    if len(slot.shape) > _MOST_DIMS or math.prod(slot.shape) > _ELEMENTS:
+        raise ValueError(f"no tensor has the shape {str(slot.shape)[:80]}")
+    if len(slot.names) > _NAMES:
+        raise ValueError(f"no tensor has {len(slot.names)} names")
+    _whole(slot.key.iteration, "iteration", 1 << 53)
+    if slot.batch_dim is not None:
+        _whole(slot.batch_dim, "batch_dim", max(0, len(slot.shape) - 1))
+    for part in () if slot.piece is None else slot.piece:
+        for extent in part:
+            _whole(extent, "piece", _ELEMENTS)
+    return slot
+
+
+def check_forms(forms: Mapping[str, ArrayForm], meta: RunMeta) -> None:
+    """Refuses arrays that hold other statistics, samples or bins than the run says it has."""
+    if not forms:
+        return
+    # how many slots a chunk holds depends on how many there were at first; the rest is known
+    standard = standard_forms(
+        slots=1,
+        columns=len(meta.columns),
+        samples=meta.sample_count,
+        statistics=len(meta.statistics),
+        bins=meta.bins,
+        counts=meta.counts_dtype,
+    )
+    block = forms["kpi/blk"].chunk[0] if "kpi/blk" in forms else 0
+    for wanted in standard:
+        form = forms.get(wanted.name)
+        if form is None:
+            if wanted.name == RECORDS_ARRAY:
+                continue  # older runs have none
+            raise ValueError(f"there is no array {wanted.name!r}")
+        if (form.shape, form.dtype) != (wanted.shape, wanted.dtype):
+            raise ValueError(
+                f"the array {wanted.name!r} is of {form.dtype} {list(form.shape)}; of the run's "
+                f"statistics, samples and bins it would be of {wanted.dtype} {list(wanted.shape)}"
+            )
+        rows = block if wanted.name.endswith("/blk") else wanted.chunk[0]
+        if form.chunk[0] != rows:
+            raise ValueError(f"the array {wanted.name!r} has chunks of {form.chunk[0]} records")
 
 
 def check_form(form: ArrayForm) -> ArrayForm:

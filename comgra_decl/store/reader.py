@@ -11,12 +11,13 @@ import tensorstore as ts
 
 from comgra_decl.errors import DamagedRunError, RunNotFoundError, UnwrittenRunError
 
-from .database import Database, database_exists, new_context
+from .database import Database, database_exists, is_bound, new_context, newest_version
 from .layout import HEAD_KEY, LOGS, RUN_KEY, log_key
 from .location import Remote, Where, location
 from .meta import RunMeta, check_version, writer_alive
-from .plausible import check_head
+from .plausible import check_forms, check_head
 from .scalars import ScalarReader
+from .sums import SumsReader
 from .tables import WRONG, Tables
 from .view import View
 
@@ -25,6 +26,9 @@ CACHE_BYTES = 128 << 20
 
 _CREATION = 10.0
 """Seconds for which a run without its first key counts as being created."""
+
+_MOST_META = 16 << 20
+"""Bytes of what every look at a run begins with; usually some ten thousand."""
 
 _context: ts.Context | None = None
 _limit = CACHE_BYTES
@@ -89,16 +93,35 @@ class Reader:
         if not database_exists(self.path):
             raise RunNotFoundError(f"there is no run in {str(self.path)!r}.")
         self._db = Database(self.path, context, version=self._version)
-        document = self._db.read_bytes(RUN_KEY)
+        document = self._db.read_bytes(RUN_KEY, most=_MOST_META)
         if document is None:
             raise _no_manifest(self._db)
+        self._db.bound = is_bound(RUN_KEY, document)
         self.meta = RunMeta.from_json(self._db.parse(RUN_KEY, document), where=self._db.path)
         self._tables = Tables()
         self._scalars = ScalarReader(self._db)
+        self._sums = SumsReader(self._db)
         self._head_bytes: bytes | None = None
         self._head: dict[str, Any] = {}
         self._view: View | None = None
+        newest = self._newest()
         self._read_head()
+        self._refuse_old(newest)
+
+    def _newest(self) -> int | None:
+        """Returns the version that is read, if that can be known without asking a bucket."""
+        if self._version is not None or isinstance(self.path, Remote):
+            return self._version
+        return newest_version(self.path)
+
+    def _refuse_old(self, newest: int | None) -> None:
+        """Refuses a head that another commit has written than the one that the manifest names."""
+        said = self._head.get("generation")
+        if newest is not None and isinstance(said, int) and said < newest:
+            raise DamagedRunError(
+                f"{self._db.path}: key {HEAD_KEY!r} is that of version {said}, not of {newest}: "
+                "an older data file lies in the place of a newer one."
+            )
 
     @property
     def database(self) -> Database:
@@ -146,7 +169,7 @@ class Reader:
 
     def _read_head(self) -> bool:
         bound = time.time()  # before the read: what is cached later than this is fresh enough
-        value = self._db.read_bytes(HEAD_KEY)
+        value = self._db.read_bytes(HEAD_KEY, most=_MOST_META)
         if value is None:
             raise DamagedRunError(f"{self._db.path}: key {HEAD_KEY!r} is missing.")
         if value == self._head_bytes:
@@ -158,6 +181,7 @@ class Reader:
         if self._head and head.get("compacted") != self._head.get("compacted"):
             # rows are gone, and say so in facts that are known here as they were
             self._tables, self._scalars = Tables(), ScalarReader(self._db)
+            self._sums = SumsReader(self._db)
         self._head, self._head_bytes, self._bound = head, value, bound
         return True
 
@@ -174,7 +198,21 @@ class Reader:
         for log in LOGS:
             self._read_log_or_tell(log, int(self._head["logs"].get(log, 0)))
         tables = self._tables.snapshot()
-        view = View(self._db, self.meta, tables, self._head, self._bound, scalars=self._scalars)
+        try:
+            check_forms(tables.forms, self.meta)
+        except WRONG as error:
+            said = f"key {RUN_KEY!r} is wrong: {error}"
+            raise DamagedRunError(f"{self._db.path}: {said}.") from error
+        checked = self._sums if self.meta.bound else None
+        view = View(
+            self._db,
+            self.meta,
+            tables,
+            self._head,
+            self._bound,
+            scalars=self._scalars,
+            sums=checked,
+        )
         self._tables.records = view.load_records()
         self._tables.losses = list(tables.losses)
         return view

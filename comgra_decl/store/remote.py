@@ -13,7 +13,7 @@ from typing import Any
 
 import tensorstore as ts
 
-from comgra_decl.errors import ComgraError, MissingPackageError, StoreError
+from comgra_decl.errors import ComgraError, DamagedRunError, MissingPackageError, StoreError
 
 from .layout import DATABASE
 from .location import Location, Remote
@@ -147,11 +147,15 @@ class Objects:
             found = self._kv.read(name, byte_range=slice(0, 0)).result()
         return bool(found.state == "value")
 
-    def read(self, name: str) -> bytes | None:
-        """Returns an object; None if there is none."""
+    def read(self, name: str, *, most: int) -> bytes | None:
+        """Returns an object; None if there is none, DamagedRunError if it has more bytes."""
         with self._asking():
             found = self._kv.read(name).result()
-        return bytes(found.value) if found.state == "value" else None
+        if found.state != "value":
+            return None
+        if len(found.value) > most:
+            raise DamagedRunError(f"{self.place / name} is larger than it may be")
+        return bytes(found.value)
 
     def write(self, name: str, content: bytes) -> None:
         """Writes an object."""

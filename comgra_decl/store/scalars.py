@@ -35,6 +35,11 @@ ROW = np.dtype(list(_COLUMNS.items()))
 
 Rows = NDArray[np.void]
 
+_MANY_BLOCKS = 1000
+
+MOST_BYTES = 1 << 20
+"""Bytes of a key: a block of noise has 24 kB."""
+
 LOST = int(np.iinfo(np.int64).min)
 """The step of a scalar that cannot be read; its place is kept, because scalars are numbered."""
 
@@ -44,8 +49,9 @@ _log = logging.getLogger("comgra_decl")
 class ScalarTable:
     """The writer's side: knows the block that is still open, to write it when it is full."""
 
-    def __init__(self, names: Names) -> None:
+    def __init__(self, names: Names, *, bound: bool) -> None:
         self._names = names
+        self._bound = bound
         self._edge = 0  # number of the first row of the open block
         self._open = np.empty(0, ROW)
         self._staged: tuple[int, Rows] | None = None
@@ -56,12 +62,15 @@ class ScalarTable:
         full = len(rows) // SCALAR_BLOCK * SCALAR_BLOCK
         for start in range(0, full, SCALAR_BLOCK):
             block = rows[start : start + SCALAR_BLOCK]
-            commit.put(scalar_block_key(self._edge + start), packed(block))
+            self._put(commit, scalar_block_key(self._edge + start), block)
         rest = max(full, len(self._open))
         if rest < len(rows):
-            commit.put(scalar_piece_key(self._edge + rest), packed(rows[rest:]))
+            self._put(commit, scalar_piece_key(self._edge + rest), rows[rest:])
         self._staged = self._edge + full, rows[full:].copy()
         return self._edge + len(rows)
+
+    def _put(self, commit: Commit, key: str, rows: Rows) -> None:
+        commit.put(key, packed(rows, key if self._bound else None))
 
     def accept(self) -> None:
         """The commit succeeded."""
@@ -116,10 +125,23 @@ class ScalarReader:
         known = len(self._rows)
         if known < edge:
             known = known // SCALAR_BLOCK * SCALAR_BLOCK  # its block is whole by now
+            self._refuse_many_missing(known, edge)
         keys = dict(self._keys(known, edge, count))
         values = self._values(list(keys))
         parts = [self._part(*pair, value) for pair, value in zip(keys.items(), values, strict=True)]
         self._rows = np.concatenate([self._rows[:known], *parts])
+
+    def _refuse_many_missing(self, known: int, edge: int) -> None:
+        """Refuses a count of numbers of which few are there; room is made for all of them."""
+        wanted = (edge - known) // SCALAR_BLOCK
+        if wanted <= _MANY_BLOCKS:
+            return
+        found = len(self._db.keys(scalar_block_key(known), scalar_block_key(edge)))
+        if found < wanted // 2:
+            raise DamagedRunError(
+                f"{self._db.path}: head counts {edge} numbers of steps, and {wanted - found} of "
+                f"the {wanted} blocks that hold them are missing."
+            )
 
     def _keys(self, known: int, edge: int, count: int) -> Iterator[tuple[str, int]]:
         """Yields the keys of the rows from `known` on, and how many each holds.
@@ -139,7 +161,7 @@ class ScalarReader:
     def _values(self, keys: Sequence[str]) -> list[bytes | None]:
         """Reads keys side by side; those that cannot be read, one by one, are None."""
         try:
-            return [*self._db.read_all(keys)]
+            return [*self._db.read_all(keys, most=MOST_BYTES)]
         except DamagedRunError:
             if len(keys) == 1:
                 return [None]
@@ -148,7 +170,8 @@ class ScalarReader:
     def _part(self, key: str, count: int, value: bytes | None) -> Rows:
         reason = "is missing"
         try:
-            rows = unpacked(value) if value else np.empty(0, ROW)
+            name = key if self._db.bound else None
+            rows = unpacked(value, name) if value else np.empty(0, ROW)
             if len(rows) == count:
                 return rows
             reason = f"holds {len(rows)} in place of {count}" if value else reason
@@ -162,15 +185,29 @@ class ScalarReader:
         return lost
 
 
-def packed(rows: Rows) -> bytes:
-    """Returns rows as the bytes that are stored."""
+def packed(rows: Rows, key: str | None) -> bytes:
+    """Returns rows as the bytes that are stored under a key; None: in format version 2."""
     steps = rows["step"]
     columns = [np.diff(steps, prepend=np.int64(0)), rows["value"], rows["name"], rows["type"]]
-    return zlib.compress(b"".join(_by_significance(column) for column in columns), 1)
+    content = zlib.compress(b"".join(_by_significance(column) for column in columns), 1)
+    return content if key is None else content + _seal(content, key)
 
 
-def unpacked(value: bytes) -> Rows:
-    """Returns the rows of stored bytes; zlib.error or ValueError if they are damaged."""
+def _seal(content: bytes, key: str) -> bytes:
+    return zlib.crc32(content, zlib.crc32(key.encode())).to_bytes(4, "little")
+
+
+def unpacked(value: bytes, key: str | None) -> Rows:
+    """Returns the rows of stored bytes; zlib.error or ValueError if they are damaged.
+
+    Args:
+        value: the bytes.
+        key: under which they are stored; None in format version 2.
+    """
+    if key is not None:
+        value, seal = value[:-4], value[-4:]
+        if seal != _seal(value, key):
+            raise ValueError("its checksum does not fit")
     decoder = zlib.decompressobj()
     data = decoder.decompress(value, SCALAR_BLOCK * ROW.itemsize + 1)  # no key holds more
     if not decoder.eof or decoder.unused_data:

@@ -12,7 +12,7 @@ from comgra_decl.records import Note, SlotInfo
 
 from .layout import LOGS, SYSTEM_COLUMNS, ArrayForm
 from .logs import read_slot
-from .plausible import check_form
+from .plausible import check_form, check_slot
 
 WRONG = (KeyError, TypeError, ValueError, IndexError, OverflowError, AttributeError)
 """What reading JSON of a wrong form raises."""
@@ -46,7 +46,7 @@ class Tables:
     def take(self, log: str, number: int, row: Any) -> None:
         """Takes a row of a log; one of `WRONG` if it has not the form in which it is written."""
         if log == "slots":
-            self.slots.append(read_slot(number, row))
+            self.slots.append(check_slot(read_slot(number, row)))
         elif log == "names":
             self.names.setdefault(str(row[0]), []).append(str(row[1]))
         elif log == "arrays":

@@ -9,6 +9,7 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable
+from typing import TypeVar
 
 from comgra_decl.errors import StoreError
 from comgra_decl.records import RawStep, Said, StepBatch
@@ -16,6 +17,8 @@ from comgra_decl.records import RawStep, Said, StepBatch
 from .database import TransientStoreError
 from .usage import Usage
 from .writer import RunWriter
+
+Done = TypeVar("Done")
 
 _log = logging.getLogger("comgra_decl")
 _FIRST_PAUSE, _LONGEST_PAUSE = 0.25, 5.0  # seconds between attempts while the disk is full
@@ -181,7 +184,7 @@ class WriterThread:
         writer: RunWriter | None = None
         try:
             self._usage.start()
-            writer = self._factory()
+            writer = self._patiently(self._factory)
             while self._gather(writer):
                 self._commit(writer)
             if not self._failed:
@@ -313,8 +316,8 @@ class WriterThread:
             self._bytes = max(0, self._bytes - size)
             self._room.notify_all()
 
-    def _patiently(self, action: Callable[[], None]) -> None:
-        """Repeats a commit that a full disk refuses; says so once."""
+    def _patiently(self, action: Callable[[], Done]) -> Done:
+        """Repeats a commit, or the creation of a run, that a full disk refuses; says so once."""
         give_up = time.monotonic() + self._patience
         pause = _FIRST_PAUSE
         while True:

@@ -10,23 +10,22 @@ from __future__ import annotations
 
 import re
 import zlib
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field, replace
 from functools import partial
-from typing import Any
 
 import numpy as np
 import tensorstore as ts
 
 from comgra_decl.errors import DamagedRunError
 
-from .database import Database, database_exists, database_place, new_context, no_files
+from .database import Database, new_context, newest_version
 from .inventory import Region, regions
 from .layout import HEAD_KEY, SCALAR_BLOCK, RecordColumn, scalar_block_key, scalar_piece_key
-from .location import Location, Remote, Where, location
+from .location import Location, Where, location
 from .reader import Reader
-from .remote import base_spec
-from .scalars import unpacked
+from .scalars import MOST_BYTES, unpacked
+from .sums import SumsReader
 from .view import View
 
 Progress = Callable[[str, int, int], None]
@@ -133,25 +132,9 @@ def verify(path: Where, *, progress: Progress | None = None) -> Verdict:
     if check.reader is not None and verdict.whole:
         verdict.whole_version, verdict.whole_records = verdict.version, verdict.records
         verdict.whole_step = check.reader.head["step"]
-    elif verdict.version is not None and not no_files(path):
+    elif verdict.version is not None:
         _find_whole(verdict, told)
     return verdict
-
-
-def newest_version(path: Where) -> int | None:
-    """Returns the number of the newest version of a run's database; None if it has none."""
-    place = database_place(path)
-    if isinstance(place, Remote):
-        if not database_exists(path):
-            return None
-    elif not (place / "manifest.ocdbt").is_file():
-        return None
-    try:
-        base = ts.KvStore.open(base_spec(place), context=new_context(cache_bytes=0)).result()
-        manifest: Mapping[str, Any] = ts.ocdbt.dump(base).result()
-        return int(manifest["versions"][-1]["generation_number"])
-    except (ValueError, KeyError, IndexError, RuntimeError, TypeError):
-        return None
 
 
 def _joined(one: Damage, next_: Damage) -> Damage | None:
@@ -176,9 +159,6 @@ class _Check:
 
     def damages(self) -> Iterator[Damage]:
         """Yields what cannot be read."""
-        if names := no_files(self._verdict.path):
-            yield Damage(f"d/{names[0]}", "everything: the run cannot be read", "it is no file")
-            return
         # no cache: it would answer in place of the disk
         context = new_context(cache_bytes=0, copy_threads=2)
         try:
@@ -223,7 +203,7 @@ class _Check:
             if handle is None:
                 handle = handles[box.form.name] = database.array(box.form)
             for part in box.parts(_ELEMENTS):
-                for broken, reason in _unreadable(database, handle, part):
+                for broken, reason in _unreadable(database, handle, part, view.sums):
                     yield _described(broken, reason, view)
                 self._count(part.chunks)
                 done += part.elements
@@ -234,18 +214,20 @@ class _Check:
 
 
 def _unreadable(
-    database: Database, handle: ts.TensorStore, part: Region
+    database: Database, handle: ts.TensorStore, part: Region, sums: SumsReader | None
 ) -> Iterator[tuple[Region, str]]:
     """Yields the chunks of a region that cannot be read, and why."""
     try:
-        handle[part.index].read().result()
+        data = handle[part.index].read().result()
+        if sums is not None:
+            sums.compare(part.form, tuple(zip(part.low, part.high, strict=True)), data)
     except (ValueError, KeyError, RuntimeError, OSError) as error:
         database.refuse_out_of_reach(error)
         if part.chunks == 1:
             yield part, _reason(error)
         else:
             for half in part.halves():
-                yield from _unreadable(database, handle, half)
+                yield from _unreadable(database, handle, half, sums)
 
 
 def _described(broken: Region, reason: str, view: View) -> Damage:
@@ -289,7 +271,8 @@ def _scalars(database: Database, count: int, tell: Callable[[int], None]) -> Ite
     for key in keys:
         tell(1)
         try:
-            found += len(unpacked(database.read_bytes(key) or b""))
+            value = database.read_bytes(key, most=MOST_BYTES) or b""
+            found += len(unpacked(value, key if database.bound else None))
         except (DamagedRunError, ValueError, zlib.error) as error:
             yield Damage(key, "numbers said of the steps (losses, KPIs)", _reason(error))
             return

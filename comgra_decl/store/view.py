@@ -15,6 +15,7 @@ from comgra_decl.errors import DamagedRunError
 from comgra_decl.records import Note, SlotInfo, SlotKey, Structure
 
 from .database import Database
+from .documents import check_document
 from .layout import (
     SYSTEM_COLUMNS,
     RecordColumn,
@@ -24,11 +25,12 @@ from .layout import (
 )
 from .meta import RunMeta
 from .parts import Part, cut
-from .plausible import check_edges, check_facts, check_records
+from .plausible import check_depth, check_edges, check_facts, check_records
 from .salvage import Salvage, TooLargeError, reserve
 from .scalars import LOST as LOST_SCALAR
 from .scalars import ScalarReader
 from .sessions import Session, read_sessions, superseded
+from .sums import SumsReader
 from .surviving import LOST, FactsReader
 from .tables import WRONG, Tables
 
@@ -47,6 +49,7 @@ class View:
         bound: float,
         *,
         scalars: ScalarReader,
+        sums: SumsReader | None,
     ) -> None:
         self.meta = meta
         self.n = int(head["n"])
@@ -55,6 +58,8 @@ class View:
         self._bound = bound
         self._scalar_count = int(head.get("scalars", 0))  # an older run has none
         self._scalars = scalars
+        self.sums = sums
+        """Compares chunks with their checksums; None in a run of format version 2."""
         self._head_sessions = head.get("sessions", [])
         self._documents: Mapping[str, int] = head["documents"]
         self._handles: dict[str, ts.TensorStore] = {}
@@ -306,7 +311,13 @@ class View:
         """Returns the newest document of that name, None if there is none."""
         if name not in self._documents:
             return None
-        return self._db.read_json(document_key(name))
+        key = document_key(name)
+        content = self._db.read_json(key, revision=self._documents[name])
+        try:
+            check_depth(content, name)
+            return check_document(name, content)
+        except WRONG as error:
+            raise DamagedRunError(f"{self._db.path}: key {key!r} is wrong at {error}.") from error
 
     def structure(self, digest: str) -> Structure:
         """Returns a stored dependency graph."""
@@ -357,6 +368,8 @@ class View:
         with self._db.reading(name):
             part = self._handle(name)[index]
             reserve(math.prod(part.shape) * part.dtype.numpy_dtype.itemsize, self._db.path, name)
+            if self.sums is not None:
+                return self.sums.read(self._handle(name), self._tables.forms[name], index)
             data: NDArray[Any] = part.read().result()
         return data
 

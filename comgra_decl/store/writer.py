@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import errno
 import os
+import shutil
 import time
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -13,12 +16,15 @@ from comgra_decl.records import Said, StepBatch
 
 from .commit import Commit
 from .contents import Contents
-from .database import Database, encode, new_context
-from .layout import HEAD_KEY, LOGS, MIN_READER, RUN_KEY, SESSION_KEY, VERSION
+from .database import Database, TransientStoreError, new_context, newest_version
+from .folder import MANIFEST
+from .layout import HEAD_KEY, LOGS, RUN_KEY, SESSION_KEY
 from .location import Remote, Where, location
-from .meta import RunMeta, writer_identity
+from .meta import RunMeta, versions, writer_identity
 from .reader import Reader
 from .remote import Objects
+
+_FULL = (errno.ENOSPC, errno.EDQUOT)
 
 _NODE_CACHE = 16 << 20  # keeps index nodes, so that a commit does not read them again
 
@@ -35,6 +41,7 @@ class RunWriter:
         self._head: dict[str, Any] = {}
         self._head_bytes: bytes | None = None
         self._closed = False
+        self._generation = 1
         self.usage: dict[str, float] = {}
         """What writing has taken so far; told in `head` with the next commit."""
 
@@ -51,8 +58,15 @@ class RunWriter:
             Objects(place).try_writing()
         else:
             _make_folder(place)
-        writer = cls(Database(place, new_context(cache_bytes=_NODE_CACHE)), meta)
-        writer._create()
+        database = Database(place, new_context(cache_bytes=_NODE_CACHE))
+        database.bound = meta.bound
+        writer = cls(database, meta)
+        writer._generation = newest_version(place) or 1  # TensorStore begins with an empty one
+        try:
+            writer._create()
+        except TransientStoreError:
+            writer._take_back()  # whoever tries again, or gives up, leaves no empty run
+            raise
         return writer
 
     @classmethod
@@ -67,17 +81,19 @@ class RunWriter:
             StoreError: another writer was quicker, or the folder cannot be written.
         """
         database = Database(reader.path, new_context(cache_bytes=_NODE_CACHE))
+        database.bound = reader.meta.bound
         writer = cls(database, reader.meta)
+        writer._generation = newest_version(reader.path) or 1
         with database.reading("what the run holds"):
             writer._contents.resume(reader.view, reader.head)
         with database.writing("the resumption of the run"):
             commit = Commit(database)
-            if commit.read(HEAD_KEY) != encode(dict(reader.head)):
+            if commit.read(HEAD_KEY) != database.encode(HEAD_KEY, dict(reader.head)):
                 raise StoreError(f"{database.path}: another writer has changed this run; stopping.")
             meta.writer = writer_identity()
             head = resumed_head(reader.head, meta)
             key = SESSION_KEY.format(len(head["sessions"]) + 1)
-            commit.put(key, encode(meta.to_json()))
+            commit.put_json(key, meta.to_json())
             writer._finish(commit, head)
         return writer
 
@@ -128,20 +144,37 @@ class RunWriter:
                     f"{self._db.path} already holds a run; runs are never overwritten. "
                     "Choose another run.name or run.root."
                 )
-            commit.put(RUN_KEY, encode(self._meta.to_json()))
+            commit.put_json(RUN_KEY, self._meta.to_json())
             self._finish(commit, _first_head(self._meta))
+
+    def _take_back(self) -> None:
+        """Removes what an attempt to create the run has left, unless it has succeeded after all."""
+        place = self._db.place
+        with suppress(OSError):
+            if isinstance(place, Path) and self._db.read_bytes(RUN_KEY) is None:
+                shutil.rmtree(place, ignore_errors=True)
+                place.parent.rmdir()  # unless there is something else
 
     def _begin(self) -> Commit:
         """Starts a commit, fenced: it fails if anyone else has committed meanwhile."""
         commit = Commit(self._db)
         if commit.read(HEAD_KEY) != self._head_bytes:
+            place = self._db.place
+            if isinstance(place, Path) and not (place / MANIFEST).exists():
+                raise StoreError(
+                    f"the run's folder {str(place.parent)!r} is gone (removed, moved or "
+                    "unmounted); stopping."
+                )
             raise StoreError(f"{self._db.path}: another writer has changed this run; stopping.")
         return commit
 
     def _finish(self, commit: Commit, head: dict[str, Any]) -> None:
         head["time"] = time.time()
         head["usage"] = self.usage
-        encoded = encode(head)
+        if self._db.bound:
+            # tells a reader who gets to see an old head, in an old data file, that it is old
+            head["generation"] = self._generation + 1
+        encoded = self._db.encode(HEAD_KEY, head)
         commit.put(HEAD_KEY, encoded)
         try:
             commit.finish()
@@ -149,6 +182,7 @@ class RunWriter:
             if not self._landed(encoded):
                 raise
         self._head, self._head_bytes = head, encoded
+        self._generation += 1
 
     def _landed(self, head: bytes) -> bool:
         """Whether a commit that reported an error is there nevertheless (a late fsync failed)."""
@@ -180,13 +214,13 @@ def _make_folder(place: Path) -> None:
     try:
         place.mkdir(parents=True, exist_ok=True)
     except OSError as error:
-        raise StoreError(f"cannot create the run's folder: {error}") from error
+        kind = TransientStoreError if error.errno in _FULL else StoreError
+        raise kind(f"cannot create the run's folder: {error}") from error
 
 
 def _first_head(meta: RunMeta) -> dict[str, Any]:
     return {
-        "version": VERSION,
-        "min_reader": MIN_READER,
+        **versions(bound=meta.bound),
         "uuid": meta.uuid,
         "n": 0,
         "closed": False,

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import shutil
+import subprocess
 import sys
 import threading
 from collections.abc import Iterator
@@ -13,12 +15,14 @@ import ml_dtypes
 import numpy as np
 import pandas as pd
 import pytest
+import tensorstore as ts
 
 from comgra_decl.errors import MissingPackageError, StoreError, UnknownNameError
 from comgra_decl.export import FORMATS, export_run
 from comgra_decl.query import Run, open_run
 from comgra_decl.records import AGGREGATES, STATISTICS
 from comgra_decl.store import RunWriter
+from comgra_decl.store.copying import copy_run
 from tests.query.conftest import NODES
 from tests.store.truth import Truth
 from tests.support.fake_run import FakeRun
@@ -270,3 +274,73 @@ def test_an_unknown_format_and_a_missing_package_are_named(
     with pytest.raises(MissingPackageError, match=r"pip install 'comgra-decl\[parquet\]'"):
         export_run(run, tmp_path / "out", "parquet")
     assert list(tmp_path.iterdir()) == []
+
+
+def writes() -> int:
+    """Returns how many files TensorStore has written in this process."""
+    found = ts.experimental_collect_matching_metrics("/tensorstore/kvstore/file/write")
+    return sum(int(m["values"][0]["value"]) for m in found if m["name"].endswith("/write"))
+
+
+def test_zarr_writes_no_chunk_twice(run: Run, tmp_path: Path) -> None:
+    """Each would be read, unpacked, packed and written again for every record that it holds."""
+    before = writes()
+    export_run(run, tmp_path / "group", "zarr")
+    files = [path for path in (tmp_path / "group").rglob("*") if path.is_file()]
+    values = [path for path in (tmp_path / "group" / "values").rglob("*") if path.is_file()]
+    assert len(values) > 10
+    assert 0 < writes() - before <= len(files)
+
+
+BUSY = """
+import sys, time
+import comgra_decl as comgra
+from comgra_decl.export import export_run
+from comgra_decl.store.copying import copy_run
+
+def busy(*_):
+    print("busy", flush=True)
+    time.sleep(600)
+
+if sys.argv[3] == "copy":
+    copy_run(sys.argv[1], sys.argv[2], progress=busy)
+else:
+    export_run(comgra.open_run(sys.argv[1]), sys.argv[2], sys.argv[3], progress=busy)
+"""
+
+
+def made(run: Run, target: Path, how: str) -> None:
+    if how == "copy":
+        copy_run(run.path, target)
+    else:
+        export_run(run, target, how)
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="needs locks on folders")
+@pytest.mark.parametrize("how", ["csv", "zarr", "npz", "copy"])
+def test_the_next_one_removes_what_a_killed_one_has_left(
+    run: Run, tmp_path: Path, how: str
+) -> None:
+    other = tmp_path / ".exporting-target-other-aaaaaaaa"
+    other.mkdir()  # of another target
+    command = [sys.executable, "-c", BUSY, str(run.path), str(tmp_path / "target"), how]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
+        assert process.stdout is not None
+        assert process.stdout.readline() == "busy\n"
+        (draft,) = set(tmp_path.glob(".*-target-*")) - {other}
+        if how != "copy":  # somebody else, in the middle of that
+            made(run, tmp_path / "target", how)
+            assert draft.exists(), "the draft of a living program was removed"
+            removed(tmp_path / "target")
+        process.kill()
+    assert draft.exists()
+    assert not (tmp_path / "target").exists()
+    made(run, tmp_path / "target", how)
+    assert {path.name for path in tmp_path.iterdir()} == {"target", other.name}
+
+
+def removed(path: Path) -> None:
+    if path.is_dir():
+        shutil.rmtree(path)
+    else:
+        path.unlink()

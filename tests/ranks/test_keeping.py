@@ -21,9 +21,10 @@ from comgra_decl.store import Reader, RunWriter
 from comgra_decl.store.appending import append_to
 from comgra_decl.store.compaction import compact
 from comgra_decl.store.copying import copy_run, databases
+from comgra_decl.store.database import newest_version
 from comgra_decl.store.layout import SESSION_KEY
 from comgra_decl.store.locking import settled
-from comgra_decl.store.verify import newest_version, verify
+from comgra_decl.store.verify import verify
 from tests.launch.test_cli import done
 from tests.store.test_compaction import damage
 from tests.store.truth import Truth, meta_of

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import shutil
 import time
@@ -19,7 +20,7 @@ from comgra_decl.errors import (
 )
 from comgra_decl.store import Reader, RunWriter
 from comgra_decl.store.commit import Commit
-from comgra_decl.store.database import Database, encode, new_context
+from comgra_decl.store.database import Database, encode, new_context, newest_version
 from tests.store.truth import Truth, meta_of
 
 
@@ -45,19 +46,27 @@ def read_everything(run: Path) -> None:
 
 
 def overwrite(run: Path, key: str, value: bytes | None) -> None:
-    commit = Commit(Database(run, new_context(cache_bytes=0)))
+    """Changes a key as a writer would: the head says of which version it is."""
+    database = Database(run, new_context(cache_bytes=0))
+    commit = Commit(database)
     commit._futures.append(commit._kv.write(key, value))
+    if key != "head" and (head := database.read_bytes("head")):
+        said = json.loads(head.rpartition(b"\n")[0])
+        said["generation"] = (newest_version(run) or 1) + 1
+        commit.put_json("head", said)
     commit.finish()
 
 
 def change_json(run: Path, key: str, **changes: Any) -> None:
     found = Database(run, new_context(cache_bytes=0)).read_json(key)
-    overwrite(run, key, encode({**found, **changes}))
+    if key == "head":
+        found["generation"] = (newest_version(run) or 1) + 1
+    overwrite(run, key, encode({**found, **changes}, key))
 
 
-def sealed(text: bytes) -> bytes:
+def sealed(text: bytes, key: str) -> bytes:
     """A key's value with the right checksum, whatever it says."""
-    return text + b"\n%08x" % zlib.crc32(text)
+    return text + b"\n%08x" % zlib.crc32(text, zlib.crc32(key.encode()))
 
 
 def test_the_undamaged_run_reads(run: Path) -> None:
@@ -93,7 +102,7 @@ def test_unknown_members_are_no_problem(run: Path) -> None:
 
 
 def test_something_else_in_the_place_of_a_run(run: Path) -> None:
-    overwrite(run, "meta/run.json", encode({"format": "holiday-pictures"}))
+    overwrite(run, "meta/run.json", encode({"format": "holiday-pictures"}, "meta/run.json"))
     with pytest.raises(DamagedRunError, match=r"meta/run.json"):
         Reader(run)
 
@@ -141,7 +150,7 @@ def test_a_missing_or_broken_key_is_named(run: Path, key: str) -> None:
 
 
 def test_deep_json_does_not_take_the_reader_down(run: Path) -> None:
-    overwrite(run, "slots/000000000000.json", sealed(b"[" * 100_000))
+    overwrite(run, "slots/000000000000.json", sealed(b"[" * 100_000, "slots/000000000000.json"))
     with pytest.raises(DamagedRunError, match="slots/"):
         read_everything(run)
 

@@ -154,13 +154,13 @@ def test_a_named_pipe_is_no_file_of_a_run(tmp_path: Path, which: str) -> None:
     os.mkfifo(path)
     verdict = verify(run)
     assert not verdict.whole
-    assert "is no file" in f"{verdict.damages[0].where} {verdict.damages[0].reason}"
+    assert "is no plain file" in f"{verdict.damages[0].where} {verdict.damages[0].reason}"
     for act in (compact, lambda run: copy_run(run, tmp_path / "copy")):
-        with pytest.raises(DamagedRunError, match="is no file"):
+        with pytest.raises(DamagedRunError, match="is no plain file"):
             act(run)
     assert not (tmp_path / "copy").exists()
     if which == "manifest":
-        with pytest.raises(DamagedRunError, match="is no file"):
+        with pytest.raises(DamagedRunError, match="is no plain file"):
             Reader(run)
 
 
@@ -177,6 +177,7 @@ def test_a_flood_of_documents_is_not_read_to_open_a_run(tmp_path: Path) -> None:
     for number in range(3000):
         for folder in ("docs", "graphs", "steps", "slots", "notes"):
             commit.put(f"{folder}/zz{number:06d}.json", flood)
+    commit.put_json("head", {**database.read_json("head"), "generation": 99})
     commit.finish()
     script = (
         "import resource, sys\n"

@@ -9,7 +9,6 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-import tensorstore as ts
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -21,6 +20,7 @@ from comgra_decl.store.appending import append_to
 from comgra_decl.store.layout import SCALAR_BLOCK, scalar_block_key, scalar_piece_key
 from comgra_decl.store.scalars import LOST, ROW, packed, unpacked
 from comgra_decl.store.view import View
+from tests.store.test_damage import overwrite
 from tests.store.threads import FakeWriter, raw, thread_of, until
 from tests.store.truth import Truth, meta_of
 
@@ -61,7 +61,7 @@ any_scalar = st.tuples(
 @given(st.lists(any_scalar, max_size=200))
 def test_rows_come_back_bit_for_bit(scalars: list[Scalar]) -> None:
     rows = np.array([(s[0], s[3], i, 0) for i, s in enumerate(scalars)], ROW)
-    assert unpacked(packed(rows)).tobytes() == rows.tobytes()
+    assert unpacked(packed(rows, "a"), "a").tobytes() == rows.tobytes()
 
 
 @settings(max_examples=15)
@@ -157,7 +157,7 @@ def test_a_curve_takes_few_bytes(tmp_path: Path) -> None:
     assert stored / len(rows) < 60, "index and heads of the commits included"
     whole = np.zeros(SCALAR_BLOCK, ROW)
     whole["step"], whole["value"] = np.arange(SCALAR_BLOCK), [r[3] for r in rows[:SCALAR_BLOCK]]
-    assert len(packed(whole)) / SCALAR_BLOCK < 10
+    assert len(packed(whole, "a")) / SCALAR_BLOCK < 10
 
 
 def test_damage_hides_the_numbers_it_has_hit_and_no_others(tmp_path: Path) -> None:
@@ -166,9 +166,9 @@ def test_damage_hides_the_numbers_it_has_hit_and_no_others(tmp_path: Path) -> No
     for first, last in ((0, 2 * SCALAR_BLOCK), (2 * SCALAR_BLOCK, -20), (-20, -10), (-10, None)):
         writer.commit([], [said(rows[first:last])])
     writer.close()
-    kv = writer._db.kv
-    kv.write(scalar_block_key(SCALAR_BLOCK), b"rubbish").result()
-    kv.write(scalar_piece_key(2 * SCALAR_BLOCK + 10), packed(np.zeros(3, ROW))).result()
+    overwrite(tmp_path / "run", scalar_block_key(SCALAR_BLOCK), b"rubbish")
+    key = scalar_piece_key(2 * SCALAR_BLOCK + 10)
+    overwrite(tmp_path / "run", key, packed(np.zeros(3, ROW), key))
     view = Reader(tmp_path / "run").view
     kept = rows[:SCALAR_BLOCK] + rows[2 * SCALAR_BLOCK : -20] + rows[-10:]
     assert [row for row in scalars_of(view) if row[0] != LOST] == kept
@@ -185,9 +185,9 @@ def test_keys_that_are_gone_are_told_too(tmp_path: Path) -> None:
     rows = [(i, "a", "train", float(i)) for i in range(SCALAR_BLOCK + 30)]
     writer.commit([], [said(rows[:-10])])
     writer.commit([], [said(rows[-10:])])
-    first_piece = ts.KvStore.KeyRange("scalars/row/", scalar_piece_key(SCALAR_BLOCK + 1))
-    for keys in (ts.KvStore.KeyRange("scalars/blk/", "scalars/blk0"), first_piece):
-        writer._db.kv.delete_range(keys).result()
+    for low, high in (("blk/", "blk0"), ("row/", f"row/{SCALAR_BLOCK + 1:012d}")):
+        for key in writer._db.keys(f"scalars/{low}", f"scalars/{high}"):
+            overwrite(tmp_path / "run", key, None)
     view = Reader(tmp_path / "run").view
     assert [row for row in scalars_of(view) if row[0] != LOST] == rows[-10:]
     assert [loss.partition(" ")[0] for loss in view.losses] == [str(SCALAR_BLOCK), "20"]

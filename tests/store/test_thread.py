@@ -11,6 +11,7 @@ import pytest
 from comgra_decl.errors import StoreError
 from comgra_decl.records import RawStep, StepBatch
 from comgra_decl.store import Reader, RunWriter, WriterThread
+from comgra_decl.store.commit import Commit
 from comgra_decl.store.database import TransientStoreError
 from tests.store.test_commits import in_fork
 from tests.store.threads import PATIENCE, FakeWriter, raw, thread_of, transform, until
@@ -129,6 +130,46 @@ def test_a_fault_in_the_statistics_is_told_too() -> None:
     thread.close(PATIENCE)
     assert [str(error) for error in errors] == ["one step too far"]
     assert writer.closed == ["ZeroDivisionError: one step too far"]
+
+
+def full(monkeypatch: pytest.MonkeyPatch, times: int) -> list[str]:
+    """Refuses the first commits to any database, as a full disk does; returns what was refused."""
+    finish = Commit.finish
+    refused: list[str] = []
+
+    def refuse(commit: Commit) -> None:
+        if len(refused) < times:
+            refused.append("commit")
+            raise ValueError("RESOURCE_EXHAUSTED: no space left")
+        finish(commit)
+
+    monkeypatch.setattr(Commit, "finish", refuse)
+    return refused
+
+
+@pytest.mark.parametrize(("times", "patience"), [(2, PATIENCE), (10**9, 0.1)])
+def test_a_disk_that_is_full_when_a_run_is_created_is_waited_for(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, times: int, patience: float
+) -> None:
+    refused = full(monkeypatch, times)
+    errors: list[BaseException] = []
+    thread = WriterThread(
+        lambda: RunWriter.create(tmp_path / "run", meta_of()),
+        transform=transform,
+        commit_interval=0.0,
+        queue_bytes=1000,
+        on_error=errors.append,
+        patience=patience,
+    )
+    for step in range(5):
+        thread.put(raw(step, slots=[slot_info(0)] if step == 0 else None))
+    thread.close(PATIENCE)
+    if times == 2:
+        assert (errors, len(refused)) == ([], 2)
+        assert Reader(tmp_path / "run").view.n == 5
+    else:
+        assert "no space left" in str(errors[0])
+        assert not (tmp_path / "run").exists(), "an empty run stays"
 
 
 def test_a_run_that_cannot_be_created_is_told(tmp_path: Path) -> None:

@@ -30,11 +30,18 @@ _Together = Annotated[
 ]
 
 
+_Trust = Annotated[
+    bool,
+    typer.Option("--trust", help="Import and run the rules of your own that the run names."),
+]
+
+
 def command(
     run: RunPath,
     rules: _Spec = None,
     everything: _All = False,
     correlations: _Together = True,
+    trust: _Trust = False,
     as_json: AsJson = False,
 ) -> None:
     """Say what is wrong in a run, where it began, and what to do about it."""
@@ -46,9 +53,9 @@ def command(
     declared = rules_of(rules)
     together: list[Correlation] = []
     if correlations:
-        diagnosis, together = diagnose_and_correlate(opened, declared)
+        diagnosis, together = diagnose_and_correlate(opened, declared, trust=trust)
     else:
-        diagnosis = diagnose(opened, declared)
+        diagnosis = diagnose(opened, declared, trust=trust)
     if as_json:
         print_json(described(opened, diagnosis, together))
     else:

@@ -20,7 +20,9 @@ MOST = 10
 """More than that nobody reads."""
 
 
-def correlate(run: Run, rules: Rules | None = None, *, most: int = MOST) -> list[Correlation]:
+def correlate(
+    run: Run, rules: Rules | None = None, *, trust: bool = False, most: int = MOST
+) -> list[Correlation]:
     """Returns what goes together in a stored run, strongest first.
 
     Losses and the program's other numbers, the records at which rules fire, types of execution and
@@ -31,21 +33,23 @@ def correlate(run: Run, rules: Rules | None = None, *, most: int = MOST) -> list
     Args:
         run: as of its last `refresh`.
         rules: whose events are looked at; None for those of the run's spec, or the default.
+        trust: see `diagnose`.
         most: how many to return at most.
     """
-    return among(series_of(run, rules)[0], most=most, run=run)
+    return among(series_of(run, rules, trust=trust)[0], most=most, run=run)
 
 
 def diagnose_and_correlate(
-    run: Run, rules: Rules | None = None, *, most: int = MOST
+    run: Run, rules: Rules | None = None, *, trust: bool = False, most: int = MOST
 ) -> tuple[Diagnosis, list[Correlation]]:
     """Returns what `diagnose` and `correlate` do, in one look at all records.
 
     Of a distributed training it takes two: correlations are those of all ranks joined.
     """
     if len(run.ranks) > 1:
-        return diagnose(run, rules), correlate(run, rules, most=most)
-    series, engine = series_of(run, rules)
+        together = correlate(run, rules, trust=trust, most=most)
+        return diagnose(run, rules, trust=trust), together
+    series, engine = series_of(run, rules, trust=trust)
     return concluded(engine, run), among(series, most=most, run=run)
 
 

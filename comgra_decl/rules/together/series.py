@@ -50,7 +50,9 @@ class Series:
     marks: dict[Side, NDArray[np.bool_]] = field(default_factory=dict)
 
 
-def series_of(run: Run, rules: Rules | None = None) -> tuple[Series, Engine]:
+def series_of(
+    run: Run, rules: Rules | None = None, *, trust: bool = False
+) -> tuple[Series, Engine]:
     """Returns all series of a run, and its rules, which have looked at all of it.
 
     Of a run that holds more than `MOST_VALUES` numbers, evenly spaced records are in the series.
@@ -65,7 +67,7 @@ def series_of(run: Run, rules: Rules | None = None) -> tuple[Series, Engine]:
             if isinstance(rule, SlotRule):
                 _watch(rule, hits.setdefault(rule.name, []))
 
-    engine = examined(run, rules, prepare=prepare)
+    engine = examined(run, rules, trust=trust, prepare=prepare)
     found = Series(np.concatenate(reader.steps) if reader.steps else np.zeros(0, np.int64))
     if len(found.steps):
         table, names = engine.scene.table, engine.scene.statistics

@@ -15,10 +15,9 @@ from typing import Any
 import pytest
 from tornado.websocket import WebSocketClosedError
 
-from comgra_decl.store.commit import Commit
-from comgra_decl.store.database import Database, encode, new_context
 from comgra_decl.viewer.hangup import forgive_hangups
 from comgra_decl.viewer.page import create_page
+from tests.store.test_damage import change_json
 from tests.viewer.app.served import REPOSITORY, Gallery
 
 pytestmark = pytest.mark.browser
@@ -65,11 +64,7 @@ def heading(page: Any, text: str) -> None:
 def test_a_run_of_a_newer_format_says_to_upgrade(runs: Path, show: Show) -> None:
     newer = runs / "group" / "newer"
     shutil.copytree(runs / "group" / "small", newer)
-    database = Database(newer, new_context(cache_bytes=0))
-    meta = {**database.read_json("meta/run.json"), "version": 9, "min_reader": 9}
-    commit = Commit(database)
-    commit._futures.append(commit._kv.write("meta/run.json", encode(meta)))
-    commit.finish()
+    change_json(newer, "meta/run.json", version=9, min_reader=9)
     page = show("?run=group/newer")
     heading(page, "This run was written in another format")
     page.get_by_text("Upgrade comgra-decl").wait_for()

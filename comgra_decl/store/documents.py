@@ -1,0 +1,115 @@
+"""The form of the documents of a run, which are looked at before they are believed."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from types import NoneType, UnionType
+from typing import Any
+
+Form = type | UnionType | list[Any] | dict[Any, Any]
+"""A type; [form]; {str: form}; or {"name": form, "name?": form}, which may have other names too."""
+
+_PLACE: Form = {"node": str, "role": str, "iteration": int, "pass_": str}
+_NUMBER = int | float
+_FINDING: Form = {
+    "rule": str,
+    "severity": str,
+    "first_step": int,
+    "last_step": int,
+    "message": str,
+    "advice": str,
+    "certainty?": _NUMBER,
+    "place?": (None, _PLACE),
+    "evidence?": {str: _NUMBER | str},
+    "also?": int,
+    "others?": [_PLACE],
+    "chain?": [{"place": _PLACE, "first_step": int, "what": str}],
+    "because?": str | None,
+    "sample?": int | None,
+}
+_PARAMETER: Form = {
+    "shape": [int],
+    "count": int,
+    "trainable": bool,
+    "tied_to?": str | None,
+}
+_ENTRY: Form = {"matched?": int, "fired?": int, "written?": int, "never_called?": [str]}
+
+_FORMS: Mapping[str, Form] = {
+    "findings": {"findings": [_FINDING], "unchecked": {str: str}},
+    "modules": [
+        {"path?": str, "node": str, "class?": str, "parameters": {str: _PARAMETER}},
+    ],
+    "report": {
+        "entries?": {str: _ENTRY},
+        "unmatched?": [str],
+        "never_called?": [str],
+        "warnings?": [str],
+        "refused?": {str: str},
+        "choices?": dict,
+    },
+    "ranks": {"rank": int, "world_size?": int, "recorded": [int]},
+    "keep": {"steps?": [list], "unseen?": [list]},
+}
+
+_SEVERITIES = ("error", "warning", "hint")
+_EXACT = 1 << 53
+
+
+def check_document(name: str, content: Any) -> Any:
+    """Returns a document if it has the form in which those of its name are written.
+
+    Raises:
+        ValueError: it has not; says where.
+    """
+    if name in _FORMS:
+        _check(content, _FORMS[name], name)
+    if name == "keep":
+        spans = [*content.get("steps", []), *content.get("unseen", [])]
+        if not all(len(span) == 2 and all(map(_is_step, span)) for span in spans):
+            raise ValueError("keep: its steps are no spans")
+    if name == "findings":
+        for finding in content["findings"]:
+            if finding["severity"] not in _SEVERITIES:
+                raise ValueError(f"findings: no severity is called {finding['severity'][:40]!r}")
+    return content
+
+
+def _is_step(number: Any) -> bool:
+    return isinstance(number, int) and 0 <= number <= _EXACT
+
+
+def _check(content: Any, form: Any, where: str) -> None:
+    if isinstance(form, tuple):
+        if content is not None:
+            _check(content, form[1], where)
+    elif isinstance(form, list):
+        _check(content, list, where)
+        for entry in content:
+            _check(entry, form[0], where)
+    elif isinstance(form, dict):
+        _check(content, dict, where)
+        _check_parts(content, form, where)
+    elif not _is(content, form):
+        name = "nothing" if form is NoneType else getattr(form, "__name__", str(form))
+        raise ValueError(f"{where}: {str(content)[:40]!r} is no {name}")
+
+
+def _check_parts(content: dict[Any, Any], form: dict[Any, Any], where: str) -> None:
+    for name, inner in form.items():
+        if name is str:
+            for key, entry in content.items():
+                _check(entry, inner, f"{where}.{key[:40]}")
+        elif name.removesuffix("?") in content:
+            plain = name.removesuffix("?")
+            _check(content[plain], inner, f"{where}.{plain}")
+        elif not name.endswith("?"):
+            raise ValueError(f"{where}: {name!r} is missing")
+
+
+def _is(content: Any, kind: Any) -> bool:
+    if isinstance(content, bool):
+        return kind is bool
+    if isinstance(content, int) and abs(content) > _EXACT:
+        return False
+    return isinstance(content, kind)

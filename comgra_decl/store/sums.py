@@ -1,0 +1,273 @@
+"""Checksums over key and content of every chunk, so that one cannot stand in another's place.
+
+What zstd checks is that a chunk is whole, not that it is the one that was asked for: if a data file
+is replaced by another of the same run, chunks of another step of the same length are found where
+those of this one were. So a CRC-32 of a chunk's name and numbers is stored apart, by the same
+commit: under `sums/row/<record>`, `sums/blk/<first record>`, `sums/raw/<record>` and
+`sums/records/<first record>` those of all arrays of that kind. They are compared when a chunk is
+read for the first time. A run of format version 2 has none.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import threading
+import zlib
+from collections.abc import Iterator, Mapping, Sequence
+from itertools import product
+
+import numpy as np
+import tensorstore as ts
+from numpy.typing import NDArray
+
+from comgra_decl.errors import DamagedRunError
+
+from .database import Database
+from .layout import RECORDS_ARRAY, ArrayForm, sums_key
+
+Box = tuple[tuple[int, int], ...]
+"""First index and index after the last, in each dim."""
+
+Data = NDArray[np.generic]
+Known = Mapping[str, Mapping[int, int]]
+"""Array name to chunk number (within its record or block) to checksum."""
+
+_AT_ONCE = 16 << 20  # bytes of chunks that are read to be compared
+_KEPT = 16 << 20  # bytes of checksums that are kept in memory
+_MOST_CHECKED = 200_000  # chunks of which it is kept that they were compared
+_MOST = 64 << 20  # bytes of a key
+
+
+class SumsOfCommit:
+    """The writer's side: gathers the checksums of what one commit writes."""
+
+    def __init__(self) -> None:
+        self._found: dict[str, dict[str, dict[int, int]]] = {}
+
+    def add(self, form: ArrayForm, first: int, data: Data, lane: int) -> None:
+        """Takes what is written at (first, lane) of an array: whole chunks."""
+        low = (first, lane, *[0] * (data.ndim - 2))
+        box = tuple((at, at + extent) for at, extent in zip(low, data.shape, strict=True))
+        for place, part in _chunks(form, box):
+            key = key_of(form, place)
+            chunks = self._found.setdefault(key, {}).setdefault(form.name, {})
+            chunks[_number(form, place)] = _sum(form, place, data[part])
+
+    def join(self, others: SumsReader) -> set[str]:
+        """Adds what others lie under the same keys; returns the keys."""
+        for key, names in self._found.items():
+            for name, chunks in others.of_key(key).items():
+                names[name] = {**chunks, **names.get(name, {})}
+        return {*self._found}
+
+    def __iter__(self) -> Iterator[tuple[str, Known]]:
+        """Yields the keys to be written, and what they hold."""
+        yield from self._found.items()
+
+
+class SumsReader:
+    """The reader's side: compares each chunk once. Thread-safe."""
+
+    def __init__(self, database: Database) -> None:
+        self._db = database
+        self._known: dict[str, Known] = {}
+        self._bytes = 0
+        self._checked: set[tuple[str, tuple[int, ...]]] = set()
+        self._lock = threading.Lock()
+
+    def read(self, handle: ts.TensorStore, form: ArrayForm, index: Sequence[int | slice]) -> Data:
+        """Returns what an index selects; chunks that hold it are compared the first time.
+
+        Raises:
+            DamagedRunError: one is not the one that was written there.
+        """
+        box = box_of(form, index)
+        places = [place for place, _ in _chunks(form, box)]
+        places = [place for place in places if (form.name, place) not in self._checked]
+        whole = _aligned(form, box)
+        if places and _bytes(whole, handle) <= _AT_ONCE:
+            data: Data = handle[tuple(slice(*ends) for ends in whole)].read().result()
+            self.compare(form, whole, data)
+            self._note(form, places)
+            part: Data = data[_within(index, box, whole)]
+            return part if part.size == data.size else part.copy()  # or it would keep all of it
+        self._check(handle, form, places)
+        found: Data = handle[tuple(index)].read().result()
+        return found
+
+    def _check(
+        self, handle: ts.TensorStore, form: ArrayForm, places: Sequence[tuple[int, ...]]
+    ) -> None:
+        """Compares chunks, some at a time: they may be many more than what is asked of them."""
+        size = max(1, int(np.prod(form.chunk)) * handle.dtype.numpy_dtype.itemsize)
+        at_once = max(1, _AT_ONCE // size)
+        known = self._sums(sorted({key_of(form, place) for place in places}))
+        for start in range(0, len(places), at_once):
+            part = places[start : start + at_once]
+            reads = [handle[_inside(form, place)].read() for place in part]
+            for place, read in zip(part, reads, strict=True):
+                self._compare(known[key_of(form, place)], form, place, read.result())
+        self._note(form, places)
+
+    def _note(self, form: ArrayForm, places: Sequence[tuple[int, ...]]) -> None:
+        with self._lock:
+            if len(self._checked) > _MOST_CHECKED:
+                self._checked.clear()
+            self._checked.update((form.name, place) for place in places)
+
+    def compare(self, form: ArrayForm, box: Box, data: Data) -> None:
+        """Compares chunks that were read already.
+
+        Args:
+            form: their array.
+            box: where they are; its edges are those of chunks.
+            data: what was read there.
+
+        Raises:
+            DamagedRunError: one is not the one that was written there.
+        """
+        parts = list(_chunks(form, box))
+        known = self._sums(sorted({key_of(form, place) for place, _ in parts}))
+        for place, part in parts:
+            self._compare(known[key_of(form, place)], form, place, data[part])
+
+    def of_key(self, key: str) -> Known:
+        """Returns the checksums that a key holds."""
+        return self._sums([key])[key]
+
+    def _compare(self, known: Known, form: ArrayForm, place: tuple[int, ...], data: Data) -> None:
+        expected = known.get(form.name, {}).get(_number(form, place))
+        if expected == _sum(form, place, data):
+            return
+        chunk = "/".join(map(str, place))
+        why = "has no checksum" if expected is None else "is not the one that was written there"
+        raise DamagedRunError(f"{self._db.path}: cannot read {form.name!r}: chunk {chunk} {why}")
+
+    def _sums(self, keys: Sequence[str]) -> dict[str, Known]:
+        with self._lock:
+            found = {key: self._known[key] for key in keys if key in self._known}
+        missing = [key for key in keys if key not in found]
+        for start in range(0, len(missing), 512):
+            part = missing[start : start + 512]
+            for key, value in zip(part, self._db.read_all(part, most=_MOST), strict=True):
+                found[key] = self._parsed(key, value)
+                self._keep(key, found[key], len(value))
+        return found
+
+    def _keep(self, key: str, known: Known, size: int) -> None:
+        with self._lock:
+            if self._bytes > _KEPT:
+                self._known, self._bytes = {}, 0
+            self._known[key] = known
+            self._bytes += 12 * size  # as a dict
+
+    def _parsed(self, key: str, value: bytes) -> Known:
+        try:
+            return unpacked(key, value)
+        except (ValueError, TypeError, AttributeError, RecursionError) as error:
+            raise DamagedRunError(f"{self._db.path}: key {key!r} is damaged: {error}") from error
+
+
+def packed(key: str, known: Known) -> bytes:
+    """Returns the bytes of a key: a line of JSON that names and counts, numbers, a checksum."""
+    names = json.dumps({name: len(chunks) for name, chunks in known.items()}).encode()
+    numbers = [np.array([*chunks.items()], "<u4").T.tobytes() for chunks in known.values()]
+    content = b"".join([names, b"\n", *numbers])
+    return content + zlib.crc32(content, zlib.crc32(key.encode())).to_bytes(4, "little")
+
+
+def unpacked(key: str, value: bytes) -> Known:
+    """Returns what `packed` has made bytes of; ValueError or its like if they are not the same."""
+    content, seal = value[:-4], int.from_bytes(value[-4:], "little")
+    if len(value) < 4 or zlib.crc32(content, zlib.crc32(key.encode())) != seal:
+        raise ValueError("its checksum does not fit")
+    names, _, rest = content.partition(b"\n")
+    counts, found, at = json.loads(names), {}, 0
+    for name, count in counts.items():
+        numbers = np.frombuffer(rest, "<u4", 2 * count, at).reshape(2, count)
+        found[str(name)] = dict(zip(*numbers.tolist(), strict=True))
+        at += numbers.nbytes
+    return found
+
+
+def key_of(form: ArrayForm, place: Sequence[int]) -> str:
+    """Returns the key that holds the checksum of a chunk."""
+    kind = form.name if form.name == RECORDS_ARRAY else form.name.rpartition("/")[2]
+    kind = "raw" if form.name.startswith("raw/") else kind
+    return sums_key(kind, place[0] * form.chunk[0])
+
+
+def box_of(form: ArrayForm, index: Sequence[int | slice]) -> Box:
+    """Returns what an index selects; what it says nothing of, it selects whole."""
+    ends = []
+    for axis, extent in enumerate(form.shape):
+        chosen = index[axis] if axis < len(index) else slice(None)
+        if isinstance(chosen, slice):
+            low, high, _ = chosen.indices(extent)
+            ends.append((low, max(low, high)))
+        else:
+            ends.append((int(chosen), int(chosen) + 1))
+    return tuple(ends)
+
+
+def _chunks(form: ArrayForm, box: Box) -> Iterator[tuple[tuple[int, ...], tuple[slice, ...]]]:
+    """Yields the chunks that a box touches, and where each is within the box."""
+    if any(low >= high for low, high in box):
+        return
+    spans = [
+        range(low // chunk, -(-high // chunk))
+        for (low, high), chunk in zip(box, form.chunk, strict=True)
+    ]
+    for place in product(*spans):
+        edges = zip(place, form.chunk, box, strict=True)
+        yield (
+            place,
+            tuple(
+                slice(max(at * chunk, low) - low, min((at + 1) * chunk, high) - low)
+                for at, chunk, (low, high) in edges
+            ),
+        )
+
+
+def _aligned(form: ArrayForm, box: Box) -> Box:
+    """Returns the whole chunks that a box touches, as far as they are within the array."""
+    return tuple(
+        (low // chunk * chunk, max(low, min(-(-high // chunk) * chunk, extent)))
+        for (low, high), chunk, extent in zip(box, form.chunk, form.shape, strict=True)
+    )
+
+
+def _within(index: Sequence[int | slice], box: Box, whole: Box) -> tuple[int | slice, ...]:
+    """Returns where what an index selects is in what was read of the array."""
+    return tuple(
+        slice(low - start, high - start)
+        if axis >= len(index) or isinstance(index[axis], slice)
+        else low - start
+        for axis, ((low, high), (start, _)) in enumerate(zip(box, whole, strict=True))
+    )
+
+
+def _bytes(box: Box, handle: ts.TensorStore) -> int:
+    return math.prod(high - low for low, high in box) * int(handle.dtype.numpy_dtype.itemsize)
+
+
+def _inside(form: ArrayForm, place: Sequence[int]) -> tuple[slice, ...]:
+    """Returns where a chunk is, as far as it is within the array."""
+    return tuple(
+        slice(at * chunk, min((at + 1) * chunk, extent))
+        for at, chunk, extent in zip(place, form.chunk, form.shape, strict=True)
+    )
+
+
+def _number(form: ArrayForm, place: Sequence[int]) -> int:
+    """Returns the number of a chunk among those of its record or block."""
+    number = 0
+    for at, chunk, extent in zip(place[1:], form.chunk[1:], form.shape[1:], strict=True):
+        number = number * -(-extent // chunk) + at
+    return number
+
+
+def _sum(form: ArrayForm, place: Sequence[int], data: Data) -> int:
+    name = f"{form.name}/{'/'.join(map(str, place))}".encode()
+    return zlib.crc32(np.ascontiguousarray(data).view(np.uint8).data, zlib.crc32(name))

@@ -1,0 +1,38 @@
+"""Reads the source of the package, for tests that hold a rule of the house against all of it."""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Iterator
+from functools import cache
+from pathlib import Path
+
+ROOT = Path(__file__).parents[1] / "comgra_decl"
+
+
+@cache
+def _parsed(path: Path) -> ast.Module:
+    return ast.parse(path.read_text(encoding="utf-8"), str(path))
+
+
+def sources(*folders: str) -> Iterator[tuple[str, ast.Module]]:
+    """Yields name, below the package, and syntax of every file; of some folders only, if said."""
+    for path in sorted(_files(ROOT)):
+        name = path.relative_to(ROOT).as_posix()
+        if not folders or name.split("/")[0] in folders:
+            yield name, _parsed(path)
+
+
+def _files(folder: Path) -> Iterator[Path]:
+    for entry in folder.iterdir():
+        if entry.is_dir():  # `viewer` and `configs` are links
+            yield from _files(entry)
+        elif entry.suffix == ".py":
+            yield entry
+
+
+def calls(tree: ast.Module) -> Iterator[tuple[str, ast.Call]]:
+    """Yields every call of a file, and what is called as it is written: `path.open`."""
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute | ast.Name):
+            yield ast.unparse(node.func), node
