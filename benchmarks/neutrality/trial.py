@@ -43,7 +43,7 @@ EVERYTHING: dict[str, Any] = {
         }
     },
     "graph": True,
-    "schedule": {"first": 1_000_000},
+    "schedule": {"first": 1_000_000, "max_iterations": None},
 }
 """Full tracing: whatever can be captured, of every module, at every step, with graph and values."""
 
