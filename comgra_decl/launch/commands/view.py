@@ -34,6 +34,10 @@ def command(
             envvar="COMGRA_VIEW_AUTH",
         ),
     ] = None,
+    use_xheaders: Annotated[
+        bool,
+        typer.Option("--use-xheaders", help="Believe a proxy's X-Forwarded-For and -Proto."),
+    ] = False,
     views: Annotated[
         Path | None,
         typer.Option(help="Python file with views of your own; it is run.", dir_okay=False),
@@ -43,7 +47,7 @@ def command(
     from comgra_decl.viewer.serve import Access, clean_prefix, serve
 
     origins = tuple(allow_websocket_origin or ())
-    access = Access(address, clean_prefix(prefix), origins, basic_auth)
+    access = Access(address, clean_prefix(prefix), origins, basic_auth, use_xheaders)
     try:
         serve(root, port=port, access=access, show=show, views=views)
     except OSError as error:
