@@ -9,8 +9,6 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from comgra_decl.errors import RunNotFoundError, did_you_mean
-
 if TYPE_CHECKING:
     from comgra_decl.store.location import Location
 
@@ -48,14 +46,3 @@ def bytes_text(number: int) -> str:
             return f"{number} bytes" if unit == "bytes" else f"{size:.1f} {unit}"
         size /= 1000
     return f"{size:.1f} GB"
-
-
-def require_folder(folder: Path) -> None:
-    """Raises `RunNotFoundError`, naming near ones, unless there is such a folder."""
-    from comgra_decl.store.location import Remote, location
-
-    if folder.is_dir() or isinstance(location(folder), Remote):
-        return
-    parent = folder.absolute().parent
-    siblings = [entry.name for entry in parent.iterdir()] if parent.is_dir() else []
-    raise RunNotFoundError(f"there is no folder {folder}{did_you_mean(folder.name, siblings)}")
