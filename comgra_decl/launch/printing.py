@@ -9,6 +9,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from comgra_decl.visible import visible
+
 if TYPE_CHECKING:
     from comgra_decl.store.location import Location
 
@@ -19,6 +21,11 @@ RunPath = Annotated[
     typer.Argument(help="A run, or a group or root for its newest run; or s3://, gs://."),
 ]
 AsJson = Annotated[bool, typer.Option("--json", help="Print JSON for other programs.")]
+
+
+def say(text: str) -> None:
+    """Prints a line: to a terminal with what it would obey spelt out, to a program as it is."""
+    sys.stdout.write(f"{visible(text) if sys.stdout.isatty() else text}\n")
 
 
 def print_json(content: Any) -> None:

@@ -7,11 +7,13 @@ from collections.abc import Iterator, Sequence
 from datetime import datetime
 from typing import Any
 
-from rich.console import Console
+from rich.console import Console, ConsoleOptions, ConsoleRenderable, RenderHook
+from rich.segment import Segment
 from rich.table import Table
 from rich.text import Text
 
 from comgra_decl.query.remarks import remarks
+from comgra_decl.visible import visible
 
 _STYLES = {
     "live": "green",
@@ -29,7 +31,25 @@ _WIDTH = 160
 def console() -> Console:
     """Returns where tables are printed; names in brackets are not mistaken for markup."""
     width = None if sys.stdout.isatty() else _WIDTH
-    return Console(width=width, markup=False, highlight=False, emoji=False)
+    made = Console(width=width, markup=False, highlight=False, emoji=False)
+    made.push_render_hook(_Visible())
+    return made
+
+
+class _Visible(RenderHook):
+    """Spells out what a terminal would obey, in whatever is printed."""
+
+    def process_renderables(self, renderables: list[ConsoleRenderable]) -> list[ConsoleRenderable]:
+        return [_Spelt(renderable) for renderable in renderables]
+
+
+class _Spelt:
+    def __init__(self, inside: ConsoleRenderable) -> None:
+        self._inside = inside
+
+    def __rich_console__(self, out: Console, options: ConsoleOptions) -> Iterator[Segment]:
+        for segment in out.render(self._inside, options):
+            yield Segment(visible(segment.text), segment.style, segment.control)
 
 
 def runs_table(runs: Sequence[dict[str, Any]]) -> Table:

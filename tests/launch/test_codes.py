@@ -6,7 +6,7 @@ import os
 import re
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import pytest
 import typer
@@ -165,7 +165,7 @@ def runs(tmp_path_factory: pytest.TempPathFactory) -> Path:
                 optimizer.zero_grad()
                 loss.backward()
                 if name == "broken" and step == 3:
-                    model.weight.grad.fill_(float("nan"))
+                    model.weight.grad = torch.full_like(model.weight, float("nan"))
                 optimizer.step()
     for path in (root / "g" / "damaged").rglob("*"):
         if path.is_file() and path.parent.name == "d":
@@ -196,7 +196,7 @@ def severities(run: Path) -> set[str]:
 @pytest.mark.parametrize("as_json", [False, True])
 def test_diagnose_ends_with_what_it_was_told_to_fail_on(
     runs: Path,
-    severity: str | None,
+    severity: Literal["error", "warning", "hint"] | None,
     fail_on: str | None,
     expected: int,
     *,

@@ -64,7 +64,7 @@ class Boxes {
     const room = w - 18 - (badge ? 7 + badge.length * 7 : 0);
     const middle = badge ? 9 + room / 2 : w / 2;
     const label = svgElement(group, "text", { class: "label", x: middle, y: h / 2 });
-    this.#fit(label, box.label, room);
+    this.#fit(label, visible(box.label), room);
     if (badge) {
       svgElement(group, "text", { class: box.repeat > 1 ? "badge times" : "badge", x: w - 9,
         y: h / 2 }).textContent = badge;
@@ -144,7 +144,7 @@ class Boxes {
         y: item.label.getAttribute("y") });
       item.label.after(item.value);
     }
-    item.value.textContent = text;
+    item.value.textContent = visible(text);
   }
 }
 
@@ -157,7 +157,7 @@ function spoken(box, ins, outs) {
   const fold = box.repeat > 1
     ? `${box.repeat} identical blocks folded, ${box.count} nodes`
     : box.folded ? `${box.count} nodes folded` : "";
-  return [box.id, box.kind, fold, `${ins} in`, `${outs} out`].filter(Boolean).join(", ");
+  return [box.id, box.kind, fold, `${ins} in`, `${outs} out`].filter(Boolean).map(visible).join(", ");
 }
 
 // Black or white, whichever is easier to read on the colour (relative luminance of WCAG 2).

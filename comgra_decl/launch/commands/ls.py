@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from comgra_decl.launch.printing import AsJson, Root, print_json
+from comgra_decl.launch.printing import AsJson, Root, print_json, say
 
 PANEL = "Look"
 
@@ -19,7 +19,7 @@ def command(root: Root = Path("runs"), as_json: AsJson = False) -> None:
     if as_json:
         print_json(runs)
     elif not runs:
-        print(f"There is no run in {location(root)} yet.")
+        say(f"There is no run in {location(root)} yet.")
     else:
         from comgra_decl.launch.tables import console, runs_table
 
