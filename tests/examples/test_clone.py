@@ -48,7 +48,7 @@ def test_an_example_leaves_no_untracked_file(example: str, clone: Path) -> None:
     folder = clone / "examples" / example
     for more in (["+comgra=debug"], ["--multirun", "seed=0,1"]):
         done = subprocess.run(
-            [sys.executable, "train.py", *SHORT[example], *more],
+            [sys.executable, "train.py", *more, *SHORT[example]],
             cwd=folder,
             env={**os.environ, "OMP_NUM_THREADS": "1"},
             capture_output=True,
