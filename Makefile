@@ -65,6 +65,7 @@ clean:  ## remove the environment, caches and build outputs (recorded runs stay)
 $(BIN)/python:
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || { \
 		echo "Python 3.11 or newer is needed; say which: make PYTHON=python3.12 ..."; exit 1; }
+	@echo "Making an environment in $(VENV), once; nothing else on this machine is changed"
 	$(PYTHON) -m venv $(VENV) || { rm -rf $(VENV); exit 1; }
 
 $(VENV)/.demo: $(BIN)/python pyproject.toml constraints.txt .ci/install.py

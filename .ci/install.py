@@ -14,6 +14,8 @@ from pathlib import Path
 
 CONSTRAINTS = Path(__file__).parents[1] / "constraints.txt"
 PIP = [sys.executable, "-m", "pip"]
+QUIET = [] if sys.stderr.isatty() else ["--quiet"]
+"""Who looks on sees what is loaded; a log does not."""
 
 VARIABLES = {
     "cert": "SSL_CERT_FILE",
@@ -63,7 +65,7 @@ def by_uv(requirement: str) -> bool:
         return False
     if subprocess.call([*PIP, "install", "--quiet", "uv"], stderr=subprocess.DEVNULL):
         return False
-    command = [str(Path(sys.executable).with_name("uv")), "pip", "install", "--quiet"]
+    command = [str(Path(sys.executable).with_name("uv")), "pip", "install", *QUIET]
     command += ["--python", sys.executable, "--cache-dir", str(Path(sys.prefix) / ".uv")]
     command += ["--index-strategy", "unsafe-best-match", "--constraints", str(CONSTRAINTS)]
     command += ["--editable", requirement]
@@ -72,6 +74,10 @@ def by_uv(requirement: str) -> bool:
 
 if __name__ == "__main__":
     (wanted,) = sys.argv[1:]
+    # At once: PyTorch alone may take minutes to come, and nothing else is heard of it.
+    sys.stderr.write(f"Installing {wanted} and what it needs into {sys.prefix}: ")
+    sys.stderr.write("a minute or several, once\n")
+    sys.stderr.flush()
     if not by_uv(wanted):
         sys.stderr.write("Installing with pip, which takes a few minutes\n")
-        sys.exit(subprocess.call([*PIP, "install", "--quiet", "--editable", wanted]))
+        sys.exit(subprocess.call([*PIP, "install", *QUIET, "--editable", wanted]))

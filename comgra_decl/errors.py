@@ -9,6 +9,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable
 from difflib import get_close_matches
+from pathlib import Path
 
 
 class ComgraError(Exception):
@@ -66,6 +67,15 @@ def did_you_mean(name: str, known: Iterable[str]) -> str:
     """Returns `"; did you mean 'x' or 'y'?"` for near matches of `name`, else an empty string."""
     near = near_names(name, known)
     return f"; did you mean {' or '.join(repr(n) for n in near)}?" if near else ""
+
+
+def near_paths(missing: Path) -> str:
+    """Returns the same for a path that is missing, from what lies beside it."""
+    try:
+        beside = [entry.name for entry in missing.absolute().parent.iterdir()]
+    except OSError:
+        return ""
+    return did_you_mean(missing.name, beside)
 
 
 def near_names(name: str, known: Iterable[str]) -> list[str]:

@@ -2,6 +2,14 @@
 
 import sys
 
+import panel as pn
+
+from comgra_decl.viewer.gate import names_of
 from comgra_decl.viewer.page import create_page
 
-create_page(sys.argv[1:]).servable(title="comgra_decl")
+# The server is Panel's, so this page is all that can be kept from a foreign name.
+_names, _host = names_of(sys.orig_argv), str((pn.state.headers or {}).get("Host", ""))
+if _names.know(_host):
+    create_page(sys.argv[1:]).servable(title="comgra_decl")
+else:
+    pn.pane.Str(_names.refusal(_host)).servable(title="comgra_decl")  # type: ignore[no-untyped-call]

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import html
 from collections.abc import Callable, Iterable
 from typing import Any
 
@@ -18,6 +17,7 @@ from comgra_decl.viewer.panes.base import Act, Pane, Shown, html_view, problem_c
 from comgra_decl.viewer.panes.graph import GraphPane
 from comgra_decl.viewer.panes.selectors import SelectorsPane
 from comgra_decl.viewer.panes.steps import StepsPane
+from comgra_decl.viewer.plain import html_text as _e
 from comgra_decl.viewer.sections import sections
 from comgra_decl.viewer.state import SECTIONS, ViewState
 
@@ -147,9 +147,9 @@ class Screen:
     def show_notice(self, notice: Notice) -> None:
         """Says what is the matter in place of the run."""
         self.notice.html = (
-            f'<div class="notice big {notice.tone}"><h2>{html.escape(notice.title)}</h2>'
-            + "".join(f"<p>{html.escape(line)}</p>" for line in notice.lines)
-            + (f"<pre>{html.escape(notice.code)}</pre>" if notice.code else "")
+            f'<div class="notice big {notice.tone}"><h2>{_e(notice.title)}</h2>'
+            + "".join(f"<p>{_e(line)}</p>" for line in notice.lines)
+            + (f"<pre>{_e(notice.code)}</pre>" if notice.code else "")
             + "</div>"
         )
         self.workspace.visible = self.keys.visible = False

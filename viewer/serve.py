@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import ipaddress
 import os
-import secrets
 import signal
 import sys
 from collections.abc import Callable
@@ -16,9 +15,16 @@ from typing import Any
 import panel as pn
 
 from comgra_decl.errors import ComgraError
+from comgra_decl.viewer.gate import Gate, Names
+from comgra_decl.viewer.login import Login
 from comgra_decl.viewer.page import TITLE, create_page
 
-_LOGIN = Path(__file__).with_name("login.html")
+_LIMITS = {
+    "idle_connection_timeout": 120,  # seconds that a client may take for the head of a request
+    "body_timeout": 60,
+    "max_body_size": 1 << 20,  # the longest is a password
+    "max_header_size": 1 << 16,
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,25 +35,23 @@ class Access:
         address: Network address to listen on.
         prefix: Path below which a reverse proxy offers the viewer: "/comgra".
         origins: `host:port` that a browser may have in its address line, if another machine's or
-            a proxy's; otherwise the page stays empty.
+            a proxy's; every other name is refused.
         basic_auth: A password, or a JSON file `{"name": "password"}`; None: nobody is asked.
+        use_xheaders: Whether to believe what a proxy says of its clients (X-Forwarded-For and
+            -Proto); only if no request can come another way.
     """
 
     address: str = "127.0.0.1"
     prefix: str = ""
     origins: tuple[str, ...] = ()
     basic_auth: str | None = None
+    use_xheaders: bool = False
 
     def options(self) -> dict[str, Any]:
         """Returns what Panel's server calls this."""
-        options: dict[str, Any] = {"address": self.address, "prefix": self.prefix}
-        if self.origins:
-            options["websocket_origin"] = list(self.origins)
-        if self.basic_auth:
-            options["basic_auth"] = self.basic_auth
-            options["cookie_secret"] = secrets.token_urlsafe(32)
-            options["login_template"] = str(_LOGIN)  # Panel's own asks a CDN for its pictures
-        return options
+        limits = {**_LIMITS, "xheaders": self.use_xheaders}
+        options = {"address": self.address, "prefix": self.prefix, "http_server_kwargs": limits}
+        return options | ({"websocket_origin": list(self.origins)} if self.origins else {})
 
     @property
     def warning(self) -> str:
@@ -83,8 +87,15 @@ def serve(
     """
     own = [] if views is None else ["--views", str(views)]
     pages = {"viewer": lambda: create_page([str(root), *own])}
+    login = Login(access.basic_auth) if access.basic_auth else None
+    options = access.options() | (login.options if login else {})
     server = pn.serve(  # type: ignore[no-untyped-call]
-        pages, port=port, show=False, start=False, title=TITLE, verbose=False, **access.options()
+        pages, port=port, show=False, start=False, title=TITLE, verbose=False, **options
+    )
+    server._http.request_callback = Gate(  # noqa: SLF001 - Bokeh has no door of its own
+        server._tornado,  # noqa: SLF001
+        Names(access.address, access.origins),
+        authenticated=login.has_passed if login else None,
     )
     host = "127.0.0.1" if access.address in ("", "0.0.0.0", "::") else access.address
     page = f"http://{f'[{host}]' if ':' in host else host}:{server.port}{server.prefix}/viewer"

@@ -13,7 +13,7 @@ from comgra_decl.errors import ComgraError
 from comgra_decl.launch import environment
 from comgra_decl.launch.commands import register
 from comgra_decl.launch.exits import Exit
-from comgra_decl.launch.printing import printable
+from comgra_decl.visible import visible
 
 app = typer.Typer(
     no_args_is_help=True,
@@ -32,7 +32,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
         else:
             app(args=[*arguments], prog_name="comgra-decl")
     except ComgraError as error:
-        sys.stderr.write(f"comgra-decl: {printable(str(error))}\n")
+        sys.stderr.write(f"comgra-decl: {visible(str(error))}\n")
         sys.exit(Exit.WRONG)
 
 

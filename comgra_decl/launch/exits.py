@@ -13,7 +13,7 @@ class Exit(enum.IntEnum):
         FAILED: something that nobody expected; there is a traceback.
         WRONG: what was asked for cannot be done: a wrong argument, no such run, no permission.
         WANTING: it was done, and what it found is wanting: a run is damaged, a pattern matched
-            nothing, a rule has a finding.
+            nothing, a rule has found an error.
         UNCLEAR: it was done, and says neither yes nor no.
     """
 

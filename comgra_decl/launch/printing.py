@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from comgra_decl.errors import RunNotFoundError, did_you_mean
+from comgra_decl.visible import visible
 
 if TYPE_CHECKING:
     from comgra_decl.store.location import Location
@@ -23,15 +23,9 @@ RunPath = Annotated[
 AsJson = Annotated[bool, typer.Option("--json", help="Print JSON for other programs.")]
 
 
-_CONTROLS = dict.fromkeys((*range(9), *range(11, 32), *range(127, 160)), "�")
-
-
-def printable(text: str) -> str:
-    """Returns text without the characters that tell a terminal to do something.
-
-    Names of nodes and all else that a run says may come from anybody.
-    """
-    return text.translate(_CONTROLS)
+def say(text: str) -> None:
+    """Prints a line: to a terminal with what it would obey spelt out, to a program as it is."""
+    sys.stdout.write(f"{visible(text) if sys.stdout.isatty() else text}\n")
 
 
 def print_json(content: Any) -> None:
@@ -59,14 +53,3 @@ def bytes_text(number: int) -> str:
             return f"{number} bytes" if unit == "bytes" else f"{size:.1f} {unit}"
         size /= 1000
     return f"{size:.1f} GB"
-
-
-def require_folder(folder: Path) -> None:
-    """Raises `RunNotFoundError`, naming near ones, unless there is such a folder."""
-    from comgra_decl.store.location import Remote, location
-
-    if folder.is_dir() or isinstance(location(folder), Remote):
-        return
-    parent = folder.absolute().parent
-    siblings = [entry.name for entry in parent.iterdir()] if parent.is_dir() else []
-    raise RunNotFoundError(f"there is no folder {folder}{did_you_mean(folder.name, siblings)}")

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import os
 import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from comgra_decl.errors import SpecError
+from comgra_decl.errors import SpecError, near_paths
 from comgra_decl.launch.context import RunContext
 from comgra_decl.launch.door import finish_session, start_session, wrong_spec
 from comgra_decl.launch.execute import run_module, run_script
@@ -101,13 +102,34 @@ def parse(arguments: Sequence[str]) -> Call:
     raise UsageError("there is no script to run")
 
 
+def require_script(call: Call) -> None:
+    """Says what is wrong with the path of a script that Python could not run.
+
+    Raises:
+        UsageError: it is missing (names near ones), a folder that is no program, or closed.
+    """
+    script = Path(call.script)
+    if call.module:
+        return
+    if not script.exists():
+        raise UsageError(f"there is no script {call.script!r}{near_paths(script)}")
+    if not os.access(script, os.R_OK):
+        raise UsageError(f"the script {call.script!r} cannot be read: Permission denied")
+    if script.is_dir() and not (script / "__main__.py").is_file():
+        raise UsageError(
+            f"{call.script!r} is a folder without a __main__.py; pass the file of a script"
+        )
+
+
 def run(call: Call, *, start: Callable[[Spec, RunContext], Session] = start_session) -> None:
     """Runs the script of `call` as Python would, and records it in the session of `start`."""
     from comgra_decl.launch.diagnosing import checked
     from comgra_decl.spec import load_spec
 
-    if not call.module and not Path(call.script).exists():
-        sys.exit(_failed(f"comgra: there is no script {call.script!r}\n\n{USAGE}"))
+    try:
+        require_script(call)
+    except UsageError as error:
+        sys.exit(_failed(f"comgra: {error}\n\n{USAGE}"))
     try:
         spec = checked(load_spec(call.spec, call.overrides))
     except SpecError as error:

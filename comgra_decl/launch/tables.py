@@ -3,17 +3,17 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from datetime import datetime
 from typing import Any
 
-from rich.console import Console, ConsoleOptions, RenderableType
+from rich.console import Console, ConsoleOptions, ConsoleRenderable, RenderHook
 from rich.segment import Segment
 from rich.table import Table
 from rich.text import Text
 
-from comgra_decl.launch.printing import printable
 from comgra_decl.query.remarks import remarks
+from comgra_decl.visible import visible
 
 _STYLES = {
     "live": "green",
@@ -28,22 +28,28 @@ _WIDTH = 160
 """Columns of a file or a pipe, which have no width of their own."""
 
 
-class _Console(Console):
-    """Prints what a run says as text: nothing in it does anything to the terminal."""
-
-    def render(
-        self, renderable: RenderableType, options: ConsoleOptions | None = None
-    ) -> Iterable[Segment]:
-        """Yields what is printed."""
-        for segment in super().render(renderable, options):
-            text, style, control = segment
-            yield segment if control else Segment(printable(text), style)
-
-
 def console() -> Console:
     """Returns where tables are printed; names in brackets are not mistaken for markup."""
     width = None if sys.stdout.isatty() else _WIDTH
-    return _Console(width=width, markup=False, highlight=False, emoji=False)
+    made = Console(width=width, markup=False, highlight=False, emoji=False)
+    made.push_render_hook(_Visible())
+    return made
+
+
+class _Visible(RenderHook):
+    """Spells out what a terminal would obey, in whatever is printed."""
+
+    def process_renderables(self, renderables: list[ConsoleRenderable]) -> list[ConsoleRenderable]:
+        return [_Spelt(renderable) for renderable in renderables]
+
+
+class _Spelt:
+    def __init__(self, inside: ConsoleRenderable) -> None:
+        self._inside = inside
+
+    def __rich_console__(self, out: Console, options: ConsoleOptions) -> Iterator[Segment]:
+        for segment in out.render(self._inside, options):
+            yield Segment(visible(segment.text), segment.style, segment.control)
 
 
 def runs_table(runs: Sequence[dict[str, Any]]) -> Table:

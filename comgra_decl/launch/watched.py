@@ -5,11 +5,10 @@ from __future__ import annotations
 import sys
 from collections.abc import Sequence
 from contextlib import AbstractContextManager, redirect_stdout
-from pathlib import Path
 
 from comgra_decl.launch.execute import run_module, run_script
 from comgra_decl.launch.exits import Exit
-from comgra_decl.launch.script import Call, UsageError, parse
+from comgra_decl.launch.script import Call, UsageError, parse, require_script
 
 
 class Enough(SystemExit):
@@ -20,14 +19,13 @@ def called(arguments: Sequence[str]) -> Call:
     """Returns the script that follows the options, after `--` or without it.
 
     Raises:
-        UsageError: there is none.
+        UsageError: there is none, or none that Python could run.
     """
     rest = [*arguments]
     if rest[:1] == ["--"]:
         rest = rest[1:]
     call = parse(rest)
-    if not call.module and not Path(call.script).exists():
-        raise UsageError(f"there is no script {call.script!r}")
+    require_script(call)
     return call
 
 

@@ -14,7 +14,7 @@ from comgra_decl.store.reader import limit_cache
 from .compare import compare, differences
 from .group import Group, open_group
 from .listing import RunSummary, list_runs
-from .opening import open_run
+from .opening import open_run, require_folder
 from .run import Run
 
 __all__ = [
@@ -31,4 +31,5 @@ __all__ = [
     "location",
     "open_group",
     "open_run",
+    "require_folder",
 ]

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Iterator
 
-from comgra_decl.errors import ComgraError, RunNotFoundError, did_you_mean
+from comgra_decl.errors import ComgraError, RunNotFoundError, near_paths
 from comgra_decl.store.database import database_exists
 from comgra_decl.store.layout import DATABASE
 from comgra_decl.store.location import Location, Remote, Where, location
@@ -46,8 +46,36 @@ def open_run(path: Where) -> Run:
         if newest is None or run.started > newest.started:
             newest = run
     if newest is None:
-        raise failure or _nothing_at(folder)
+        require_folder(folder)
+        raise failure or RunNotFoundError(
+            f"there is no run in {str(folder)!r}: neither it nor a folder below it holds a "
+            "'trace.ocdbt'. Pass a run's folder, or the folder that holds the runs."
+        )
     return newest
+
+
+def require_folder(folder: Location) -> None:
+    """Says what is wrong with a path that is no folder, or one that may not be read.
+
+    Raises:
+        RunNotFoundError: it is missing (names near ones), a file, or closed to this user.
+    """
+    if isinstance(folder, Remote):
+        return
+    try:
+        with os.scandir(folder):
+            return
+    except (FileNotFoundError, NotADirectoryError):
+        pass
+    except OSError as error:
+        raise RunNotFoundError(
+            f"{str(folder)!r} cannot be read: {error.strerror}. Pass a folder that you may read."
+        ) from None
+    if folder.exists():
+        raise RunNotFoundError(
+            f"{str(folder)!r} is a file. Pass a run's folder, or the folder that holds the runs."
+        )
+    raise RunNotFoundError(f"{str(folder)!r} does not exist{near_paths(folder) or '.'}")
 
 
 def run_folders(root: Location, depth: int = _DEPTH) -> Iterator[Location]:
@@ -97,19 +125,3 @@ def _is_folder(entry: os.DirEntry[str]) -> bool:
         return entry.is_dir(follow_symlinks=False) and not entry.name.startswith(".")
     except OSError:
         return False
-
-
-def _nothing_at(folder: Location) -> RunNotFoundError:
-    if isinstance(folder, Remote) or folder.is_dir():
-        return RunNotFoundError(
-            f"there is no run in {str(folder)!r}: neither it nor a folder below it holds a "
-            "'trace.ocdbt'. Pass a run's folder, or the folder that holds the runs."
-        )
-    if folder.is_file():
-        return RunNotFoundError(f"{str(folder)!r} is a file. Pass a run's folder, or that of runs.")
-    try:
-        siblings = [entry.name for entry in os.scandir(folder.absolute().parent)]
-    except OSError:
-        siblings = []
-    hint = did_you_mean(folder.name, siblings)
-    return RunNotFoundError(f"{str(folder)!r} does not exist{hint or '.'}")

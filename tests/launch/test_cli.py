@@ -91,7 +91,7 @@ def test_show_speaks_json(root: Path, capsys: pytest.CaptureFixture[str]) -> Non
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (["ls", "nowhere"], "there is no folder nowhere"),
+        (["ls", "nowhere"], "'nowhere' does not exist"),
         (["show", "nowhere"], "nowhere"),
         (["show", "empty"], "there is no run in 'empty'"),
     ],

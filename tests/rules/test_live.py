@@ -141,7 +141,7 @@ def test_findings_are_sent_where_the_spec_says(tmp_path: Path) -> None:
 def test_the_command_says_what_is_wrong(run: Run, capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit) as end:
         main(["diagnose", str(run.path)])
-    assert end.value.code == 0
+    assert end.value.code == 3
     printed = capsys.readouterr().out
     assert "error nonfinite" in printed
     assert "What to do" in printed

@@ -2,6 +2,7 @@
 // that opening a scope moves what was there instead of drawing everything again.
 
 const MOVE_AT_MOST = 250; // more boxes than this jump to their places
+const SQUEEZE = 0.8; // of its width, the least that a label is drawn with before it is shortened
 
 class Boxes {
   constructor(layer) {
@@ -62,8 +63,8 @@ class Boxes {
     const badge = box.repeat > 1 ? `\u00d7${box.repeat}` : box.folded ? `${box.count}` : "";
     const room = w - 18 - (badge ? 7 + badge.length * 7 : 0);
     const middle = badge ? 9 + room / 2 : w / 2;
-    svgElement(group, "text", { class: "label", x: middle, y: h / 2 })
-      .textContent = this.#shortened(box.label, room);
+    const label = svgElement(group, "text", { class: "label", x: middle, y: h / 2 });
+    this.#fit(label, visible(box.label), room);
     if (badge) {
       svgElement(group, "text", { class: box.repeat > 1 ? "badge times" : "badge", x: w - 9,
         y: h / 2 }).textContent = badge;
@@ -81,6 +82,16 @@ class Boxes {
     let width = this.widths.get(text);
     if (width === undefined) this.widths.set(text, width = this.measure.measureText(text).width);
     return width;
+  }
+
+  // Letters that stand a little closer are read more easily than a name without its middle.
+  #fit(label, text, room) {
+    const width = this.#width(text);
+    const squeezed = width > room && width * SQUEEZE <= room;
+    label.textContent = squeezed ? text : this.#shortened(text, room);
+    if (!squeezed) return;
+    label.setAttribute("textLength", room);
+    label.setAttribute("lengthAdjust", "spacingAndGlyphs");
   }
 
   #shortened(text, room) {
@@ -133,7 +144,7 @@ class Boxes {
         y: item.label.getAttribute("y") });
       item.label.after(item.value);
     }
-    item.value.textContent = text;
+    item.value.textContent = visible(text);
   }
 }
 
@@ -146,7 +157,7 @@ function spoken(box, ins, outs) {
   const fold = box.repeat > 1
     ? `${box.repeat} identical blocks folded, ${box.count} nodes`
     : box.folded ? `${box.count} nodes folded` : "";
-  return [box.id, box.kind, fold, `${ins} in`, `${outs} out`].filter(Boolean).join(", ");
+  return [box.id, box.kind, fold, `${ins} in`, `${outs} out`].filter(Boolean).map(visible).join(", ");
 }
 
 // Black or white, whichever is easier to read on the colour (relative luminance of WCAG 2).

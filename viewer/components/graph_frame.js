@@ -55,8 +55,8 @@ class Bands {
       const button = htmlElement(this.element, "button", "band");
       button.type = "button";
       button.dataset.scope = band.id;
-      button.title = `Fold ${band.id}`;
-      button.setAttribute("aria-label", `Fold ${band.id}`);
+      button.title = `Fold ${visible(band.id)}`;
+      button.setAttribute("aria-label", `Fold ${visible(band.id)}`);
       button.style.top = `${band.level * BAND_HEIGHT}px`;
       const label = htmlElement(button, "span", "text", band.label);
       button.addEventListener("click", () => this.close(band.id));

@@ -11,11 +11,24 @@ function svgElement(parent, tag, attributes = {}) {
   return element;
 }
 
+// What cannot be seen is spelt out, as by visible.py: a right-to-left mark would turn a name around.
+const UNSEEN = new RegExp("[\\0-\\x08\\x0b-\\x1f\\x7f-\\x9f\\xad\\u061c\\u180e\\u200b\\u200e\\u200f\\u2028-\\u202e"
+  + "\\u2060-\\u206f\\ufeff\\ufff9-\\ufffb\\ud800-\\udfff\\u{e0000}-\\u{e007f}]", "gu");
+const hex = (code, digits) => code.toString(16).padStart(digits, "0");
+
+function visible(text) {
+  return `${text}`.replace(UNSEEN, (letter) => {
+    const code = letter.codePointAt(0);
+    if (code < 0x100) return `\\x${hex(code, 2)}`;
+    return code < 0x10000 ? `\\u${hex(code, 4)}` : `\\U${hex(code, 8)}`;
+  });
+}
+
 // Adds an HTML element to `parent`. Text is set as text: names in a run are not to be trusted.
 function htmlElement(parent, tag, className = "", text = "") {
   const element = document.createElement(tag);
   if (className) element.className = className;
-  if (text) element.textContent = text;
+  if (text) element.textContent = visible(text);
   if (parent) parent.append(element);
   return element;
 }

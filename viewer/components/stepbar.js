@@ -167,7 +167,7 @@ class StepBar {
       const mark = svgElement(this.marks, "path", { class: "mark", "data-index": index,
         d: `M${x} ${AXIS - 6}v-6l-4 -6h8l-4 6` });
       mark.style.fill = mark.style.stroke = safeColour(color, "#e53935");
-      svgElement(mark, "title").textContent = `${title}`;
+      svgElement(mark, "title").textContent = visible(title);
     }
   }
 

@@ -7,7 +7,8 @@ export function render({ model, el }) {
   const outbox = new Outbox(model);
   const drawn = new Map(); // id of a figure -> its button
 
-  function put({ id, label }) {
+  function put({ id, label: said }) {
+    const label = visible(said);
     const view = Bokeh.index.find_one_by_id(id);
     if (!view?.shadow_el) return;
     const menu = saveMenu(label, [
@@ -36,7 +37,7 @@ export function render({ model, el }) {
   return document.createElement("div");
 }
 
-const named = (view, ending) => fileName(view.model.title?.text ?? "", ending);
+const named = (view, ending) => fileName(view.model.title?.text?.text ?? view.model.title?.text ?? "", ending);
 
 // Figures have no ground of their own; on another page their text would be lost.
 async function picture(view) {

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from unicodedata import east_asian_width
 
 from comgra_decl.viewer.graph.model import SOURCE_KINDS
 
@@ -12,7 +13,22 @@ ROW_GAP = 11.0
 BOX_HEIGHT = 36.0
 SOURCE_HEIGHT = 26.0  # what feeds a node is drawn smaller than what it computes
 MIN_WIDTH, MAX_WIDTH = 62.0, 196.0
-CHARACTER, PADDING = 6.7, 24.0  # of a 12 px sans-serif label; the browser shortens what is wider
+FONT_SIZE, PADDING = 12.0, 24.0  # of a label; the browser squeezes or shortens what is wider
+
+# Widths in hundredths of the font size, of the widest font that systems have for sans-serif (DejaVu
+# Sans; Verdana is alike): what fits there fits in Roboto and Arial, too.
+_GLYPHS = {
+    32: " ',.Iijl|/\\",
+    40: '!"()-:;[]frt',
+    54: "*?_`csz",
+    62: "aeghknopqubdvxyFLPTYESBZ",
+    70: "ACKRVX",
+    79: "DGHNOQUw&",
+    99: "mMW@%",
+    84: "#+<=>^~",
+}
+_WIDTHS = {glyph: width for width, glyphs in _GLYPHS.items() for glyph in glyphs}
+_OTHER, _FULL = 64, 100  # digits and all other scripts; Chinese, Japanese and Korean
 
 Size = tuple[float, float]
 Rect = tuple[float, float, float, float]
@@ -20,9 +36,21 @@ Rect = tuple[float, float, float, float]
 
 def box_size(label: str, kind: str, badge: str) -> Size:
     """Returns the width and height of a box with a label and, if not empty, a number beside it."""
-    text = len(label) * CHARACTER + (len(badge) * CHARACTER + 8 if badge else 0)
+    text = text_width(label) + (text_width(badge) + 8 if badge else 0)
     width = min(MAX_WIDTH, max(MIN_WIDTH, text + PADDING))
     return float(round(width)), SOURCE_HEIGHT if kind in SOURCE_KINDS else BOX_HEIGHT
+
+
+def text_width(text: str) -> float:
+    """Returns how wide a label is drawn, for the widest of the usual fonts."""
+    return sum(map(_glyph_width, text)) * FONT_SIZE / 100
+
+
+def _glyph_width(glyph: str) -> int:
+    known = _WIDTHS.get(glyph)
+    if known is not None:
+        return known
+    return _FULL if east_asian_width(glyph) in "WF" else _OTHER
 
 
 def place(

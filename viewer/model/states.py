@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import html
 import shlex
 from dataclasses import dataclass
 from pathlib import Path
@@ -19,6 +18,7 @@ from comgra_decl.viewer.model.catalogue import Catalogue
 from comgra_decl.viewer.model.numbers import count
 from comgra_decl.viewer.model.ranks import spoken
 from comgra_decl.viewer.model.runview import RunView
+from comgra_decl.viewer.plain import html_text as _e
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,8 +88,8 @@ def head_of(view: RunView, name: str) -> str:
     said = "stopped, its process is gone" if state == "stopped" else state
     text = f"{said} \u00b7 {count(len(view.run.records))} records"
     return (
-        f'{BRAND}<span class="name" title="{html.escape(str(view.run.path))}">'
-        f'{html.escape(spoken(name))}</span><span class="state {state}" '
+        f'{BRAND}<span class="name" title="{_e(view.run.path)}">'
+        f'{_e(spoken(name))}</span><span class="state {state}" '
         f'title="{STATE_HELP.get(state, "")}">{text}</span>'
     )
 

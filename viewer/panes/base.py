@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import html
 import logging
 import traceback
 from abc import ABC, abstractmethod
@@ -18,6 +17,7 @@ from comgra_decl.viewer.model.other import Other
 from comgra_decl.viewer.model.runview import RunView
 from comgra_decl.viewer.model.selection import Selection
 from comgra_decl.viewer.model.takeaway import CSV, clean_name
+from comgra_decl.viewer.plain import html_text as _e
 from comgra_decl.viewer.style import CSS
 
 Act = Callable[..., None]
@@ -160,7 +160,3 @@ def html_view(css: str = "", **params: Any) -> HtmlView:
     """Returns an `HtmlView` in the viewer's style."""
     params = {"sizing_mode": "stretch_width", "margin": 0, **params}
     return HtmlView(css=CSS + css, **params)
-
-
-def _e(text: str) -> str:
-    return html.escape(text)

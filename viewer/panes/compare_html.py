@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import html
 import math
 
 from comgra_decl.viewer.model.compare import Pair, Ranked, Ranking, percent
@@ -12,6 +11,8 @@ from comgra_decl.viewer.model.runview import Slot
 from comgra_decl.viewer.model.selection import Selection
 from comgra_decl.viewer.model.words import pass_label
 from comgra_decl.viewer.panes.base import SAVE, save_button
+from comgra_decl.viewer.plain import html_text as _e
+from comgra_decl.viewer.plain import html_token as _raw
 
 _NAMED = 12  # nodes that are listed by name
 _LONG = 120  # letters of a setting
@@ -95,7 +96,7 @@ def _statistic_line(name: str, pair: Pair, at: Selection) -> str:
     mark = ' class="chosen" aria-selected="true"' if name == at.statistic else ""
     there = math.isfinite(pair.difference)
     return (
-        f'<tr{mark} tabindex="0" data-send="statistic:{_e(name)}"><td>{_e(name)}</td>'
+        f'<tr{mark} tabindex="0" data-send="statistic:{_raw(name)}"><td>{_e(name)}</td>'
         f"{_number(pair.here, known=pair.recorded[0])}{_number(pair.there, known=pair.recorded[1])}"
         f"<td>{signed(pair.difference) if there else MISSING}</td>"
         f"<td>{number(pair.ratio, digits=3) if math.isfinite(pair.ratio) else MISSING}</td></tr>"
@@ -135,7 +136,3 @@ def _alone(title: str, nodes: tuple[str, ...]) -> str:
 def _value(text: str) -> str:
     short = text if len(text) <= _LONG else f"{text[:_LONG]}\u2026"
     return f'<td title="{_e(text)}">{_e(short)}</td>'
-
-
-def _e(text: str) -> str:
-    return html.escape(text)

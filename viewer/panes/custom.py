@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import html
 import logging
 import traceback
 from typing import Any, ClassVar
@@ -12,6 +11,7 @@ import panel as pn
 from comgra_decl.errors import ComgraError
 from comgra_decl.viewer.custom import Look, View, ViewsFile
 from comgra_decl.viewer.panes.base import Act, Pane, Shown, html_view
+from comgra_decl.viewer.plain import html_text as _e
 from comgra_decl.viewer.state import SELECTION
 
 _LOG = logging.getLogger(__name__)
@@ -74,7 +74,7 @@ class _Card:
         self._trouble = html_view(visible=False)
         self._place = pn.Column(sizing_mode="stretch_width", margin=0)
         title = html_view()
-        title.html = f"<h2>{html.escape(view.name)}</h2>"
+        title.html = f"<h2>{_e(view.name)}</h2>"
         self.panel = pn.Column(
             title, self._trouble, self._place, margin=0, styles={"flex": "1 1 420px"},
             css_classes=["custom-view"], min_width=320,
@@ -123,10 +123,7 @@ def trouble_card(title: str, error: BaseException) -> str:
         while trace is not None and trace.tb_next is not None and _is_ours(trace):
             trace = trace.tb_next
         text = "".join(traceback.format_exception(type(error), error, trace))
-    return (
-        f'<div class="notice bad wide"><h2>{html.escape(title)}</h2>'
-        f"<pre>{html.escape(text)}</pre></div>"
-    )
+    return f'<div class="notice bad wide"><h2>{_e(title)}</h2><pre>{_e(text)}</pre></div>'
 
 
 def _is_ours(trace: Any) -> bool:

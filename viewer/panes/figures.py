@@ -25,6 +25,8 @@ from bokeh.plotting import figure
 
 from comgra_decl.viewer.model.ticks import log_ticks
 from comgra_decl.viewer.palette import GREY, RED
+from comgra_decl.viewer.plain import bokeh_text
+from comgra_decl.visible import visible
 
 MIN_HEIGHT = 170
 IMAGE = ("image", "x", "y", "dw", "dh")
@@ -84,6 +86,7 @@ class Frame:
             output_backend="canvas",
             tags=["frame"],  # see shared.js
         )
+        self._said = self._below = self._left = ""
         self._title = Title(text="", text_font_size="12.5px", text_font_style="bold")
         self.figure.title = self._title
         zoomer = BoxZoomTool(dimensions="both" if both else "width")
@@ -113,12 +116,13 @@ class Frame:
     @property
     def title(self) -> str:
         """Text above the figure."""
-        return str(self._title.text)
+        return self._said
 
     @title.setter
     def title(self, text: str) -> None:
-        if self._title.text != text:
-            self._title.text = text
+        if self._said != text:
+            self._said = text
+            self._title.text = bokeh_text(text)
 
     def mark_step(self, step: int | None) -> None:
         """Moves the vertical line to the current step; hides it for None."""
@@ -180,8 +184,15 @@ class Frame:
 
     def label(self, x: str) -> None:
         """Writes a line below the x axis."""
-        if self.figure.xaxis[0].axis_label != x:
-            self.figure.xaxis[0].axis_label = x
+        if self._below != x:
+            self._below = x
+            self.figure.xaxis[0].axis_label = bokeh_text(x)
+
+    def label_left(self, y: str) -> None:
+        """Writes a line beside the y axis."""
+        if self._left != y:
+            self._left = y
+            self.figure.yaxis[0].axis_label = bokeh_text(y)
 
     def say(self, text: str) -> None:
         """Writes a message into the middle of the empty figure; "" removes it."""
@@ -195,7 +206,7 @@ class Frame:
         if text:
             self.show(y=(0.0, 1.0))
             middle = (float(self._x.start) + float(self._x.end)) / 2  # type: ignore[arg-type]
-            self._message.data = {"x": [middle], "y": [0.5], "text": [wrapped(text)]}
+            self._message.data = {"x": [middle], "y": [0.5], "text": [wrapped(visible(text))]}
         else:
             self._message.data = {"x": [], "y": [], "text": []}
 

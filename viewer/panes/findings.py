@@ -15,6 +15,8 @@ from comgra_decl.viewer.model.found import Found, found, look, looked_at
 from comgra_decl.viewer.model.numbers import count, number
 from comgra_decl.viewer.model.tables import findings_csv
 from comgra_decl.viewer.panes.base import SAVE, Pane, Shown, hand_table, html_view, save_button
+from comgra_decl.viewer.plain import html_text as _e
+from comgra_decl.viewer.plain import html_token as _raw
 
 _LOOK, _PAINT = "look", "paint"
 _MOST_OTHERS = 6
@@ -134,7 +136,7 @@ def _check(check: Check) -> str:
     send = link(worst.place, worst.first_step, sample=worst.sample)
     return (
         f'<li class="{check.colour}" title="{_e(title)}"><div tabindex="0" role="button" '
-        f'data-send="{_e(send)}">{inside}</div></li>'
+        f'data-send="{_raw(send)}">{inside}</div></li>'
     )
 
 
@@ -241,14 +243,12 @@ def _unchecked(diagnosis: Diagnosis) -> str:
 
 def _button(send: str, text: str, class_: str = "go", *, title: str = "") -> str:
     tip = f' title="{_e(title)}"' if title else ""
-    return f'<button type="button" class="{class_}" data-send="{_e(send)}"{tip}>{_e(text)}</button>'
+    return (
+        f'<button type="button" class="{class_}" data-send="{_raw(send)}"{tip}>{_e(text)}</button>'
+    )
 
 
 def _tokens(content: str) -> list[str]:
     """Returns the messages that the page may send: those written into it."""
     pieces = content.split('data-send="')[1:]
     return sorted({html.unescape(piece.partition('"')[0]) for piece in pieces})
-
-
-def _e(text: str) -> str:
-    return html.escape(text)

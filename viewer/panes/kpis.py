@@ -16,6 +16,7 @@ from comgra_decl.viewer.model.tables import kpi_csv
 from comgra_decl.viewer.palette import LINES
 from comgra_decl.viewer.panes.base import Act, Exhibit, Pane, Shown, html_view
 from comgra_decl.viewer.panes.figures import Frame, legend, unit_range
+from comgra_decl.visible import visible
 
 _EMPTY = (
     '<div class="notice"><h2>No loss and no KPI yet</h2>'
@@ -119,7 +120,7 @@ class _KpiFigure:
         for line, recorded in zip(shown.lines, chart.lines, strict=True):
             source, dots = self._lines.get(line.label) or self._add(line.label)
             dots.size = 4 if len(line.steps) <= _FEW else 2
-            labels = [line.label] * len(line.steps)
+            labels = [visible(line.label)] * len(line.steps)
             source.data = {
                 "x": line.steps, "y": line.values, "value": recorded.values, "label": labels
             }  # fmt: skip
@@ -132,7 +133,10 @@ class _KpiFigure:
         line = fig.line("x", "y", source=source, line_color=colour, line_width=1.6)
         dots = fig.scatter("x", "y", source=source, size=4, color=colour)
         fig.hover.renderers = [*fig.hover.renderers, dots]
-        self._legend.items = [*self._legend.items, LegendItem(label=label, renderers=[line, dots])]
+        self._legend.items = [
+            *self._legend.items,
+            LegendItem(label=visible(label), renderers=[line, dots]),
+        ]
         self._legend.visible = len(self._legend.items) > 1
         self._lines[label] = source, dots.glyph
         return self._lines[label]

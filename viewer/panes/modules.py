@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import html
 import math
 from typing import Any, ClassVar
 
@@ -12,6 +11,8 @@ from comgra_decl.viewer.model.numbers import MISSING, count, number, shape
 from comgra_decl.viewer.model.tables import modules_csv
 from comgra_decl.viewer.model.words import pass_label
 from comgra_decl.viewer.panes.base import SAVE, Pane, Shown, hand_table, html_view, save_button
+from comgra_decl.viewer.plain import html_text as _e
+from comgra_decl.viewer.plain import html_token as _raw
 
 _MOST_LINES = 60  # unfolded of a run that is shown for the first time
 _EMPTY = (
@@ -75,7 +76,7 @@ class ModulesPane(Pane):
     def _line(self, line: Module) -> str:
         chosen = line.node is not None and line.node == self._node
         mark = ' class="chosen" aria-selected="true"' if chosen else ""
-        send = "" if line.node is None else f' tabindex="0" data-send="node:{_e(line.node)}"'
+        send = "" if line.node is None else f' tabindex="0" data-send="node:{_raw(line.node)}"'
         name = "" if line.node is not None else ' class="soft" title="nothing of it is recorded"'
         part = 0.0 if line.share is None or math.isnan(line.share) else 100 * line.share
         output = MISSING if line.output is None else shape(line.output)
@@ -94,7 +95,7 @@ class ModulesPane(Pane):
             return '<span class="fold"></span>'
         opened = line.key in self._opened
         return (
-            f'<button type="button" class="fold" data-send="{_e(_fold(line))}" '
+            f'<button type="button" class="fold" data-send="{_raw(_fold(line))}" '
             f'aria-expanded="{str(opened).lower()}" aria-label="{_e(line.label)}">'
             f"{'&#9662;' if opened else '&#9656;'}</button>"
         )
@@ -142,7 +143,3 @@ def _percent(share: float | None) -> str:
     if share is None:
         return MISSING
     return "NaN" if math.isnan(share) else f"{100 * share:.1f} %"
-
-
-def _e(text: str) -> str:
-    return html.escape(text)

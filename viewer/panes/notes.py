@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import html
 from typing import Any, ClassVar
 
 from comgra_decl.viewer.components.base import Message
@@ -11,6 +10,7 @@ from comgra_decl.viewer.model.numbers import count
 from comgra_decl.viewer.model.selection import nearest
 from comgra_decl.viewer.model.tables import notes_csv
 from comgra_decl.viewer.panes.base import SAVE, Pane, Shown, hand_table, html_view, save_button
+from comgra_decl.viewer.plain import html_text as _e
 
 _EMPTY = (
     '<div class="notice"><h2>No notes</h2><p>A program leaves one with</p>'
@@ -67,5 +67,5 @@ def _line(note: Note, chosen: bool) -> str:
     mark = ' class="chosen"' if chosen else ""
     return (
         f'<tr tabindex="0" data-send="step:{note.step}"{mark}><td>{count(note.step)}</td>'
-        f"<td>{note.time}</td><td>{html.escape(note.text)}</td></tr>"
+        f"<td>{note.time}</td><td>{_e(note.text)}</td></tr>"
     )

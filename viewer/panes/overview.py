@@ -23,11 +23,13 @@ from comgra_decl.viewer.model.words import BATCH_LABELS, pass_label
 from comgra_decl.viewer.palette import RED, colour_at, signed_colour
 from comgra_decl.viewer.panes.base import PASSES, Act, Exhibit, Pane, Shown
 from comgra_decl.viewer.panes.figures import IMAGE, Frame, image
+from comgra_decl.viewer.plain import bokeh_text
+from comgra_decl.visible import visible
 
 _SHADES = 128
 _MOST_LABELS = 26  # in a picture 310 pixels high, a laptop's, they just do not touch
 _EMPTY: dict[str, list[Any]] = {name: [] for name in (*IMAGE, "value")}
-_NAME = "return names[Math.floor(special_vars.data_y)] ?? ''"
+_NAME = "return names[Math.floor(value)] ?? ''"
 
 
 class OverviewPane(Pane):
@@ -129,7 +131,7 @@ class OverviewPane(Pane):
         self._mapper.palette = _palette(picture.scale.diverging)
         self._image.data = {"image": [picture.places], "value": [picture.values], **place}
         self._broken.data = {"image": [picture.broken], **place}
-        self._names.args = {"names": [f"{s.node} \u00b7 {s.role}" for s in picture.slots]}
+        self._names.args = {"names": [visible(f"{s.node} \u00b7 {s.role}") for s in picture.slots]}
         self._label(picture.labels)
         self.frame.say("")
         self.frame.show(x=picture.all_, y=(float(lines), 0.0))
@@ -140,7 +142,7 @@ class OverviewPane(Pane):
         ticks = range(0, len(labels), every)
         self._ticker.ticks = [line + 0.5 for line in ticks]
         axis: Any = self.frame.figure.yaxis[0]
-        axis.major_label_overrides = {line + 0.5: labels[line] for line in ticks}
+        axis.major_label_overrides = {line + 0.5: bokeh_text(labels[line]) for line in ticks}
 
     def _mark_line(self, line: int | None) -> None:
         if line is not None and (self._box.bottom, self._box.top) != (line, line + 1):

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import html
 from collections import Counter
 from typing import Any, ClassVar
 
@@ -10,6 +9,7 @@ from comgra_decl.viewer.model.about import About, Entry, Facts, about
 from comgra_decl.viewer.model.found import found
 from comgra_decl.viewer.model.numbers import count
 from comgra_decl.viewer.panes.base import Pane, Shown, html_view
+from comgra_decl.viewer.plain import html_text as _e
 
 
 class RunPane(Pane):
@@ -109,7 +109,3 @@ def _entry(entry: Entry) -> str:
     numbers = (entry.matched, entry.fired, entry.written)
     cells = "".join(f"<td>{count(n)}</td>" for n in numbers)
     return f"<tr><td>{_e(entry.name)}</td>{cells}<td>{_e(silent)}</td></tr>"
-
-
-def _e(text: object) -> str:
-    return html.escape(str(text))

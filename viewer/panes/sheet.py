@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import html
 from typing import Any, ClassVar
 
 import panel as pn
@@ -27,6 +26,7 @@ from comgra_decl.viewer.panes.base import TENSOR, Exhibit, Pane, Shown, html_vie
 from comgra_decl.viewer.panes.selectors import offer
 from comgra_decl.viewer.panes.sheet_html import listing_html, missing_html, text_html, window_html
 from comgra_decl.viewer.panes.sheet_picture import SheetPicture
+from comgra_decl.viewer.plain import html_text as _e
 
 _GRID = """
 :host {
@@ -176,9 +176,9 @@ def _title(shown: Shown, tensor: Tensor) -> str:
     sample = [] if tensor.fixed is None else [f"sample {tensor.fixed}"]
     facts = [] if tensor.missing is not None else [facts_of(tensor)]
     chips = "".join(
-        f'<span class="chip">{html.escape(text)}</span>'
+        f'<span class="chip">{_e(text)}</span>'
         for text in (at.role, pass_, f"step {at.step}", *sample, *facts)
         if text
     )
-    name = html.escape(at.node)
+    name = _e(at.node)
     return f'<div class="node-title" data-step="{at.step}"><h2>{name}</h2>{chips}</div>'

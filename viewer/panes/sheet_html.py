@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import html
 import math
 from typing import Any
 
 from comgra_decl.viewer.model.numbers import count, number
 from comgra_decl.viewer.model.sheet import COLUMNS, LISTED, ROWS, Dim, Listing, Window
 from comgra_decl.viewer.model.unrecorded import Unrecorded
+from comgra_decl.viewer.plain import html_text as _e
 
 _DIGITS = 6
 
@@ -118,7 +118,3 @@ def _span(first: int, length: int, total: int, name: str) -> str:
     if length >= total:
         return _e(f"{name} 0\u2013{total - 1}" if total > 1 else f"one {name}")
     return _e(f"{name} {count(first)}\u2013{count(first + length - 1)} of {count(total)}")
-
-
-def _e(text: str) -> str:
-    return html.escape(text)

@@ -80,9 +80,7 @@ class SheetPicture:
     def label(self, down: str, across: str) -> None:
         """Names the axes."""
         self.frame.label(across)
-        axis: Any = self.frame.figure.yaxis[0]
-        if axis.axis_label != down:
-            axis.axis_label = down
+        self.frame.label_left(down)
 
     def frame_window(self, window: Window, visible: bool) -> None:
         """Frames the cells that are written out, where they are not all."""

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import html
 import math
 from typing import Any, ClassVar
 
@@ -28,6 +27,8 @@ from comgra_decl.viewer.panes.base import (
     html_view,
     save_button,
 )
+from comgra_decl.viewer.plain import html_text as _e
+from comgra_decl.viewer.plain import html_token as _raw
 
 _CLASSES = ("forward", "gradient", "update")
 _COMPARED = 2  # of the columns, with the record before
@@ -57,8 +58,8 @@ class StatisticsPane(Pane):
         content = _head(shown) + _statistics(table, shown) + _samples(samples, shown)
         step = "" if shown.at.step is None else str(shown.at.step)
         at = shown.at
-        marks = f'data-node="{_e(at.node)}" data-step="{step}" data-batch="{_e(at.batch)}"'
-        marks += f' data-statistic="{_e(at.statistic)}"'
+        marks = f'data-node="{_raw(at.node)}" data-step="{step}" data-batch="{_raw(at.batch)}"'
+        marks += f' data-statistic="{_raw(at.statistic)}"'
         self.view.put(html=f"<article {marks}>{content}</article>", tokens=tokens)
 
     def _choose(self, message: Message) -> None:
@@ -119,7 +120,7 @@ def _statistic_line(name: str, cells: tuple[Cell, ...], shown: Shown) -> str:
         for i, cell in enumerate(cells)
     )
     return (
-        f'<tr{chosen} data-send="statistic:{_e(name)}" tabindex="0" title="{_e(explained)}">'
+        f'<tr{chosen} data-send="statistic:{_raw(name)}" tabindex="0" title="{_e(explained)}">'
         f"<td>{_e(name)}</td>{columns}</tr>"
     )
 
@@ -180,7 +181,3 @@ def _change(cell: Cell) -> str:
 def _part(cell: Cell, largest: float) -> float:
     known = math.isfinite(cell.value) and largest > 0
     return round(100 * abs(cell.value) / largest, 1) if known else 0.0
-
-
-def _e(text: object) -> str:
-    return html.escape(str(text))

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from comgra_decl.launch.printing import AsJson, RunPath, bytes_text, print_json, run_folder
+from comgra_decl.launch.printing import AsJson, RunPath, bytes_text, print_json, run_folder, say
 
 PANEL = "Keep"
 
@@ -33,7 +33,7 @@ def command(run: RunPath, as_json: AsJson = False) -> None:
             }
         )
     else:
-        print(
+        say(
             f"{folder}: {bytes_text(before)} in {files[0]} files are now "
             f"{bytes_text(after)} in {files[1]} files"
         )

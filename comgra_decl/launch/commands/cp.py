@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from comgra_decl.launch.printing import AsJson, RunPath, print_json, run_folder
+from comgra_decl.launch.printing import AsJson, RunPath, print_json, run_folder, say
 
 PANEL = "Keep"
 
@@ -40,4 +40,4 @@ def command(
     if as_json:
         print_json({"path": str(copy), "source": str(folder)})
     else:
-        print(copy)
+        say(str(copy))

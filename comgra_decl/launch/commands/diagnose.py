@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from enum import StrEnum
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from comgra_decl.launch.exits import Exit
 from comgra_decl.launch.printing import AsJson, RunPath, print_json
 
 if TYPE_CHECKING:
@@ -13,6 +15,22 @@ if TYPE_CHECKING:
 
 PANEL = "Look"
 
+
+class FailOn(StrEnum):
+    """The least finding with which the command ends with code 3."""
+
+    warning = "warning"
+    error = "error"
+    never = "never"
+
+
+_FAILS = {
+    FailOn.warning: frozenset({"warning", "error"}),
+    FailOn.error: frozenset({"error"}),
+    FailOn.never: frozenset[str](),
+}
+
+_FailOn = Annotated[FailOn, typer.Option(help="The least finding that ends it with exit code 3.")]
 _Spec = Annotated[
     str | None,
     typer.Option("--rules", help="Rules instead of the run's own: a YAML file, or `default`."),
@@ -42,9 +60,13 @@ def command(
     everything: _All = False,
     correlations: _Together = True,
     trust: _Trust = False,
+    fail_on: _FailOn = FailOn.error,
     as_json: AsJson = False,
 ) -> None:
-    """Say what is wrong in a run, where it began, and what to do about it."""
+    """Say what is wrong in a run, where it began, and what to do about it.
+
+    Exit code 3: it found an error; with `--fail-on warning` a warning, too.
+    """
     from comgra_decl.launch.diagnosing import described, rules_of
     from comgra_decl.query import open_run
     from comgra_decl.rules import diagnose, diagnose_and_correlate
@@ -62,3 +84,5 @@ def command(
         from comgra_decl.launch.diagnosis_tables import print_diagnosis
 
         print_diagnosis(opened, diagnosis, together=together, everything=everything)
+    if any(finding.severity in _FAILS[fail_on] for finding in diagnosis.findings):
+        raise typer.Exit(Exit.WANTING)

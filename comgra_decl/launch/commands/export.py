@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from comgra_decl.launch.printing import AsJson, RunPath, print_json
+from comgra_decl.launch.printing import AsJson, RunPath, print_json, say
 
 PANEL = "Keep"
 
@@ -34,4 +34,4 @@ def command(
     if as_json:
         print_json({"path": str(written), "source": str(opened.path), "format": format_})
     else:
-        print(written)
+        say(str(written))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from comgra_decl.launch.printing import AsJson, Root, print_json, require_folder
+from comgra_decl.launch.printing import AsJson, Root, print_json, say
 
 PANEL = "Look"
 
@@ -12,16 +12,14 @@ PANEL = "Look"
 def command(root: Root = Path("runs"), as_json: AsJson = False) -> None:
     """List the runs in a folder, oldest first."""
     from comgra_decl.launch.describe import describe_summary
-    from comgra_decl.query import list_runs
+    from comgra_decl.query import list_runs, location, require_folder
 
-    require_folder(root)
+    require_folder(location(root))
     runs = [describe_summary(summary) for summary in list_runs(root)]
     if as_json:
         print_json(runs)
     elif not runs:
-        from comgra_decl.store.location import location
-
-        print(f"There is no run in {location(root)} yet.")
+        say(f"There is no run in {location(root)} yet.")
     else:
         from comgra_decl.launch.tables import console, runs_table
 

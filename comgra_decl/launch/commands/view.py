@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import errno
+import sys
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
-from comgra_decl.errors import ComgraError
+from comgra_decl.errors import ComgraError, RunNotFoundError
 from comgra_decl.launch.printing import Root
 
 PANEL = "Look"
@@ -34,16 +35,23 @@ def command(
             envvar="COMGRA_VIEW_AUTH",
         ),
     ] = None,
+    use_xheaders: Annotated[
+        bool,
+        typer.Option("--use-xheaders", help="Believe a proxy's X-Forwarded-For and -Proto."),
+    ] = False,
     views: Annotated[
         Path | None,
-        typer.Option(help="Python file with views of your own; it is run.", dir_okay=False),
+        typer.Option(
+            help="Python file with views of your own; it is run.", exists=True, dir_okay=False
+        ),
     ] = None,
 ) -> None:
     """Look at runs in the browser, also while they are being recorded."""
     from comgra_decl.viewer.serve import Access, clean_prefix, serve
 
     origins = tuple(allow_websocket_origin or ())
-    access = Access(address, clean_prefix(prefix), origins, basic_auth)
+    _check(root)
+    access = Access(address, clean_prefix(prefix), origins, basic_auth, use_xheaders)
     try:
         serve(root, port=port, access=access, show=show, views=views)
     except OSError as error:
@@ -53,3 +61,16 @@ def command(
             f"the viewer cannot listen on {address}:{port} ({error.strerror}); "
             "choose another port with --port, or a free one with --port 0"
         ) from None
+
+
+def _check(root: Path) -> None:
+    """Refuses what can never hold runs; a folder that is not there yet is only said."""
+    from comgra_decl.query import location, require_folder
+
+    place = location(root)
+    try:
+        require_folder(place)
+    except RunNotFoundError as error:
+        if root.exists() or any(parent.is_file() for parent in root.parents):
+            raise
+        sys.stderr.write(f"comgra-decl: {error} The page waits for a run there.\n")

@@ -13,7 +13,7 @@ import pytest
 from comgra_decl.query import open_run
 from comgra_decl.viewer.model.runview import RunView
 from tests.support.fake_run import FakeRun
-from tests.viewer.app.served import Gallery
+from tests.viewer.app.served import Gallery, Start, Viewed
 
 NODES = ("Transformer", "embed", "cell", "blocks.0.mlp.fc1", "blocks.0.mlp.fc2", "head", "aux")
 BROKEN_FROM = 9
@@ -70,3 +70,18 @@ def viewer(server: Gallery, open_page: Callable[..., Any]) -> Callable[..., Any]
         return page
 
     return open_
+
+
+@pytest.fixture
+def start(root: Path, tmp_path: Path) -> Iterator[Start]:
+    """Starts `comgra-decl view` with further arguments and returns the address that it says."""
+    running: list[Viewed] = []
+
+    def start_(*arguments: str, **environment: str) -> str:
+        log = tmp_path / f"said{len(running)}"
+        running.append(Viewed(root, log, *arguments, **environment))
+        return running[-1].url
+
+    yield start_
+    for viewed in running:
+        viewed.stop()

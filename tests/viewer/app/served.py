@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import os
 import re
 import signal
 import subprocess
 import sys
 import time
+from collections.abc import Callable
 from pathlib import Path
+from subprocess import PIPE
 
 import comgra_decl
 from tests.support.fake_run import FakeRun
@@ -16,6 +19,9 @@ from tests.viewer.conftest import HARMLESS
 VIEWER = Path(comgra_decl.__file__).parent / "viewer"
 REPOSITORY = Path(__file__).resolve().parents[3]
 PATIENCE = 60  # seconds for a server to start, on a busy machine
+
+Start = Callable[..., str]
+CODE = "from comgra_decl.launch.cli import main; main()"
 
 VIEWS = """
 from comgra_decl.viewer.custom import View
@@ -43,6 +49,42 @@ class Server:
         errors = [b for b in blocks if "Traceback" in b and not HARMLESS.search(b)]
         errors += [line for line in self.log.read_text().splitlines() if " ERROR" in line]
         assert not errors, "the server logged errors:\n" + "\n".join(errors)
+
+
+class Viewed:
+    """A `comgra-decl view` in a process of its own.
+
+    Attributes:
+        url: The address that it said.
+        log: What it writes to the standard error.
+    """
+
+    def __init__(self, root: Path, log: Path, *more: str, **environment: str) -> None:
+        self.log = log
+        command = [sys.executable, "-c", CODE, "view", str(root), "--port", "0", "--no-show", *more]
+        with log.open("w") as out:
+            self.process = subprocess.Popen(
+                command, stdout=PIPE, stderr=out, text=True, env={**os.environ, **environment}
+            )
+        assert self.process.stdout is not None
+        words = self.process.stdout.readline().split()
+        if not words:
+            self.process.stdout.close()
+            raise AssertionError(f"the server ended with {self.process.wait()}:\n{self.said}")
+        self.url = words[-1]
+
+    @property
+    def said(self) -> str:
+        """What stands in the log."""
+        return self.log.read_text()
+
+    def stop(self) -> None:
+        """Ends the server; fails if it logged a traceback."""
+        self.process.send_signal(signal.SIGINT)
+        self.process.wait(PATIENCE)
+        assert self.process.stdout is not None
+        self.process.stdout.close()
+        assert "Traceback" not in self.said, self.said
 
 
 class Gallery(Server):

@@ -4,52 +4,20 @@ from __future__ import annotations
 
 import http.client
 import json
-import os
-import signal
-import subprocess
-import sys
 import urllib.request
-from collections.abc import Callable, Iterator
 from pathlib import Path
-from subprocess import PIPE
 from typing import Any
 from urllib.parse import urlsplit
 
 import pytest
+from bokeh.core.types import ID
+from bokeh.util.token import generate_jwt_token
 
 from comgra_decl.errors import ComgraError
 from comgra_decl.viewer.serve import Access, clean_prefix, has_display
+from tests.viewer.app.served import Start
 
-CODE = "from comgra_decl.launch.cli import main; main()"
 PATIENCE = 60_000  # milliseconds, on a busy machine
-Start = Callable[..., str]
-
-
-@pytest.fixture
-def start(root: Path, tmp_path: Path) -> Iterator[Start]:
-    """Starts `comgra-decl view` with further arguments and returns the address that it says."""
-    running: list[subprocess.Popen[str]] = []
-    said = tmp_path / "said"
-
-    def start_(*arguments: str, **environment: str) -> str:
-        command = [sys.executable, "-c", CODE, "view", str(root), "--port", "0", "--no-show"]
-        environment = {**os.environ, **environment}
-        with said.open("a") as log:
-            process = subprocess.Popen(
-                [*command, *arguments], stdout=PIPE, stderr=log, text=True, env=environment
-            )
-        running.append(process)
-        assert process.stdout is not None
-        return process.stdout.readline().split()[-1]
-
-    yield start_
-    for process in running:
-        process.send_signal(signal.SIGINT)
-        process.wait(30)
-        assert process.stdout is not None
-        process.stdout.close()
-    log = said.read_text()  # tornado logs a refused handshake with its traceback
-    assert "Traceback" not in log or "Refusing websocket" in log
 
 
 @pytest.mark.browser
@@ -97,6 +65,7 @@ def test_a_foreign_page_may_not_talk_to_it_unless_it_was_named(start: Start) -> 
         headers = {
             "Connection": "Upgrade", "Upgrade": "websocket", "Sec-WebSocket-Version": "13",
             "Sec-WebSocket-Key": "dGhlIHNhbXBsZSBub25jZQ==", "Origin": origin,
+            "Sec-WebSocket-Protocol": f"bokeh, {generate_jwt_token(ID('session'))}",
         }  # fmt: skip
         connection.request("GET", f"{place.path}/ws", headers=headers)
         status = connection.getresponse().status

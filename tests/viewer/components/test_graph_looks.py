@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 
 from comgra_decl.viewer.graph.layout import GraphNode, build_scene
+from comgra_decl.viewer.graph.places import MAX_WIDTH
 from tests.viewer.components.graphs import (
     Show,
     expect,
@@ -60,6 +61,55 @@ def test_missing_dependencies_are_dotted(show: Show, page: Any) -> None:
     show(lambda: graph(build_scene(nodes, [], expanded=frozenset())))
     expect(node(page, "x").locator(".open")).to_have_count(1)  # feeds nothing
     expect(node(page, "y").locator(".open")).to_have_count(2)  # and is fed by nothing
+
+
+NAMES = [
+    "embed",
+    "memory",
+    "RunningSum",
+    "mmmmmm",
+    "WWWW",
+    "pos_embed",
+    "illicit",
+    "\u5c42\u5c42\u5c42\u5c42",
+]
+FONTS = ["DejaVu Sans", "Verdana", "Liberation Sans", "sans-serif", "serif"]
+
+
+@pytest.mark.parametrize("font", FONTS)
+def test_a_name_that_has_room_is_written_whole_in_every_font(
+    show: Show, page: Any, font: str
+) -> None:
+    nodes = [GraphNode(name, "computed", i) for i, name in enumerate(NAMES)]
+    nodes += [GraphNode(f"{name}.inner", "computed", 50) for name in NAMES]  # folded: with a number
+    page.add_init_script(f"""document.addEventListener("DOMContentLoaded", () =>
+        document.documentElement.style.setProperty("--panel-font-family", `{font}`))""")
+    show(lambda: graph(build_scene(nodes, [], expanded=frozenset())))
+    boxes = page.locator(".node")
+    expect(boxes).to_have_count(len(NAMES))
+    assert sorted(boxes.locator(".label").all_text_contents()) == sorted(NAMES)
+    inside = """nodes => nodes.every(node => {
+        const [box, text] = [".shape", ".label"].map(x => node.querySelector(x).getBBox());
+        return text.x >= box.x && text.x + text.width <= box.x + box.width;
+    })"""
+    assert boxes.evaluate_all(inside)
+
+
+def test_a_name_that_is_a_little_too_wide_is_squeezed_and_not_cut(show: Show, page: Any) -> None:
+    letter = page.evaluate("""() => {
+        const measure = document.createElement("canvas").getContext("2d");
+        measure.font = "500 12px monospace";
+        return measure.measureText("a").width;
+    }""")
+    name = "a" * round(1.1 * (MAX_WIDTH - 18) / letter)
+    nodes = [GraphNode(name, "computed", 0), GraphNode(name * 2, "computed", 1)]
+    page.add_init_script("""document.addEventListener("DOMContentLoaded", () =>
+        document.documentElement.style.setProperty("--panel-font-family", "monospace"))""")
+    show(lambda: graph(build_scene(nodes, [], expanded=frozenset())))
+    expect(node(page, name).locator(".label")).to_have_text(name)
+    drawn = node(page, name).locator(".label").evaluate("text => text.getBBox().width")
+    assert drawn <= MAX_WIDTH - 17
+    expect(node(page, name * 2).locator(".label")).to_have_text(re.compile("^a+\u2026a+$"))
 
 
 # ---- what comes from outside

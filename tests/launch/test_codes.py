@@ -1,0 +1,309 @@
+"""What scripts can rely on: exit codes, and one line for a path that is wrong."""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, Literal
+
+import pytest
+import typer
+
+import comgra_decl as comgra
+from comgra_decl.launch.cli import main
+from comgra_decl.launch.commands import register
+
+SCRIPTS = ("run", "plan", "overfit-one-batch", "batch-mixing", "thermometer")
+RUNS = {
+    "show": (),
+    "diagnose": (),
+    "verify": (),
+    "compact": (),
+    "cp": ("target",),
+    "export": ("target", "--format", "csv"),
+    "thermometer": (),
+}
+ROOTS = ("ls", "view")
+PAGE = Path(__file__).parents[2] / "docs" / "commands.md"
+
+LEARNS = """
+import torch
+torch.manual_seed(0)
+model = torch.nn.Linear(3, 1)
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+x = torch.randn(8, 3)
+y = x.sum(1, keepdim=True)
+for _ in range(300):
+    loss = (model(x) - y).square().mean()
+    optimizer.zero_grad()
+    loss.backward()
+    optimizer.step()
+"""
+LEARNS_NOT = LEARNS.replace("lr=0.1", "lr=0.0")
+MIXES = LEARNS.replace("model(x) - y", "model(x.softmax(0)) - y").replace(
+    "model = torch.nn.Linear(3, 1)",
+    """
+class Mixes(torch.nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.out = torch.nn.Linear(3, 1)
+    def forward(self, x):
+        return self.out(x.softmax(0))
+model = Mixes()""",
+)
+WITHOUT_STEP = "print(1)"
+RAISES = "raise SystemExit(7)"
+
+
+def code(*arguments: str) -> int:
+    """Runs a command line and returns its exit code; 0 for one that returns."""
+    try:
+        main(arguments)
+    except SystemExit as ended:
+        return int(ended.code or 0)
+    return 0
+
+
+@pytest.fixture
+def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """The current folder, with a file, an empty folder and one that may not be read."""
+    monkeypatch.chdir(tmp_path)
+    Path("afile").write_text("hello")
+    Path("empty").mkdir()
+    Path("closed").mkdir()
+    scandir, access = os.scandir, os.access
+
+    def guarded(path: Any = ".") -> Any:
+        if not isinstance(path, int) and Path(path).name == "closed":
+            raise PermissionError(13, "Permission denied", str(path))
+        return scandir(path)
+
+    # Not by its mode, which says nothing to root, as whom tests may run.
+    monkeypatch.setattr(os, "scandir", guarded)
+    monkeypatch.setattr(
+        os, "access", lambda path, mode: Path(path).name != "closed" and access(path, mode)
+    )
+    return tmp_path
+
+
+def test_every_command_is_tested_here() -> None:
+    app = typer.Typer()
+    names = set(register(app)) | {command.name for command in app.registered_commands}
+    assert names == {*SCRIPTS, *RUNS, *ROOTS}
+
+
+WRONG = {
+    "nowhere": "does not exist|no script",
+    "emty": "did you mean 'empty'",
+    "afile": "is a file",
+    "afile/x": "does not exist|no script",
+    "empty": "no run in|without a __main__",
+    "closed": "Permission denied",
+}
+
+
+@pytest.mark.parametrize("path", WRONG)
+@pytest.mark.parametrize("command", [*SCRIPTS, *RUNS, *ROOTS])
+def test_a_wrong_path_is_said_at_once(
+    command: str, path: str, place: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    if command in SCRIPTS and path == "afile":
+        pytest.skip("any file may be a script")
+    if command in ROOTS and path == "empty":
+        pytest.skip("a folder that waits for its first run")
+    if command == "view" and path in ("nowhere", "emty"):
+        pytest.skip("waits for the folder; see below")
+    before = sorted(place.rglob("*"))
+    assert code(command, path, *RUNS.get(command, ())) == 2
+    told = capsys.readouterr()
+    if "Usage:" in told.err.splitlines()[0]:  # Typer looks by itself
+        assert path == "closed"
+        assert "not readable" in told.err
+    else:
+        first = told.err.splitlines()[0]
+        assert first.startswith("comgra")
+        assert path in first
+        assert re.search(WRONG[path], first), first
+    assert "Traceback" not in told.err
+    assert not told.out
+    assert sorted(place.rglob("*")) == before
+
+
+@pytest.mark.usefixtures("place")
+def test_view_says_that_a_folder_is_not_there_and_waits_for_it(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    served: list[Path] = []
+    monkeypatch.setattr(
+        "comgra_decl.viewer.serve.serve", lambda root, **_options: served.append(root)
+    )
+    assert code("view", "emty", "--no-show") == 0
+    assert served == [Path("emty")]
+    assert "'emty' does not exist; did you mean 'empty'? The page waits" in capsys.readouterr().err
+    assert code("view", "empty", "--views", "nowhere.py") == 2
+    assert len(served) == 1
+
+
+# ---- exit codes
+
+
+@pytest.fixture(scope="module")
+def runs(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A run without findings, one with a warning, one with an error, and a damaged one."""
+    import torch
+
+    root = tmp_path_factory.mktemp("codes")
+    for name, rate in (("fine", 0.1), ("broken", 0.1), ("damaged", 0.1)):
+        torch.manual_seed(0)
+        with comgra.trace("debug", root=root, group="g", name=name):
+            model = torch.nn.Linear(3, 1)
+            optimizer = torch.optim.SGD(model.parameters(), lr=rate)
+            for step in range(6):
+                loss = model(torch.randn(8, 3)).square().mean()
+                optimizer.zero_grad()
+                loss.backward()
+                if name == "broken" and step == 3:
+                    model.weight.grad = torch.full_like(model.weight, float("nan"))
+                optimizer.step()
+    for path in (root / "g" / "damaged").rglob("*"):
+        if path.is_file() and path.parent.name == "d":
+            path.write_bytes(path.read_bytes()[:-9])
+    return root / "g"
+
+
+def severities(run: Path) -> set[str]:
+    from comgra_decl.rules import diagnose
+
+    return {finding.severity for finding in diagnose(comgra.open_run(run), None).findings}
+
+
+@pytest.mark.parametrize(
+    ("severity", "fail_on", "expected"),
+    [
+        (None, "warning", 0),
+        ("hint", "warning", 0),
+        ("warning", "warning", 3),
+        ("warning", "error", 0),
+        ("warning", None, 0),
+        ("error", "warning", 3),
+        ("error", "error", 3),
+        ("error", None, 3),
+        ("error", "never", 0),
+    ],
+)
+@pytest.mark.parametrize("as_json", [False, True])
+def test_diagnose_ends_with_what_it_was_told_to_fail_on(
+    runs: Path,
+    severity: Literal["error", "warning", "hint"] | None,
+    fail_on: str | None,
+    expected: int,
+    *,
+    as_json: bool,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    from dataclasses import replace
+
+    import comgra_decl.rules as rules
+
+    real = rules.diagnose(comgra.open_run(runs / "broken"), None)
+    findings = [replace(real.findings[0], severity=severity)] if severity else []
+    told = replace(real, findings=findings)
+    monkeypatch.setattr(rules, "diagnose", lambda *_a, **_o: told)
+    options = ["--no-together", *(["--fail-on", fail_on] if fail_on else [])]
+    options += ["--json"] if as_json else []
+    assert code("diagnose", str(runs / "fine"), *options) == expected
+
+
+def test_diagnose_of_real_runs(runs: Path) -> None:
+    assert "error" in severities(runs / "broken")
+    assert "error" not in severities(runs / "fine")
+    assert code("diagnose", str(runs / "broken")) == 3
+    assert code("diagnose", str(runs / "fine")) == 0
+    assert code("diagnose", str(runs / "fine"), "--fail-on", "sometimes") == 2
+
+
+@pytest.mark.parametrize(
+    ("arguments", "expected"),
+    [
+        (["ls", "{runs}"], 0),
+        (["show", "{runs}/fine"], 0),
+        (["verify", "{runs}/fine"], 0),
+        (["verify", "{runs}/damaged"], 3),
+        (["cp", "{runs}/fine", "copy"], 0),
+        (["cp", "{runs}/fine", "afile"], 2),
+        (["export", "{runs}/fine", "tables", "--format", "csv"], 0),
+        (["export", "{runs}/fine", "afile", "--format", "csv"], 2),
+        (["export", "{runs}/fine", "tables", "--format", "doc"], 2),
+        (["thermometer", "{runs}/fine"], 0),
+        (["ls", "--no-such-option"], 2),
+        (["no-such-command"], 2),
+    ],
+)
+@pytest.mark.usefixtures("place")
+def test_commands_that_take_a_run_end_as_documented(
+    arguments: list[str], expected: int, runs: Path
+) -> None:
+    assert code(*(argument.format(runs=runs) for argument in arguments)) == expected
+
+
+@pytest.mark.usefixtures("place")
+def test_compact_ends_as_documented(runs: Path) -> None:
+    assert code("cp", str(runs / "fine"), "small") == 0
+    assert code("compact", "small") == 0
+    assert code("compact", str(runs / "damaged")) == 2
+
+
+@pytest.mark.parametrize(
+    ("command", "script", "expected"),
+    [
+        (["run"], LEARNS, 0),
+        (["run"], RAISES, 7),
+        (["plan"], LEARNS, 0),
+        (["plan", "nodes.mine={select: '0x'}"], LEARNS, 3),
+        (["plan"], RAISES, 7),
+        (["overfit-one-batch"], LEARNS, 0),
+        (["overfit-one-batch"], LEARNS_NOT, 3),
+        (["overfit-one-batch"], WITHOUT_STEP, 4),
+        (["overfit-one-batch"], RAISES, 7),
+        (["batch-mixing"], LEARNS, 0),
+        (["batch-mixing"], MIXES, 3),
+        (["batch-mixing"], WITHOUT_STEP, 4),
+        (["batch-mixing"], RAISES, 7),
+        (["thermometer"], LEARNS, 0),
+        (["thermometer"], WITHOUT_STEP, 3),
+        (["thermometer"], RAISES, 7),
+    ],
+)
+def test_commands_that_run_a_script_end_as_documented(
+    command: list[str], script: str, expected: int, place: Path, in_a_program: Callable[..., int]
+) -> None:
+    (place / "train.py").write_text(script)
+    assert in_a_program(*command, "train.py") == expected
+
+
+@pytest.fixture
+def in_a_program(place: Path) -> Callable[..., int]:
+    """Runs a command line in a process of its own, as scripts change the interpreter."""
+    import subprocess
+    import sys
+
+    def run(*arguments: str) -> int:
+        call = "from comgra_decl.launch.cli import main; main()"
+        done = subprocess.run(
+            [sys.executable, "-c", call, *arguments], cwd=place, capture_output=True, check=False
+        )
+        return done.returncode
+
+    return run
+
+
+def test_every_command_has_its_line_in_the_table_of_codes() -> None:
+    text = PAGE.read_text(encoding="utf-8")
+    table = text[text.index("## Exit codes") :]
+    assert set(re.findall(r"^\| `([a-z-]+)` \| [02]", table, re.MULTILINE)) == {
+        *SCRIPTS,
+        *RUNS,
+        *ROOTS,
+    }

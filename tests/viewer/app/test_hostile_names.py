@@ -1,0 +1,128 @@
+"""Names that want to be HTML, TeX, code or marks of direction are text in every section."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from comgra_decl.viewer.plain import bokeh_text, html_text, html_token
+from comgra_decl.viewer.state import SECTIONS
+from tests.support.hostile import HTML, RAW, TEX, TEX_TOO, record
+from tests.viewer.app.served import Viewed
+from tests.viewer.conftest import PATIENCE
+
+#: All text on the page, shadow roots included, and what an attribute says to somebody.
+TEXTS = """() => {
+    const texts = [document.title], elements = [];
+    const walk = (root) => {
+        for (const node of root.childNodes) {
+            if (node.nodeType === Node.TEXT_NODE) texts.push(node.data);
+            if (node.nodeType !== Node.ELEMENT_NODE) continue;
+            if (["STYLE", "SCRIPT"].includes(node.tagName)) continue;
+            elements.push(node.tagName);
+            for (const name of ["title", "aria-label", "placeholder", "alt"])
+                if (node.getAttribute(name)) texts.push(node.getAttribute(name));
+            for (const { name, value } of node.attributes)
+                if (/^on/i.test(name) || /^\\s*javascript:/i.test(value)) elements.push(name);
+            walk(node);
+            if (node.shadowRoot) walk(node.shadowRoot);
+        }
+    };
+    walk(document.body);
+    return [texts, [...new Set(elements)]];
+}"""
+
+#: Every text that Bokeh would read as TeX.
+TEX_OF_BOKEH = """() => {
+    const found = [];
+    const look = (text) => {
+        if (typeof text === "string" && /\\$\\$|\\\\\\(|\\\\\\[/.test(text)) found.push(text);
+    };
+    for (const doc of Bokeh.documents)
+        for (const model of doc._all_models.values()) {
+            if (model.type === "PlainText") continue;
+            if (/Axis$/.test(model.type)) {
+                look(model.axis_label);
+                for (const label of model.major_label_overrides.values()) look(label);
+            }
+            if (["Title", "Label"].includes(model.type)) look(model.text);
+            if (/Bar$/.test(model.type)) look(model.title);
+        }
+    return found;
+}"""
+
+
+@pytest.fixture(scope="module")
+def hostile(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Viewed]:
+    """A viewer of two runs whose names are all hostile."""
+    folder = tmp_path_factory.mktemp("hostile")
+    record(folder / "runs", name="old", steps=6)
+    record(folder / "runs")
+    viewed = Viewed(folder / "runs", folder / "log")
+    yield viewed
+    viewed.stop()
+
+
+@pytest.mark.browser
+@pytest.mark.parametrize("section", SECTIONS)
+def test_every_section_shows_names_as_text(hostile: Viewed, section: str, page: Any) -> None:
+    page.goto(f"{hostile.url}?section={section}", timeout=PATIENCE)
+    page.locator(".node").first.wait_for(timeout=PATIENCE)
+    page.wait_for_function("() => Bokeh.documents[0].is_idle", timeout=PATIENCE)
+    page.keyboard.press("/")
+    page.keyboard.type("img")
+    page.wait_for_timeout(400)  # a tooltip that should not come
+    for box in [b for f in page.locator(".bk-Figure").all() if (b := f.bounding_box())][:4]:
+        for share in (0.3, 0.6):
+            page.mouse.move(box["x"] + box["width"] * share, box["y"] + box["height"] * share)
+            page.wait_for_timeout(60)
+    texts, elements = page.evaluate(TEXTS)
+    raw = [ascii(text) for text in texts if re.search(RAW, text)]
+    assert not raw
+    assert page.evaluate(TEX_OF_BOKEH) == []
+    assert page.evaluate("window.pwned === undefined")
+    assert not [name for name in elements if name.lower().startswith(("on", "img", "mjx"))]
+    assert any(HTML in text for text in texts)
+
+
+@pytest.mark.browser
+def test_the_overview_tells_the_name_under_the_pointer(hostile: Viewed, page: Any) -> None:
+    page.goto(f"{hostile.url}?section=overview", timeout=PATIENCE)
+    page.locator(".bk-Figure").first.wait_for(timeout=PATIENCE)
+    page.wait_for_function("() => Bokeh.documents[0].is_idle", timeout=PATIENCE)
+    box = page.locator(".bk-Figure").first.bounding_box()
+    shown = page.locator(".bk-Tooltip").first
+    for share in (0.2, 0.3, 0.4, 0.5):
+        page.mouse.move(box["x"] + box["width"] * share, box["y"] + box["height"] * share)
+        page.wait_for_timeout(200)
+        if shown.is_visible():
+            break
+    assert "\u00b7" in shown.inner_text()
+
+
+def test_there_is_one_way_into_html() -> None:
+    """Whoever escapes by hand forgets what `html_text` does beside it."""
+    folder = Path(__file__).parents[3] / "viewer"
+    ways = ("html.escape(", ".axis_label = ", "major_label_overrides = ", "_title.text = ")
+    for file in folder.rglob("*.py"):
+        text = file.read_text(encoding="utf-8")
+        if file.name == "plain.py":
+            continue
+        for line in text.splitlines():
+            if "bokeh_text(" not in line:
+                assert not any(way in line for way in ways), f"{file.name}: {line}"
+    for file in (folder / "components").glob("*.js"):
+        for line in file.read_text(encoding="utf-8").splitlines():
+            assert "innerHTML" not in line or file.name == "htmlview.js", f"{file.name}: {line}"
+
+
+def test_the_ways_onto_the_page() -> None:
+    assert html_text("<\u202e>") == "&lt;\\u202e&gt;"
+    assert html_token("<\u202e>") == "&lt;\u202e&gt;"
+    assert bokeh_text("a $5 b") == "a $5 b"
+    for text in (TEX, TEX_TOO):
+        assert bokeh_text(text).text == text  # type: ignore[union-attr]

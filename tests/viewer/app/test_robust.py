@@ -1,0 +1,222 @@
+"""What goes wrong around a viewer: it says so, lives, and comes back."""
+
+from __future__ import annotations
+
+import asyncio
+import re
+import socket
+import threading
+from collections.abc import Iterator
+from contextlib import suppress
+from pathlib import Path
+from shutil import copytree
+from typing import Any
+from urllib.parse import urlsplit
+
+import pytest
+from tornado.httpclient import AsyncHTTPClient, HTTPRequest
+from tornado.websocket import WebSocketClientConnection, WebSocketClosedError, websocket_connect
+
+from tests.viewer.app.served import Viewed
+from tests.viewer.conftest import PATIENCE
+
+
+@pytest.fixture
+def runs(root: Path, tmp_path: Path) -> Path:
+    """A folder of one run that a test may break."""
+    copytree(root, tmp_path / "runs")
+    return tmp_path / "runs"
+
+
+@pytest.fixture
+def viewed(runs: Path, tmp_path: Path) -> Iterator[Viewed]:
+    """A viewer of it."""
+    viewed = Viewed(runs, tmp_path / "log")
+    yield viewed
+    viewed.stop()
+
+
+# ---- what happens to the run
+
+
+@pytest.mark.browser
+@pytest.mark.parametrize("gone", ["group/small", "group/small/trace.ocdbt/manifest.ocdbt"])
+def test_a_run_that_goes_away_while_it_is_viewed_comes_back(
+    gone: str, runs: Path, viewed: Viewed, tmp_path: Path, page: Any
+) -> None:
+    page.goto(f"{viewed.url}?node=head&section=inspect", timeout=PATIENCE)
+    page.locator('.node[data-id="head"]').wait_for(timeout=PATIENCE)
+    (runs / gone).rename(tmp_path / "aside")
+    page.locator(".notice").first.wait_for(timeout=PATIENCE)
+    (tmp_path / "aside").rename(runs / gone)
+    page.locator('.node[data-id="head"]').wait_for(timeout=PATIENCE)
+    page.wait_for_function(
+        "() => !document.querySelector('.notice.big')?.checkVisibility()", timeout=PATIENCE
+    )
+
+
+@pytest.mark.browser
+def test_a_disk_that_fails_is_said_in_the_page_and_not_the_end(
+    runs: Path, viewed: Viewed, tmp_path: Path, page: Any
+) -> None:
+    data = runs / "group" / "small" / "trace.ocdbt" / "d"
+    data.rename(tmp_path / "aside")
+    page.goto(f"{viewed.url}?node=head&section=inspect", timeout=PATIENCE)
+    page.locator(".notice").first.wait_for(timeout=PATIENCE)
+    (tmp_path / "aside").rename(data)
+    page.goto(f"{viewed.url}?node=head&section=inspect", timeout=PATIENCE)
+    page.locator('.node[data-id="head"]').wait_for(timeout=PATIENCE)
+
+
+# ---- what happens to the connections
+
+
+async def _session(url: str) -> WebSocketClientConnection:
+    place = urlsplit(url)
+    answer = await AsyncHTTPClient().fetch(HTTPRequest(url, request_timeout=120))
+    found = re.search(rb'"token":"([^"]+)"', answer.body)
+    assert found is not None
+    token = found[1].decode()
+    headers = {"Origin": f"http://{place.netloc}", "Sec-WebSocket-Protocol": f"bokeh, {token}"}
+    asked = HTTPRequest(f"ws://{place.netloc}{place.path}/ws", headers=headers, request_timeout=60)
+    opened = await websocket_connect(asked, subprotocols=["bokeh", token])
+    assert "ACK" in str(await opened.read_message())
+    return opened
+
+
+def _memory(viewed: Viewed) -> float:
+    status = Path(f"/proc/{viewed.process.pid}/status")
+    if not status.exists():
+        pytest.skip("no /proc on this machine")
+    found = re.search(r"VmRSS:\s+(\d+)", status.read_text())
+    assert found is not None
+    return int(found[1]) / 1024
+
+
+def _sessions(viewed: Viewed, count: int) -> float:
+    """Opens sessions, a few at a time, sends rubbish through some; returns MB for each."""
+
+    async def run() -> float:
+        await _session(viewed.url)
+        before = _memory(viewed)
+        few = asyncio.Semaphore(4)
+
+        async def one() -> WebSocketClientConnection:
+            async with few:
+                return await _session(viewed.url)
+
+        opened = await asyncio.gather(*(one() for _ in range(count)))
+        grown = (_memory(viewed) - before) / count
+        with suppress(WebSocketClosedError):  # closed before all of it is sent
+            await opened[0].write_message("x" * (25 << 20))  # more than is taken
+        while await opened[0].read_message() is not None:  # until that one is closed
+            pass
+        for connection in opened[1:]:
+            connection.close()
+        (await _session(viewed.url)).close()  # and the server goes on
+        return grown
+
+    return asyncio.run(run())
+
+
+def test_some_sessions_at_once_and_a_message_that_is_too_large(viewed: Viewed) -> None:
+    assert _sessions(viewed, 8) < 40
+
+
+@pytest.mark.slow
+def test_two_hundred_sessions_at_once(viewed: Viewed) -> None:
+    assert _sessions(viewed, 200) < 8
+
+
+def test_clients_that_do_not_read_hold_nobody_up(viewed: Viewed) -> None:
+    place = urlsplit(viewed.url)
+    slow = []
+    for _ in range(20):
+        connection = socket.socket()
+        connection.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 2048)
+        connection.connect((place.hostname, place.port))
+        connection.sendall(b"GET /static/js/bokeh.min.js HTTP/1.1\r\nHost: localhost\r\n\r\n")
+        slow.append(connection)
+    asyncio.run(_session(viewed.url))
+    for connection in slow:
+        connection.close()
+
+
+# ---- what stands in between
+
+
+class Proxy:
+    """Passes connections on; may put other headers into each request."""
+
+    def __init__(self, target: str, port: int, *, headers: bytes | None) -> None:
+        self._target = (urlsplit(target).hostname, urlsplit(target).port)
+        self._headers = headers
+        self._listener = socket.create_server(("127.0.0.1", port))
+        threading.Thread(target=self._accept, daemon=True).start()
+
+    def close(self) -> None:
+        """Takes no more connections."""
+        self._listener.close()
+
+    def _accept(self) -> None:
+        while True:
+            try:
+                client, _ = self._listener.accept()
+            except OSError:
+                return
+            server = socket.create_connection(self._target)
+            for source, sink, change in ((client, server, True), (server, client, False)):
+                threading.Thread(
+                    target=self._pass_on, args=(source, sink, change), daemon=True
+                ).start()
+
+    def _pass_on(self, source: socket.socket, sink: socket.socket, change: bool) -> None:
+        try:
+            while data := source.recv(1 << 16):
+                if change and self._headers is not None and data[:4] == b"GET ":
+                    data = re.sub(rb"\r\nHost: [^\r]*", b"\r\n" + self._headers, data, count=1)
+                sink.sendall(data)
+        except OSError:
+            pass
+        finally:
+            source.close()
+            sink.close()
+
+
+@pytest.mark.browser
+@pytest.mark.parametrize(
+    ("more", "headers"),
+    [
+        ([], None),  # a tunnel: the address line names another port of this machine
+        (
+            ["--prefix", "/team", "--allow-websocket-origin", "{here}", "--use-xheaders"],
+            b"Host: upstream.internal:5006\r\nX-Forwarded-For: 203.0.113.7",
+        ),
+        (
+            ["--prefix", "/team", "--allow-websocket-origin", "proxy.example"],
+            b"Host: proxy.example\r\nX-Forwarded-Host: proxy.example",
+        ),
+    ],
+)
+def test_through_a_tunnel_or_a_proxy_the_page_is_whole(
+    more: list[str], headers: bytes | None, root: Path, tmp_path: Path, page: Any
+) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as probe:
+        port = probe.getsockname()[1]
+    here = f"127.0.0.1:{port}"
+    named = [part.format(here=here) for part in more]
+    if headers is not None and b"upstream" in headers:
+        named += ["--allow-websocket-origin", "upstream.internal:5006"]
+    if headers is not None and b"proxy.example" in headers:
+        named += ["--allow-websocket-origin", here]
+    viewed = Viewed(root, tmp_path / "log", *named)
+    proxy = Proxy(viewed.url, port, headers=headers)
+    try:
+        path = urlsplit(viewed.url).path
+        page.goto(f"http://{here}{path}?node=head&section=inspect", timeout=PATIENCE)
+        page.locator('.node[data-id="head"]').wait_for(timeout=PATIENCE)
+        page.locator('tr[data-send="statistic:mean"]').click(timeout=PATIENCE)
+        page.locator('tr[data-send="statistic:mean"].chosen').wait_for(timeout=PATIENCE)
+    finally:
+        proxy.close()
+        viewed.stop()

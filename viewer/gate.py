@@ -1,0 +1,314 @@
+"""Who gets past the server's front door: asked before any route, so that none can be forgotten.
+
+A page of a foreign name that was made to mean this machine (DNS rebinding) has the same origin as
+the viewer in the eyes of the browser, and of Tornado, which compares Origin with Host. So what
+counts is that Host is a name of ours, whatever the route. An address in digits cannot be rebound.
+"""
+
+from __future__ import annotations
+
+import ipaddress
+import logging
+import re
+import socket
+import sys
+from argparse import ArgumentParser
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from http import HTTPStatus
+from typing import Any
+from urllib.parse import quote, unquote, urlsplit
+
+from bokeh.server.util import match_host
+from bokeh.settings import settings
+from bokeh.util.token import get_token_payload
+from tornado.httputil import (
+    HTTPHeaders,
+    HTTPMessageDelegate,
+    HTTPServerRequest,
+    ResponseStartLine,
+)
+from tornado.routing import Router
+
+_LOG = logging.getLogger(__name__)
+
+LOGIN, LOGOUT = "/login", "/logout"
+_MOST_TOLD = 20
+"""Foreign names that are logged; who tries more is told of in the answer only."""
+
+_HOST = re.compile(r"(\[[0-9a-fA-F:.]+\]|[a-zA-Z0-9._-]+)(?::[0-9]{0,5})?")
+
+Authenticated = Callable[[HTTPServerRequest], bool]
+
+
+@dataclass(frozen=True, slots=True)
+class Names:
+    """The names that the viewer answers to.
+
+    Attributes:
+        address: What the server listens on; "" or 0.0.0.0 or :: for every address of the machine.
+        origins: `host:port` that were named on the command line, `*` for any part of it.
+    """
+
+    address: str = "127.0.0.1"
+    origins: tuple[str, ...] = ()
+
+    def know(self, host: str, local: str = "") -> bool:
+        """Whether `host`, as it stands in a request's header, is a name of the viewer.
+
+        Args:
+            host: Name or address, with or without port.
+            local: This machine's address in the connection that the request came through.
+        """
+        name = _name(host)
+        if name is None:
+            return False
+        own = {"localhost", _plain(self.address.lower().rstrip(".")), local} - {""}
+        return name in own or _is_loopback(name) or self.named(host)
+
+    def named(self, host: str) -> bool:
+        """Whether `host` was named on the command line."""
+        origins = (*self.origins, *(settings.allowed_ws_origin() or ()))
+        return any(match_host(_full(host), _full(origin)) for origin in origins)
+
+    def refusal(self, host: str) -> str:
+        """Returns what to answer to a request for a foreign name."""
+        shown = host[:200] if _name(host) else "HOST:PORT"
+        return (
+            "403: the viewer does not answer to this name.\n\n"
+            f"It was asked as {host[:200]!r}, which is neither this machine (localhost, "
+            "127.0.0.1, [::1]) nor the address that it listens on. A page that you have not "
+            "opened yourself may be trying to read your runs.\n\n"
+            "If the name is right (a proxy, another machine), start the viewer with\n\n"
+            f"    --allow-websocket-origin {shown}\n"
+        )
+
+
+def names_of(command: Sequence[str]) -> Names:
+    """Returns the names that a command line of Panel's own (`panel serve`) gives to its server."""
+    parser = ArgumentParser(add_help=False, exit_on_error=False, allow_abbrev=False)
+    parser.add_argument("--address", default="")
+    parser.add_argument("--allow-websocket-origin", action="append", default=[])
+    own = list(command)[: command.index("--args")] if "--args" in command else command
+    known, _ = parser.parse_known_args(own)
+    return Names(known.address, tuple(known.allow_websocket_origin))
+
+
+class Gate(Router):
+    """Hands requests on to an application if they may pass, and looks over what it answers."""
+
+    def __init__(
+        self, application: Any, names: Names, *, authenticated: Authenticated | None = None
+    ) -> None:
+        """Makes a gate.
+
+        Args:
+            application: The Tornado application behind it.
+            names: The names that are answered to.
+            authenticated: Whether a request comes from somebody who has logged in; None: all may.
+        """
+        self._application = application
+        self._names = names
+        self._authenticated = authenticated
+        self._told: set[str] = set()
+
+    def find_handler(self, request: HTTPServerRequest, **_options: Any) -> HTTPMessageDelegate:
+        """Returns what answers a request."""
+        origin = request.headers.get("Origin", "")
+        reader = origin if origin and self._names.named(urlsplit(origin).netloc) else ""
+        reviewed: Any = _Reviewed(request.connection, secure=_is_secure(request), reader=reader)
+        request.connection = reviewed
+        refused = self._refused_host(request) or self._refused_origin(request)
+        if refused is not None:
+            return _Answer(request, 403, refused)
+        known = self._authenticated is None or self._authenticated(request)
+        if not known and not self._is_open(request):
+            return _to_login(request, self._application.prefix)
+        if request.host.startswith("["):  # Panel fails on such an address; the browser corrects it
+            request.host = f"localhost{request.host.partition(']')[2]}"
+        if _is_garbled(request):
+            return _Answer(request, 400, "400: this is no page of the viewer's that asks.\n")
+        if self._would_import(request):
+            return _Answer(request, 404, "404: there is no such component.\n")
+        handler: HTTPMessageDelegate = self._application.find_handler(request)
+        return handler
+
+    def _refused_host(self, request: HTTPServerRequest) -> str | None:
+        hosts = request.headers.get_list("Host")
+        host = hosts[0] if len(hosts) == 1 else ""
+        if self._names.know(host, _local_address(request)):
+            return None
+        if host not in self._told and len(self._told) < _MOST_TOLD:
+            self._told.add(host)
+            _LOG.warning("a request from %s for the foreign name %r", request.remote_ip, host[:200])
+        return self._names.refusal(host)
+
+    def _refused_origin(self, request: HTTPServerRequest) -> str | None:
+        """Refuses what a page of elsewhere sends, or wants to run as a script of its own."""
+        script = request.path.endswith("/autoload.js")
+        if request.method in ("GET", "HEAD") and not script:
+            return None  # only shown; websockets ask Bokeh's own list
+        origin = request.headers.get("Origin")
+        if origin is None:
+            foreign = request.headers.get("Sec-Fetch-Site") in ("cross-site", "same-site")
+        else:
+            place = urlsplit(origin).netloc.lower()
+            foreign = place != request.host.lower() and not self._names.named(place)
+        if not foreign:
+            return None
+        return (
+            f"403: the viewer does not take this from a page of {(origin or 'elsewhere')[:200]!r}."
+            "\n\nName the host:port of such a page with --allow-websocket-origin.\n"
+        )
+
+    def _would_import(self, request: HTTPServerRequest) -> bool:
+        """Whether Panel would import a module because an address names it."""
+        before, found, rest = unquote(request.path).partition("/components/")
+        in_place = found and before == self._application.prefix
+        return bool(in_place) and rest.partition("/")[0] not in sys.modules
+
+    def _is_open(self, request: HTTPServerRequest) -> bool:
+        prefix = self._application.prefix
+        return request.path in (f"{prefix}{LOGIN}", f"{prefix}{LOGOUT}")
+
+
+class _Answer(HTTPMessageDelegate):
+    """A short text instead of a page."""
+
+    def __init__(
+        self, request: HTTPServerRequest, status: int, text: str, *, location: str = ""
+    ) -> None:
+        self._request = request
+        self._status = status
+        self._text = text.encode()
+        self._location = location
+
+    def finish(self) -> None:
+        """Answers once the request is complete."""
+        headers = HTTPHeaders(
+            {
+                "Content-Type": "text/plain; charset=utf-8",
+                "Content-Length": str(len(self._text)),
+                "Connection": "close",
+            }
+        )
+        if self._location:
+            headers["Location"] = self._location
+        start = ResponseStartLine("HTTP/1.1", self._status, HTTPStatus(self._status).phrase)
+        connection: Any = self._request.connection
+        body = b"" if self._request.method == "HEAD" else self._text
+        connection.write_headers(start, headers, body)
+        connection.finish()
+
+
+def _is_garbled(request: HTTPServerRequest) -> bool:
+    """Whether a websocket names no session; Bokeh accepts it first and fails then."""
+    if request.headers.get("Upgrade", "").lower() != "websocket":
+        return False
+    protocol, _, token = request.headers.get("Sec-WebSocket-Protocol", "").partition(",")
+    try:
+        get_token_payload(token.strip())
+    except Exception:  # noqa: BLE001 - whatever decoding garbage raises
+        return True
+    return protocol.strip() != "bokeh"
+
+
+def _to_login(request: HTTPServerRequest, prefix: str) -> _Answer:
+    """Sends somebody who wants to see the page to the form; says no to everything else."""
+    pages = (prefix, f"{prefix}/", f"{prefix}/viewer")
+    if request.path in pages and request.method == "GET" and "Upgrade" not in request.headers:
+        target = f"{prefix}{LOGIN}?next={quote(request.uri or '', safe='')}"
+        return _Answer(request, 302, "Log in first.\n", location=target)
+    return _Answer(request, 403, f"403: log in first, at {prefix}{LOGIN}.\n")
+
+
+class _Reviewed:
+    """A connection that corrects the headers of what goes out."""
+
+    def __init__(self, connection: Any, *, secure: bool, reader: str) -> None:
+        self._connection = connection
+        self._secure = secure
+        self._reader = reader
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._connection, name)
+
+    def write_headers(
+        self, start_line: ResponseStartLine, headers: HTTPHeaders, chunk: bytes | None = None
+    ) -> Any:
+        for name in [name for name in headers if name.startswith("Access-Control-")]:
+            del headers[name]
+        if self._reader:
+            headers["Access-Control-Allow-Origin"] = self._reader
+            headers["Access-Control-Allow-Headers"] = "*"
+            headers.add("Vary", "Origin")
+        headers.setdefault("X-Content-Type-Options", "nosniff")
+        headers.setdefault("Referrer-Policy", "same-origin")
+        cookies = headers.get_list("Set-Cookie")
+        if cookies:
+            del headers["Set-Cookie"]
+            for cookie in cookies:
+                headers.add("Set-Cookie", _guarded(cookie, self._secure))
+        return self._connection.write_headers(start_line, headers, chunk)
+
+
+def _guarded(cookie: str, secure: bool) -> str:
+    """Returns a Set-Cookie line that no script reads and no other site makes the browser send."""
+    has = {part.partition("=")[0].strip().lower() for part in cookie.split(";")[1:]}
+    wanted = {"samesite": "SameSite=Lax", "httponly": "HttpOnly"}  # with Strict, links ask again
+    if secure:
+        wanted["secure"] = "Secure"
+    return "; ".join([cookie, *(text for name, text in wanted.items() if name not in has)])
+
+
+def _is_secure(request: HTTPServerRequest) -> bool:
+    """Whether the browser came through TLS, also if only the proxy before us says so.
+
+    Whoever invents the header only keeps cookies of his own off a line without encryption.
+    """
+    forwarded = request.headers.get("X-Forwarded-Proto", "").split(",")[0].strip()
+    return "https" in (request.protocol, forwarded)
+
+
+def _local_address(request: HTTPServerRequest) -> str:
+    stream = getattr(request.connection, "stream", None)
+    sock = getattr(stream, "socket", None)
+    if sock is None or sock.family not in (socket.AF_INET, socket.AF_INET6):
+        return ""
+    try:
+        return _plain(sock.getsockname()[0].partition("%")[0])
+    except OSError:
+        return ""
+
+
+def _plain(name: str) -> str:
+    """Returns an address in its shortest form, and a name as it is."""
+    try:
+        address = ipaddress.ip_address(name)
+    except ValueError:
+        return name
+    mapped = getattr(address, "ipv4_mapped", None)  # a socket for both kinds of addresses
+    return str(mapped or address)
+
+
+def _name(host: str) -> str | None:
+    """Returns the name or address in a Host header, without port, or None."""
+    found = _HOST.fullmatch(host)
+    return _plain(found[1].strip("[]").lower().rstrip(".")) if found else None
+
+
+def _full(host: str) -> str:
+    """Returns `host:port` for matching; browsers leave out the usual ports of both protocols."""
+    host = host.lower()
+    if host == "*":
+        return host
+    if ":" not in host or host.endswith("]"):
+        return f"{host}:80"
+    return f"{host.removesuffix(':443')}:80" if host.endswith(":443") else host
+
+
+def _is_loopback(name: str) -> bool:
+    try:
+        return ipaddress.ip_address(name).is_loopback
+    except ValueError:
+        return False
