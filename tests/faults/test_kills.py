@@ -1,0 +1,31 @@
+"""Whatever writes may be killed in mid-work: nothing that a reader has seen is lost or changed."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests.faults.kills import KINDS
+
+ROOT = Path(__file__).parents[2]
+
+
+def killed(count: int, seed: int, *kinds: str) -> str:
+    command = [sys.executable, "-m", "tests.faults.kills", str(count), str(seed), ",".join(kinds)]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stdout + done.stderr[-2000:]
+    return done.stdout
+
+
+def test_a_few_kills_lose_nothing() -> None:
+    said = killed(4, 1, "training", "ranks", "compact", "zarr")
+    assert "4 killed, 0 with something lost or wrong" in said
+
+
+@pytest.mark.slow
+def test_a_thousand_kills_lose_nothing() -> None:
+    said = killed(1000, 1, *KINDS)
+    assert "1000 killed, 0 with something lost or wrong" in said
