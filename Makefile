@@ -16,7 +16,7 @@ export PIP_NO_COMPILE := 1
 export PYTHONDONTWRITEBYTECODE :=
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test check lint format bench neutrality scripts docs clean browser
+.PHONY: help demo test test-long check lint format bench neutrality scripts docs clean browser
 
 help:  ## show this list
 	@sed -n 's/^\([a-z]*\):.*## */  make \1\t/p' $(MAKEFILE_LIST) | expand -t 18
@@ -29,6 +29,9 @@ test: lint check  ## set everything up, then lint, check types and run every tes
 check: $(VENV)/.test browser
 	@CHROMIUM="$$(.ci/chromium)" $(BIN)/python -m pytest \
 		-n auto --maxprocesses 4 --dist worksteal $(ARGS)
+
+test-long: $(VENV)/.test browser  ## the long suites: kills, damage, folders of strangers, sessions
+	@CHROMIUM="$$(.ci/chromium)" $(BIN)/python -m pytest -m slow --durations=0 $(ARGS)
 
 lint: $(VENV)/.test  ## ruff and mypy only
 	$(BIN)/ruff check
