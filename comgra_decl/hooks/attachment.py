@@ -6,6 +6,7 @@ when.
 
 from __future__ import annotations
 
+import sys
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
 from contextlib import ExitStack
@@ -17,7 +18,7 @@ from torch import nn
 from torch.optim.optimizer import register_optimizer_step_pre_hook
 
 from comgra_decl.hooks import modes
-from comgra_decl.hooks.calling import is_backward
+from comgra_decl.hooks.calling import is_backward, is_nested_step
 from comgra_decl.hooks.compiled import EagerStance
 from comgra_decl.hooks.direct_calls import DirectCalls
 from comgra_decl.hooks.functions.beside import Beside
@@ -286,7 +287,7 @@ class Attachment(ABC):
 
     def _before_optimizer(self, optimizer: Any, args: Any, kwargs: Any) -> None:
         """The optimizer's own arithmetic is no part of the graph (a closure's model calls are)."""
-        if self._is_elsewhere():
+        if self._is_elsewhere() or is_nested_step(sys._getframe(1), optimizer):
             return
         try:
             self._structures.pause()

@@ -6,15 +6,24 @@ import os
 import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from types import FrameType
+from types import CodeType, FrameType
 from typing import Any
 
 import torch
 from torch import nn
 
+
+def _code_within(function: Any, name: str) -> CodeType | None:
+    """Returns the code of a function that another one makes."""
+    constants = getattr(getattr(function, "__code__", None), "co_consts", ())
+    found = (c for c in constants if isinstance(c, CodeType) and c.co_name == name)
+    return next(found, None)
+
+
 _graph_task: Callable[[], int] = torch._C._current_graph_task_id
 _tracing_state: Callable[[], Any] = torch._C._get_tracing_state
 _MODULE_CALL = nn.Module._call_impl.__code__
+_OPTIMIZER_STEP = _code_within(torch.optim.Optimizer.profile_hook_step, "wrapper")
 _TORCH = f"{Path(torch.__file__).resolve().parent}{os.sep}"
 
 
@@ -42,6 +51,21 @@ def is_called_by_module(frame: FrameType | None) -> bool:
     while frame is not None and frame.f_code is not _MODULE_CALL:
         frame = frame.f_back
     return frame is not None
+
+
+def is_nested_step(frame: FrameType | None, optimizer: object) -> bool:
+    """Whether a frame was called by an optimizer's step that its own step has called.
+
+    Torch wraps the `step` of each class of which there is an optimizer, with hooks. One that calls
+    `super().step()` passes through two of them in a single step.
+    """
+    steps = 0
+    while frame is not None and steps < 2:
+        if frame.f_code is _OPTIMIZER_STEP:
+            given = torch_variable(frame, "args")
+            steps += bool(given) and given[0] is optimizer
+        frame = frame.f_back
+    return steps > 1
 
 
 def is_within_call(frame: FrameType | None) -> bool:

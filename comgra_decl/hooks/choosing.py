@@ -96,10 +96,6 @@ class Choosing(Closing):
             self._structures.pause()
             self._evaluation.begin(self._step, self._train.root_calls)
             self._note_evaluated(root, top)
-            if self._evaluation.complete and top.parametric and self._is_settled():
-                self._finish_evaluation()
-                if not self._armed:
-                    self._disarm()
             return self._evaluation.enter(self._step, counts=top.parametric)
         if kind is RootCall.TRAINING and top.parametric:
             self._begin_training(root)
@@ -183,7 +179,8 @@ class Choosing(Closing):
         self._train.aside = False
         if not self._roots.evaluating and self._train.open and self._train.root_calls:
             self._structures.resume()  # the model that was left may be a teacher, not evaluated
-
-    def _is_settled(self) -> bool:
-        """Whether what was called is known to have been an evaluation."""
-        return not self._evaluated or self._roots.training
+        undecided = self._evaluated and not self._roots.training
+        if self._evaluation.complete and not undecided:
+            self._finish_evaluation()
+            if not self._armed:
+                self._disarm()

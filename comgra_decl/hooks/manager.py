@@ -24,7 +24,7 @@ from torch.nn.modules.module import (
 )
 from torch.optim.optimizer import register_optimizer_step_post_hook
 
-from comgra_decl.hooks.calling import is_backward, is_within_call
+from comgra_decl.hooks.calling import is_backward, is_nested_step, is_within_call
 from comgra_decl.hooks.choosing import Choosing
 from comgra_decl.hooks.compiled import anything_compiled
 from comgra_decl.hooks.hand_updates import BY_HAND, HandUpdates
@@ -83,6 +83,7 @@ class HookManager(Choosing):
         self._deferred = False
         self._watched = False  # whether it is decided about when the model is called
         self._said_by_hand = False
+        self._nested = False  # whether an optimizer's step is told of twice
         self._begun_unseen = False  # whether the step that begins has called its model already
         self._asides = self._usual = 0
         self._undecided = []
@@ -277,6 +278,9 @@ class HookManager(Choosing):
     def _after_optimizer(self, optimizer: Any) -> None:
         with self._together:
             self._rest.end()
+            if is_nested_step(sys._getframe(1), optimizer):
+                self._nested = True
+                return
             lane = None if is_backward() else self._speaks(ends=True)
             if lane is None:
                 self._after_followed(optimizer)
@@ -444,6 +448,7 @@ class HookManager(Choosing):
             or self._scalars.talks
             or self._called.watched
             or self._lanes.several
+            or self._nested
         )
         step = self._begun = self._step
         steps = min(self._quiet - 1 - step, self._pace.steps(step))

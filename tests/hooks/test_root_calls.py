@@ -363,7 +363,7 @@ def test_what_is_put_around_a_model_anew_in_each_step_is_one_node() -> None:
     assert all(run.has("1", step=k) for k in range(5))
 
 
-def test_a_loss_module_of_an_evaluation_belongs_to_it() -> None:
+def test_a_loss_module_of_an_evaluation_is_none_of_the_next_step() -> None:
     model, criterion = net(), nn.MSELoss()
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     with recording() as run:
@@ -379,7 +379,8 @@ def test_a_loss_module_of_an_evaluation_belongs_to_it() -> None:
     assert [s.info.step for s in run.of("train")] == [0, 1, 2]
     assert [s.info.batch_size for s in run.of("eval")] == [7, 7, 7]
     assert not any(key.iteration or key.pass_ == "no_grad" for key in run.slots)
-    assert all("MSELoss" in run.nodes(k) for k in range(len(run.steps)))
+    modes = [step.info.mode for step in run.steps]
+    assert all("MSELoss" in run.nodes(k) for k, mode in enumerate(modes) if mode == "train")
 
 
 def test_two_models_of_one_class_have_nodes_and_modules_of_their_own() -> None:

@@ -83,6 +83,7 @@ MAY_OPEN = {
     "store/remote.py": "objects in a bucket",
     "export/zarr.py": "what it has written itself",
     "viewer/custom.py": "the file of views that the user names",
+    "viewer/login.py": "the file of passwords that the user names",
     "viewer/notebook.py": "files of Panel",
 }
 

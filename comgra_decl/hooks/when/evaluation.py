@@ -57,7 +57,7 @@ class EvaluationPhases:
 
     @property
     def complete(self) -> bool:
-        """Whether the models of this phase have been called as often as is recorded."""
+        """Whether the recorded calls of this phase have all returned."""
         return self.capture.open and self.capture.root_calls >= self._limit
 
     def begin(self, step: int, training_calls: int) -> bool:
@@ -80,16 +80,15 @@ class EvaluationPhases:
         return _MAX_CALLS if batches == "all" else batches or training_calls
 
     def enter(self, step: int, *, counts: bool = True) -> StepCapture | None:
-        """Returns the capture for a call of this phase, or None when it has enough.
+        """Returns the capture for a model call of this phase, or None when it has enough.
 
         Args:
             step: optimizer steps completed.
-            counts: whether it is the call of a model; not, if it is that of a loss, which belongs
-                to the call of the model before it.
+            counts: whether it is the call of a model; not, if it is that of a loss.
         """
         if self._phase < 0:  # the model was switched before we attached
             self.begin(step, 1)
-        if self.start() is None or (counts and self.capture.root_calls >= self._limit):
+        if self.start() is None or self.capture.root_calls >= self._limit:
             return None
         self.capture.root_calls += counts
         return self.capture

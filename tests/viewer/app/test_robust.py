@@ -6,11 +6,12 @@ import asyncio
 import re
 import socket
 import threading
-from collections.abc import Iterator
+from collections.abc import Coroutine, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from pathlib import Path
 from shutil import copytree
-from typing import Any
+from typing import Any, TypeVar
 from urllib.parse import urlsplit
 
 import pytest
@@ -19,6 +20,8 @@ from tornado.websocket import WebSocketClientConnection, WebSocketClosedError, w
 
 from tests.viewer.app.served import Viewed
 from tests.viewer.conftest import PATIENCE
+
+T = TypeVar("T")
 
 
 @pytest.fixture
@@ -97,7 +100,7 @@ def _sessions(viewed: Viewed, count: int) -> float:
     """Opens sessions, a few at a time, sends rubbish through some; returns MB for each."""
 
     async def run() -> float:
-        await _session(viewed.url)
+        (await _session(viewed.url)).close()
         before = _memory(viewed)
         few = asyncio.Semaphore(4)
 
@@ -111,12 +114,22 @@ def _sessions(viewed: Viewed, count: int) -> float:
             await opened[0].write_message("x" * (25 << 20))  # more than is taken
         while await opened[0].read_message() is not None:  # until that one is closed
             pass
-        for connection in opened[1:]:
+        for connection in opened:
             connection.close()
         (await _session(viewed.url)).close()  # and the server goes on
         return grown
 
-    return asyncio.run(run())
+    return _finished(run())
+
+
+async def _opened_and_closed(url: str) -> None:
+    (await _session(url)).close()
+
+
+def _finished(work: Coroutine[Any, Any, T]) -> T:
+    """Runs it in a thread of its own: a browser's loop may be running in this one."""
+    with ThreadPoolExecutor(1) as pool:
+        return pool.submit(asyncio.run, work).result()
 
 
 def test_some_sessions_at_once_and_a_message_that_is_too_large(viewed: Viewed) -> None:
@@ -137,7 +150,7 @@ def test_clients_that_do_not_read_hold_nobody_up(viewed: Viewed) -> None:
         connection.connect((place.hostname, place.port))
         connection.sendall(b"GET /static/js/bokeh.min.js HTTP/1.1\r\nHost: localhost\r\n\r\n")
         slow.append(connection)
-    asyncio.run(_session(viewed.url))
+    _finished(_opened_and_closed(viewed.url))
     for connection in slow:
         connection.close()
 
