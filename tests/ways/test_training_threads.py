@@ -133,8 +133,14 @@ def compare(run: Run, trained: list[Trained], *, records: int = 1) -> None:
         )
 
 
-@pytest.mark.parametrize("train", [with_optimizer, by_hand, by_word])
-@pytest.mark.parametrize("threads", [2, 4, 8])
+SHORT = [(2, by_hand), (4, by_word), (8, with_optimizer)]
+LONG = [(n, way) for n in (2, 4, 8) for way in (with_optimizer, by_hand, by_word)]
+
+
+@pytest.mark.parametrize(
+    ("threads", "train"),
+    [*SHORT, *(pytest.param(*each, marks=pytest.mark.slow) for each in LONG if each not in SHORT)],
+)
 def test_every_step_of_every_thread_is_a_step(
     tmp_path: Path, threads: int, train: Callable[[Trained], Iterator[None]]
 ) -> None:
