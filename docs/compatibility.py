@@ -15,6 +15,7 @@ from typing import Any
 from benchmarks.neutrality.explained import explanation
 from benchmarks.scripts import page as scripts
 from benchmarks.scripts.catalogue import entries
+from benchmarks.verdicts import Table
 
 ROOT = Path(__file__).parents[1]
 PAGE = Path(__file__).with_name("compatibility.md")
@@ -78,7 +79,7 @@ def main() -> None:
     """Writes the pages."""
     tables = sorted(RESULTS.glob("scripts-*.json"))
     if tables:
-        table = scripts.Table(**json.loads(tables[-1].read_text()))
+        table = Table(**json.loads(tables[-1].read_text()))
         JUDGED.write_text(scripts.documentation(table, entries()))
     PAGE.write_text(page(newest()))
     sys.stdout.write(f"{PAGE} is written\n")

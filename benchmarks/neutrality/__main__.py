@@ -9,15 +9,17 @@ import time
 from collections.abc import Sequence
 from pathlib import Path
 
-from benchmarks import machine
+from benchmarks import machine, verdicts
 from benchmarks.neutrality import pool, results, zoo
+
+KIND = "neutrality"
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Tries the programs that the command line asks for; returns the exit status."""
     options = _options(arguments)
     chosen = _chosen(options.only)
-    table = results.load(options.save) if options.resume else results.Table()
+    table = verdicts.load(options.save, kind=KIND) if options.resume else verdicts.Table()
     table.machine = machine.machine_facts(("torch", "transformers", "timm", "torchvision"))
     started = time.monotonic()
     todo = [name for name in chosen if name not in table.verdicts]
@@ -25,10 +27,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
         table.verdicts[verdict["name"]] = verdict
         print(f"{number:4}/{len(todo)} {results.line(verdict)}", flush=True)
         if options.save is not None:
-            results.save(table, options.save)
+            verdicts.save(table, options.save, kind=KIND)
     table.seconds += time.monotonic() - started
     if options.save is not None:
-        print(f"written to {results.save(table, options.save)}", file=sys.stderr)
+        print(f"written to {verdicts.save(table, options.save, kind=KIND)}", file=sys.stderr)
     print(results.summary(table))
     return int(any(not v["sound"] for v in table.verdicts.values()))
 
@@ -49,7 +51,7 @@ def _options(arguments: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("--jobs", type=int, default=2, help="processes at a time (%(default)s)")
     parser.add_argument("--limit", type=float, default=120, help="seconds each (%(default)s)")
     parser.add_argument("--resume", action="store_true", help="keep the verdicts stored today")
-    parser.add_argument("--save", type=Path, default=results.FOLDER, help="folder (%(default)s)")
+    parser.add_argument("--save", type=Path, default=verdicts.FOLDER, help="folder (%(default)s)")
     parser.add_argument("--no-save", dest="save", action="store_const", const=None)
     return parser.parse_args(arguments)
 

@@ -11,10 +11,12 @@ from collections.abc import Sequence
 from fnmatch import fnmatch
 from pathlib import Path
 
-from benchmarks import machine
+from benchmarks import machine, verdicts
 from benchmarks.scripts import fetching, page, running
 from benchmarks.scripts.catalogue import Entry, entries
 from benchmarks.scripts.judging import Verdict, judge
+
+KIND = "scripts"
 
 
 def try_entry(
@@ -68,9 +70,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     known = entries()
     chosen = [e for e in known.values() if _wanted(e, options.only)]
     chosen.sort(key=lambda entry: entry.limit > 1000)  # the longest last
-    table = page.load(options.save)
+    table = verdicts.load(options.save, kind=KIND)
     if not options.only and not options.resume:
-        table = page.Table()
+        table = verdicts.Table()
     table.machine = machine.machine_facts(("torch", "lightning", "transformers", "accelerate"))
     if options.fork:
         table.machine["remark"] = ", but not the imports of torch and of ours, made before"
@@ -85,7 +87,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         table.verdicts[entry.name] = page.stored(verdict)
         print(f"{number:3}/{len(chosen)} {page.line(table.verdicts[entry.name])}", flush=True)
         if options.save is not None:
-            page.save(table, options.save)
+            verdicts.save(table, options.save, kind=KIND)
         if not options.keep:
             shutil.rmtree(scratch, ignore_errors=True)
     print(page.summary(table))
@@ -105,7 +107,7 @@ def _options(arguments: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("--resume", action="store_true", help="keep the verdicts stored today")
     parser.add_argument("--keep", action="store_true", help="keep runs and output in --scratch")
     parser.add_argument("--scratch", type=Path, default=Path(tempfile.gettempdir()) / "scripts")
-    parser.add_argument("--save", type=Path, default=page.FOLDER, help="folder (%(default)s)")
+    parser.add_argument("--save", type=Path, default=verdicts.FOLDER, help="folder (%(default)s)")
     parser.add_argument("--no-save", dest="save", action="store_const", const=None)
     return parser.parse_args(arguments)
 

@@ -2,45 +2,13 @@
 
 from __future__ import annotations
 
-import json
 from collections import Counter
-from dataclasses import asdict, dataclass, field
-from datetime import UTC, datetime
-from pathlib import Path
+from dataclasses import asdict
 from typing import Any
 
-FOLDER = Path(__file__).parents[1] / "results"
+from benchmarks.verdicts import Table
 
 PROMISES = ("neutral", "records", "modules", "numbers", "gradients", "losses", "graph", "said")
-
-
-@dataclass
-class Table:
-    """All verdicts, by the name of the script."""
-
-    date: str = field(default_factory=lambda: datetime.now(UTC).strftime("%Y-%m-%d"))
-    machine: dict[str, Any] = field(default_factory=dict)
-    verdicts: dict[str, dict[str, Any]] = field(default_factory=dict)
-
-
-def load(folder: Path | None) -> Table:
-    """Returns today's table; an empty one if there is none."""
-    table = Table()
-    if folder is not None and (path := _path(folder, table)).exists():
-        return Table(**json.loads(path.read_text()))
-    return table
-
-
-def save(table: Table, folder: Path) -> Path:
-    """Writes the table and returns where."""
-    folder.mkdir(parents=True, exist_ok=True)
-    path = _path(folder, table)
-    path.write_text(json.dumps(asdict(table), indent=1, sort_keys=True) + "\n")
-    return path
-
-
-def _path(folder: Path, table: Table) -> Path:
-    return folder / f"scripts-{table.date}.json"
 
 
 def stored(verdict: Any) -> dict[str, Any]:

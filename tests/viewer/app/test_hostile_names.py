@@ -91,7 +91,7 @@ def test_every_section_shows_names_as_text(hostile: Viewed, section: str, page: 
 
 def test_there_is_one_way_into_html() -> None:
     """Whoever escapes by hand forgets what `html_text` does beside it."""
-    folder = Path(__file__).parents[3] / "comgra_decl" / "viewer"
+    folder = Path(__file__).parents[3] / "viewer"
     ways = ("html.escape(", ".axis_label = ", "major_label_overrides = ", "_title.text = ")
     for file in folder.rglob("*.py"):
         text = file.read_text(encoding="utf-8")

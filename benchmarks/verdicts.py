@@ -1,0 +1,41 @@
+"""Verdicts of one day, as they are stored: of the zoo, of public scripts."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import asdict, dataclass, field
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+FOLDER = Path(__file__).parent / "results"
+
+
+@dataclass
+class Table:
+    """All verdicts of one day, by the name of the program."""
+
+    date: str = field(default_factory=lambda: datetime.now(UTC).strftime("%Y-%m-%d"))
+    machine: dict[str, Any] = field(default_factory=dict)
+    seconds: float = 0.0
+    verdicts: dict[str, dict[str, Any]] = field(default_factory=dict)
+
+
+def load(folder: Path | None, *, kind: str) -> Table:
+    """Returns today's table of a kind ("neutrality", "scripts"); an empty one if there is none."""
+    table = Table()
+    if folder is not None and (path := _path(folder, table, kind)).exists():
+        return Table(**json.loads(path.read_text()))
+    return table
+
+
+def save(table: Table, folder: Path, *, kind: str) -> Path:
+    """Writes the table and returns where."""
+    folder.mkdir(parents=True, exist_ok=True)
+    path = _path(folder, table, kind)
+    path.write_text(json.dumps(asdict(table), indent=1, sort_keys=True) + "\n")
+    return path
+
+
+def _path(folder: Path, table: Table, kind: str) -> Path:
+    return folder / f"{kind}-{table.date}.json"
