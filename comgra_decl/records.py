@@ -55,9 +55,9 @@ class Piece(NamedTuple):
 class SlotInfo:
     """One line of the slot table, written once when the slot first appears.
 
-    `shape` is the full shape at first sight (batch dim included), `batch_dim` its batch
-    dimension or None. `names` are all the names of a shared tensor. `piece` is the part of it that
-    this process holds, if that is not all of it.
+    `shape` is the full shape at first sight (batch dim included); a record has its own where that
+    is another. `batch_dim` is the batch dimension or None. `names` are all the names of a shared
+    tensor. `piece` is the part of it that this process holds, if that is not all of it.
     """
 
     id: int
@@ -78,7 +78,8 @@ class Layout:
     Per slot (n): `slots` int32 ids, ascending or not, and `tensors` int64, the reduced tensor each
     slot shows (two slots share one when the same tensor was seen under two names). Per reduced
     tensor (m): `starts` int64 first row, `samples` int64 rows (1 without a batch dim), `elements`
-    int64 elements per row, `batched` bool.
+    int64 elements per row, `batched` bool. `shapes`: full shape of each slot's tensor; None where
+    it is only known as in the slot table.
     """
 
     slots: NDArray[np.int32]
@@ -87,6 +88,7 @@ class Layout:
     samples: NDArray[np.int64]
     elements: NDArray[np.int64]
     batched: NDArray[np.bool_]
+    shapes: tuple[tuple[int, ...] | None, ...] = ()
 
 
 @dataclass(slots=True)
@@ -179,7 +181,8 @@ class StepBatch:
     batch (AGGREGATES). `samples` float32 [k, n, c, len(statistics)]: the same statistics of the
     recorded samples, NaN where a slot has fewer. `counts` uint32 [k, n, bins] and `ranges`
     float32 [k, n, 2] (lowest and highest edge), or None. `rows` [n] or [k, n]: how many samples
-    were aggregated, by which several ranks' aggregates are joined; None if not known.
+    were aggregated, by which several ranks' aggregates are joined; None if not known. `shapes`: of
+    each slot in these records; empty, or None for a slot: as in the slot table.
     """
 
     steps: list[StepInfo]
@@ -194,6 +197,7 @@ class StepBatch:
     new_structures: list[Structure]
     documents: dict[str, Any] = field(default_factory=dict)
     rows: NDArray[Any] | None = None
+    shapes: Sequence[tuple[int, ...] | None] = ()
 
     @property
     def nbytes(self) -> int:

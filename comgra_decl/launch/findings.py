@@ -17,6 +17,7 @@ from comgra_decl.rules.catalogue import build
 from comgra_decl.rules.diagnosis import feed
 from comgra_decl.rules.engine import Engine
 from comgra_decl.rules.finding import Finding
+from comgra_decl.rules.table import SlotTable
 from comgra_decl.rules.window import Numbers, Window
 
 if TYPE_CHECKING:
@@ -250,6 +251,7 @@ def window_of(batch: StepBatch, engine: Engine, *, first: int) -> Window:
     if len(slots) != count or not np.array_equal(slots, np.arange(count)):
         aggregates = np.full((len(batch.steps), count, *aggregates.shape[2:]), np.nan, np.float32)
         aggregates[:, slots] = batch.aggregates
+    shapes, codes = _shapes(batch, table)
     return Window(
         table=table,
         statistics=engine.scene.statistics,
@@ -262,4 +264,20 @@ def window_of(batch: StepBatch, engine: Engine, *, first: int) -> Window:
         structures=[info.structure for info in batch.steps],
         histograms=batch.counts is not None,
         skipped=np.array([SKIPPED_STEP in info.extra for info in batch.steps], np.bool_),
+        shape_codes=codes,
+        shapes=shapes,
     )
+
+
+def _shapes(
+    batch: StepBatch, table: SlotTable
+) -> tuple[list[tuple[int, ...]], NDArray[np.float32] | None]:
+    """Returns the shapes that are not those of the slot table, and `Window.shape_codes`."""
+    known: dict[tuple[int, ...], int] = {}
+    line: NDArray[np.float32] | None = None
+    for slot, shape in zip(batch.slots.tolist(), batch.shapes, strict=False):
+        if shape is not None and shape != table.infos[slot].shape:
+            line = np.zeros(len(table), np.float32) if line is None else line
+            line[slot] = 1 + known.setdefault(shape, len(known))
+    codes = None if line is None else np.broadcast_to(line, (len(batch.steps), len(line)))
+    return list(known), codes

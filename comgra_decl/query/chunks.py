@@ -28,6 +28,8 @@ class Chunk:
 
     `aggregates` float32 [k, slots, statistics, 3] as in `records.AGGREGATES`, NaN where a slot is
     not in a record; `steps` int64 [k]; `train` bool [k]; `structures`: hash of each one's graph.
+    `shape_codes` float32 [k, slots]: 0 where a tensor has the shape that its slot says, else 1 +
+    the place in `shapes`; None: the run does not say.
     """
 
     snapshot: Snapshot
@@ -37,11 +39,17 @@ class Chunk:
     types: list[str]
     train: NDArray[np.bool_]
     structures: list[str | None]
+    shape_codes: NDArray[np.float32] | None
 
     @property
     def slots(self) -> list[SlotInfo]:
         """All slots of the run, also those that come later."""
         return self.snapshot.view.slots
+
+    @property
+    def shapes(self) -> list[tuple[int, ...]]:
+        """The shapes that `shape_codes` stand for."""
+        return self.snapshot.view.shapes
 
     @property
     def has_histograms(self) -> bool:
@@ -97,7 +105,9 @@ def chunks(snapshot: Snapshot) -> Iterator[Chunk]:
     counting = np.flatnonzero(snapshot.counts)
     for start in range(0, len(counting), size):
         records = counting[start : start + size]
-        table = _rows(view, "agg", records)[..., : names * len(AGGREGATES)]
+        table = _rows(view, "agg", records)
+        codes = table[..., view.meta.columns.index("shape")] if view.meta.tells_shapes else None
+        table = table[..., : names * len(AGGREGATES)]
         yield Chunk(
             snapshot,
             records,
@@ -106,6 +116,7 @@ def chunks(snapshot: Snapshot) -> Iterator[Chunk]:
             [str(name) for name in types[records]],
             modes[records] == "train",
             [None if name is None else str(name) for name in graphs[records]],
+            codes,
         )
 
 

@@ -11,7 +11,7 @@ from comgra_decl.errors import UnknownNameError
 from comgra_decl.records import SlotInfo
 from comgra_decl.store.parts import Part
 
-from .snapshot import Snapshot
+from .snapshot import Snapshot, named
 
 
 def value(
@@ -31,7 +31,7 @@ def value(
     if found is None:
         what = "" if sample is None else f"sample {sample} of "
         raise UnknownNameError(
-            f"no values of {what}{_named(slot)} were recorded at step {step}; "
+            f"no values of {what}{named(slot)} were recorded at step {step}; "
             "set `values: true` for it in the spec, and see `values.max_elements`."
         )
     return found
@@ -44,7 +44,7 @@ def histogram(
     _check_bins(snapshot)
     view, record = snapshot.view, snapshot.record(step, type_)
     if not view.has_column(record, slot.id) or np.isnan(_facts(snapshot, record, slot)[0]):
-        raise UnknownNameError(f"{_named(slot)} was not recorded at step {step}.")
+        raise UnknownNameError(f"{named(slot)} was not recorded at step {step}.")
     counts = view.row("hist", record, slot.id)
     _, low, high = _facts(snapshot, record, slot)
     return counts.astype(np.int64), np.linspace(low, high, len(counts) + 1)
@@ -78,8 +78,3 @@ def _facts(snapshot: Snapshot, record: int, slot: SlotInfo) -> NDArray[np.float6
 def _check_bins(snapshot: Snapshot) -> None:
     if not snapshot.view.meta.bins:
         raise UnknownNameError("this run has no histograms; set `histogram` in the spec.")
-
-
-def _named(slot: SlotInfo) -> str:
-    key = slot.key
-    return f"{key.node!r} ({key.role}, {key.pass_}, iteration {key.iteration})"

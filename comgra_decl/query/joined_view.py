@@ -5,7 +5,8 @@ Slots and steps are matched by name and number, never by their place in a databa
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+import threading
+from collections.abc import Callable, Mapping, Sequence
 from functools import cached_property
 from typing import Any
 
@@ -64,6 +65,8 @@ class JoinedView(View):
         self._joined = joining.Ranks(listed) if self._slots else None
         self.n = len(records[0])
         self._count = meta.sample_count // len(views)
+        self._shape_codes: dict[tuple[int, ...], int] = {}
+        self._lock = threading.Lock()
 
     # -- facts
 
@@ -71,6 +74,16 @@ class JoinedView(View):
     def slots(self) -> list[SlotInfo]:
         """All slots of all ranks, by number."""
         return self._slots
+
+    @property
+    def shapes(self) -> list[tuple[int, ...]]:
+        """Those of the first rank that has a tensor, where they are not in the slot table."""
+        return list(self._shape_codes)
+
+    @property
+    def reshaped(self) -> bool:
+        """Whether any record of any rank has another shape of a tensor than its slot table."""
+        return any(member.view.reshaped for member in self._members)
 
     @property
     def records(self) -> NDArray[np.float64]:
@@ -203,7 +216,7 @@ class JoinedView(View):
         if self._joined is None:
             return np.empty((self.n, 0), np.float32)
         columns = Columns(lambda name: stacked([m.heat(self._at(name)) for m in self._members]))
-        return self._joined.column(self.meta.columns[int(inner[0])], columns.data, columns.lost)
+        return self._column(self.meta.columns[int(inner[0])], columns, self._joined, self.slots)
 
     def lost(self, family: str, slot: int) -> Lost:
         """Returns which common records of a slot lack something that is damaged on a rank."""
@@ -268,9 +281,8 @@ class JoinedView(View):
         """Joins a table [ranks, ..., slots, columns] of statistics."""
         if self._joined is None:
             return np.asarray(table.data[0], np.float32)
-        read = self._columns(table)
-        names = self.meta.columns
-        return np.stack([self._joined.column(name, read.data, read.lost) for name in names], -1)
+        read, names = self._columns(table), self.meta.columns
+        return np.stack([self._column(n, read, self._joined, self.slots) for n in names], -1)
 
     def _joined_series(self, slot: int, index: int | slice) -> NDArray[np.float32]:
         """Joins columns of the statistics of a slot: [n], or [n, columns]."""
@@ -279,11 +291,41 @@ class JoinedView(View):
             at = self._at(name)
             return stacked([m.series("agg", slot, at) for m in self._members])[..., None]
 
-        one, columns = joining.Ranks([[m.slot(slot)] for m in self._members]), Columns(read)
+        ranks, columns = joining.Ranks([[m.slot(slot)] for m in self._members]), Columns(read)
+        one = self.slots[slot : slot + 1]
         if isinstance(index, slice):
             names = self.meta.columns[index]
-            return np.stack([one.column(n, columns.data, columns.lost)[:, 0] for n in names], -1)
-        return one.column(self.meta.columns[index], columns.data, columns.lost)[:, 0]
+            return np.stack([self._column(n, columns, ranks, one)[:, 0] for n in names], -1)
+        return self._column(self.meta.columns[index], columns, ranks, one)[:, 0]
+
+    def _column(
+        self, name: str, columns: Columns, ranks: joining.Ranks, slots: Sequence[SlotInfo]
+    ) -> NDArray[np.float32]:
+        """Returns a column of all ranks together, [..., slots]."""
+        if name != "shape":
+            return ranks.column(name, columns.data, columns.lost)
+        codes = columns.data(name)
+        there = (~np.isnan(codes)).argmax(0)  # the first rank that has the tensor
+        joined: NDArray[np.float64] = np.take_along_axis(codes, there[None], 0)[0]
+        other = ((there > 0) | (joined > 0)).reshape(-1, len(slots)).any(0)
+        for at in np.flatnonzero(other).tolist():
+            number, found = slots[at].id, joined[..., at].copy()
+            for rank, member in enumerate(self._members):
+                mine = there[..., at] == rank
+                for code in np.unique(found[mine & ~np.isnan(found)]).tolist():
+                    shape = member.view.shape(int(member.ids[number]), code)
+                    joined[mine & (found == code), at] = self._shape_code(slots[at], shape)
+        return joined.astype(np.float32)
+
+    def _shape_code(self, slot: SlotInfo, shape: tuple[int, ...] | None) -> float:
+        if shape is None:
+            return np.nan
+        with self._lock:
+            return (
+                0
+                if shape == slot.shape
+                else self._shape_codes.setdefault(shape, len(self._shape_codes) + 1)
+            )
 
     def _whole(self, ranks: joining.Ranks, table: Reading) -> NDArray[np.float32]:
         """Returns the statistics [..., slots, statistics] of tensors that ranks hold parts of."""

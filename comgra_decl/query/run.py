@@ -74,7 +74,10 @@ class Run(RunFacts):
 
     @property
     def slots(self) -> pd.DataFrame:
-        """All slots: node, role, iteration, pass, kind, dtype, shape, batch_dim, ..."""
+        """All slots: node, role, iteration, pass, kind, dtype, shape, batch_dim, ...
+
+        `shape` is that of the first record; `shape_series` tells that of each.
+        """
         return self._snapshot.slots_table.copy()
 
     @property
@@ -220,6 +223,51 @@ class Run(RunFacts):
         snapshot = self._snapshot
         slot = snapshot.slot(node, role, iteration, pass_)
         return statistics.sample_row(snapshot, slot, step, type_)
+
+    def shape(
+        self,
+        node: str,
+        step: int,
+        *,
+        role: str = "output",
+        pass_: str = "forward",
+        iteration: int = 0,
+        type_: str | None = None,
+    ) -> tuple[int, ...] | None:
+        """Returns the shape that a slot's tensor had at a step.
+
+        Of several ranks, it is that of the first rank that has the tensor; of a shard, the first
+        one of the whole tensor. None where it is damaged.
+
+        Raises:
+            UnknownNameError: no such slot, or it was not recorded at this step.
+        """
+        snapshot = self._snapshot
+        slot = snapshot.slot(node, role, iteration, pass_)
+        return statistics.shape(snapshot, slot, step, type_)
+
+    def shapes(self, step: int, *, type_: str | None = None) -> pd.Series[Any]:
+        """Returns the shapes of all slots recorded at a step, as `shape` does: index slot id."""
+        return statistics.shapes(self._snapshot, step, type_)
+
+    def shape_series(
+        self,
+        node: str,
+        *,
+        role: str = "output",
+        pass_: str = "forward",
+        iteration: int = 0,
+        type_: str | None = None,
+    ) -> pd.Series[Any]:
+        """Returns the shape of one slot by step, as `shape` does, where it was recorded."""
+        snapshot = self._snapshot
+        slot = snapshot.slot(node, role, iteration, pass_)
+        return statistics.shape_series(snapshot, slot, type_)
+
+    @property
+    def reshaped(self) -> bool:
+        """Whether any tensor had another shape in some record than in its first one."""
+        return self._snapshot.view.reshaped
 
     def samples(self, step: int, *, type_: str | None = None) -> pd.DataFrame:
         """Returns the samples recorded individually at a step: index sample number.

@@ -175,6 +175,12 @@ class Snapshot:
         return pd.Index(self.steps[records], name="step")
 
 
+def named(slot: SlotInfo) -> str:
+    """Returns how a slot is named in messages."""
+    key = slot.key
+    return f"{key.node!r} ({key.role}, {key.pass_}, iteration {key.iteration})"
+
+
 def aggregate(over_batch: str) -> int:
     """Returns the rank of an aggregate over the batch."""
     if over_batch not in AGGREGATES:

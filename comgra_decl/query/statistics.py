@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 import pandas as pd
 from numpy.typing import NDArray
 
+from comgra_decl.errors import UnknownNameError
 from comgra_decl.records import AGGREGATES, SlotInfo
 
 from . import derived
-from .snapshot import Snapshot, aggregate
+from .snapshot import Snapshot, aggregate, named
 
 
 def series(
@@ -23,6 +26,53 @@ def series(
         column = snapshot.column(statistic, over_batch)
         values = snapshot.view.series("agg", slot.id, column)[records]
     return pd.Series(values, index=snapshot.step_index(records), name=statistic)
+
+
+def shape_series(snapshot: Snapshot, slot: SlotInfo, type_: str | None) -> pd.Series[Any]:
+    """Returns the shape of a slot by step, of the records that have it."""
+    records, view = snapshot.records(type_), snapshot.view
+    names = view.meta.columns
+    there = view.series("agg", slot.id, names.index("nonfinite.mean"))[records]
+    records = records[~np.isnan(there)]
+    codes = np.zeros(view.n)
+    if view.meta.tells_shapes:
+        codes = view.series("agg", slot.id, names.index("shape"))
+    found = [view.shape(slot.id, code) for code in codes[records].tolist()]
+    return _shapes(found, snapshot.step_index(records))
+
+
+def shapes(snapshot: Snapshot, step: int, type_: str | None) -> pd.Series[Any]:
+    """Returns the shapes of the slots present in a record."""
+    view, names = snapshot.view, snapshot.view.meta.columns
+    table = view.row("agg", snapshot.record(step, type_))[: len(view.slots)]
+    there = np.flatnonzero(~np.isnan(table[:, names.index("nonfinite.mean")]))
+    codes = np.zeros(len(there))
+    if view.meta.tells_shapes:
+        codes = table[there, names.index("shape")]
+    pairs = zip(there.tolist(), codes.tolist(), strict=True)
+    found = [view.shape(slot, code) for slot, code in pairs]
+    return _shapes(found, pd.Index(there, name="slot"))
+
+
+def _shapes(found: list[tuple[int, ...] | None], index: pd.Index[int]) -> pd.Series[Any]:
+    cells = np.empty(len(found), object)
+    cells[:] = found  # pandas would make columns of a list of tuples
+    return pd.Series(cells, index=index, name="shape")
+
+
+def shape(
+    snapshot: Snapshot, slot: SlotInfo, step: int, type_: str | None
+) -> tuple[int, ...] | None:
+    """Returns the shape of a slot at a step.
+
+    Raises:
+        UnknownNameError: the slot was not recorded at this step.
+    """
+    known = shapes(snapshot, step, type_)
+    if slot.id not in known.index:
+        raise UnknownNameError(f"{named(slot)} was not recorded at step {step}.")
+    found: tuple[int, ...] | None = known[slot.id]
+    return found
 
 
 def sample_series(

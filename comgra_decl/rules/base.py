@@ -11,7 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 from pydantic import Field
 
-from comgra_decl.records import Structure
+from comgra_decl.records import SlotInfo, Structure
 from comgra_decl.rules.finding import MOST_OTHERS, Finding, Severity
 from comgra_decl.rules.memory import Bools, Slots, Streak
 from comgra_decl.rules.table import Mask, SlotTable
@@ -41,6 +41,8 @@ class Scene:
         table: the slots.
         statistics: names of the recorded statistics.
         structures: the dependency graphs of the records until now, by their hash.
+        reshaped: by the same hash, the slots that had another shape than the slot table says in the
+            first record of that graph.
         structure: that of the newest record which has one.
         documents: "modules" and "report", as the run holds them.
         records: number of records of the training until now.
@@ -52,6 +54,7 @@ class Scene:
     table: SlotTable = field(default_factory=SlotTable)
     statistics: tuple[str, ...] = ()
     structures: dict[str, Structure] = field(default_factory=dict)
+    reshaped: dict[str, dict[int, SlotInfo]] = field(default_factory=dict)
     structure: Structure | None = None
     documents: dict[str, Any] = field(default_factory=dict)
     records: int = 0
@@ -171,6 +174,9 @@ class SlotRule(Rule):
     of_graph: ClassVar[bool] = False
     """Whether `wants` depends on the dependency graphs, too."""
 
+    fewest_samples: ClassVar[int] = 1
+    """Records with fewer samples in the batch are as if they were not there."""
+
     needs: ClassVar[str] = "outputs, such as {select: '**', capture: [output]}"
     """What must be captured that there are slots to look at."""
 
@@ -213,8 +219,11 @@ class SlotRule(Rule):
             return
         with np.errstate(all="ignore"):
             hit, evidence = self.measure(window, at)
+        there = window.there[:, at]
+        if self.fewest_samples > 1:
+            there = there & (window.samples(at) >= self.fewest_samples)
         self.streak.look(
-            window.steps, at, hit=hit, there=window.there[:, at], evidence=np.asarray(evidence)
+            window.steps, at, hit=hit & there, there=there, evidence=np.asarray(evidence)
         )
 
     def columns(self, table: SlotTable) -> Slots:

@@ -182,6 +182,8 @@ def _window(chunk: Chunk, engine: Engine, skipped: NDArray[np.int64]) -> Window:
         structures=chunk.structures,
         histograms=chunk.has_histograms,
         skipped=chunk.train & np.isin(chunk.steps, skipped),
+        shape_codes=chunk.shape_codes,
+        shapes=chunk.shapes,
     )
 
 

@@ -74,9 +74,9 @@ class Engine:
         edges = [0, *self._news(window), len(window)]
         for start, stop in pairwise(edges):
             if start < stop:
-                rows = np.arange(start, stop)
-                self._use_structures(window.structures[start:stop])
-                self._look(window.only(rows, window.first + start))
+                part = window.only(np.arange(start, stop), window.first + start)
+                self._use_structures(part)
+                self._look(part)
 
     def _news(self, window: Window) -> list[int]:
         known = set(self.scene.structures)
@@ -87,13 +87,15 @@ class Engine:
                 news.append(row)
         return news
 
-    def _use_structures(self, digests: Sequence[str | None]) -> None:
+    def _use_structures(self, window: Window) -> None:
         seen = self.scene.structures
-        for digest in digests:
-            if digest in self._structures:
-                self.scene.structure = self._structures[digest]
-                if digest in seen or len(seen) < _MOST_STRUCTURES:
-                    seen[digest] = self._structures[digest]
+        for row, digest in enumerate(window.structures):
+            if digest is None or digest not in self._structures:
+                continue
+            self.scene.structure = self._structures[digest]
+            if digest not in seen and len(seen) < _MOST_STRUCTURES:
+                seen[digest] = self._structures[digest]
+                self.scene.reshaped[digest] = window.reshaped(row)
 
     def _look(self, window: Window) -> None:
         self._each("look_at_skipped", window, [rule for rule in self._rules if _minds(rule)])

@@ -91,7 +91,7 @@ class _OwnRule(SlotRule):
             if name == "step":
                 return np.broadcast_to(window.steps[:, None], (len(window), len(at)))
             if name == "elements":
-                return np.broadcast_to(window.table.elements[at], (len(window), len(at)))
+                return window.elements(at)
             return window.read(name, at, over_batch).astype(np.float64)
 
         hit = _truth(self._expression, read, at, (len(window), len(at)))

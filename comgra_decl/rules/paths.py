@@ -9,6 +9,7 @@ from numpy.typing import NDArray
 
 from comgra_decl.records import SlotInfo, SlotKey, Structure
 from comgra_decl.rules.base import Scene
+from comgra_decl.rules.table import elements_of
 
 
 def answers(scene: Scene) -> set[int]:
@@ -31,7 +32,7 @@ def before_answers(scene: Scene) -> set[int]:
     It goes back from each answer to the last layer with weights, as long as a tensor is computed
     from a single one with as many elements.
     """
-    table, sources = scene.table, sources_of(scene)
+    table, sources, alike = scene.table, sources_of(scene), _of_one_size(scene)
     weighted = {node for node, _ in scene.parameters}
     weighted |= {info.key.node for info in table.infos if info.kind == "parameter"}
     found = answers(scene)
@@ -41,7 +42,7 @@ def before_answers(scene: Scene) -> set[int]:
         if len(inside) != 1 or table.infos[slot].key.node in weighted:
             continue
         (source,) = inside
-        if source not in found and table.elements[source] == table.elements[slot]:
+        if source not in found and (source, slot) in alike:
             found.add(source)
             waiting.append(source)
     return found
@@ -73,7 +74,7 @@ def met(scene: Scene) -> Iterator[tuple[SlotInfo, SlotInfo]]:
                     pair = structure.keys[a], structure.keys[b]
                     if pair not in seen and all(key in _known(scene) for key in pair):
                         seen.add(pair)
-                        yield _info(scene, pair[0]), _info(scene, pair[1])
+                        yield _info(scene, structure, pair[0]), _info(scene, structure, pair[1])
 
 
 def parts(scene: Scene) -> dict[int, list[int]]:
@@ -85,13 +86,13 @@ def parts(scene: Scene) -> dict[int, list[int]]:
             key = structure.keys[sink]
             if structure.kinds[sink] != "computed" or key not in table.by_key:
                 continue
-            shape = _info(scene, key).shape
+            shape = _info(scene, structure, key).shape
             alike = [
                 table.by_key[structure.keys[i]]
                 for i in sources
                 if structure.kinds[i] == "computed"
                 and structure.keys[i] in table.by_key
-                and _info(scene, structure.keys[i]).shape == shape
+                and _info(scene, structure, structure.keys[i]).shape == shape
             ]
             if len(alike) > 1:
                 found.setdefault(table.by_key[key], alike)
@@ -107,7 +108,7 @@ def steps_between(scene: Scene) -> Iterator[tuple[int, int]]:
             if pair in seen or not all(key in _known(scene) for key in pair):
                 continue
             seen.add(pair)
-            source, sink = (_info(scene, key) for key in pair)
+            source, sink = (_info(scene, structure, key) for key in pair)
             if source.shape == sink.shape and source.kind == sink.kind == "computed":
                 yield source.id, sink.id
 
@@ -176,5 +177,20 @@ def _known(scene: Scene) -> dict[SlotKey, int]:
     return scene.table.by_key
 
 
-def _info(scene: Scene, key: SlotKey) -> SlotInfo:
-    return scene.table.infos[scene.table.by_key[key]]
+def _info(scene: Scene, structure: Structure, key: SlotKey) -> SlotInfo:
+    """Returns a slot in the shape that it had in the first record of a graph."""
+    slot = scene.table.by_key[key]
+    return scene.reshaped.get(structure.hash, {}).get(slot, scene.table.infos[slot])
+
+
+def _of_one_size(scene: Scene) -> set[tuple[int, int]]:
+    """Returns (source, sink) of all edges between slots with equally many elements per sample."""
+    found = set()
+    for structure in scene.structures.values():
+        for a, b, _ in structure.edges:
+            keys = structure.keys[a], structure.keys[b]
+            if all(key in _known(scene) for key in keys):
+                source, sink = (_info(scene, structure, key) for key in keys)
+                if elements_of(source) == elements_of(sink):
+                    found.add((source.id, sink.id))
+    return found

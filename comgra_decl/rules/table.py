@@ -57,11 +57,6 @@ class SlotTable:
         return {info.key: info.id for info in self.infos}
 
     @cached_property
-    def elements(self) -> NDArray[np.float64]:
-        """Elements per sample of each slot, [n]; at least 1."""
-        return np.array([max(1, _per_sample(info)) for info in self.infos], np.float64)
-
-    @cached_property
     def order(self) -> NDArray[np.int64]:
         """When each slot's node ran in a step, [n]: gradients and parameters as their node."""
         ran: dict[tuple[str, int], int] = {}
@@ -133,6 +128,12 @@ def _is_input(role: str) -> bool:
     return role.partition(".")[0].partition("[")[0] == "input"
 
 
-def _per_sample(info: SlotInfo) -> int:
-    dims = [n for at, n in enumerate(info.shape) if at != info.batch_dim]
-    return prod(dims)
+def elements_of(info: SlotInfo) -> int:
+    """Returns the elements per sample of a slot, at least 1."""
+    return max(1, prod(n for at, n in enumerate(info.shape) if at != info.batch_dim))
+
+
+def samples_of(info: SlotInfo) -> int:
+    """Returns the samples in the batch of a slot; 1 where there is no batch dimension."""
+    dim = info.batch_dim
+    return 1 if dim is None or dim >= len(info.shape) else info.shape[dim]

@@ -50,7 +50,7 @@ class Unusual:
         with np.errstate(all="ignore"):
             sizes = np.log10(window.read(size, self._at).astype(np.float64))
             if size == "l2":
-                sizes -= np.log10(window.table.elements[self._at]) / 2
+                sizes -= np.log10(window.elements(self._at)) / 2
         finite = np.where(np.isfinite(sizes), sizes, np.nan)
         own = finite - self._early.look(self._at, finite)
         there = window.there[:, self._at]

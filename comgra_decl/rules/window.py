@@ -6,6 +6,7 @@ windows differently. Whatever a rule finds must not depend on the cuts.
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Any, Protocol
@@ -13,8 +14,8 @@ from typing import Any, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from comgra_decl.records import AGGREGATES
-from comgra_decl.rules.table import SlotTable
+from comgra_decl.records import AGGREGATES, SlotInfo
+from comgra_decl.rules.table import SlotTable, elements_of, samples_of
 
 Floats = NDArray[np.float32]
 
@@ -47,6 +48,9 @@ class Window:
         details: the rest.
         histograms: whether the run has histograms.
         structures: hash of each record's dependency graph, None where none was followed.
+        shape_codes: float32 [k, n], 0 where a tensor has the shape that its slot says, else 1 + the
+            place in `shapes`; None: all have.
+        shapes: the other shapes.
         skipped: bool [k], in which steps mixed precision let an optimizer not step, because a
             gradient was not finite; None: in none.
     """
@@ -62,6 +66,8 @@ class Window:
     structures: list[str | None] = field(default_factory=list)
     histograms: bool = False
     skipped: NDArray[np.bool_] | None = None
+    shape_codes: Floats | None = None
+    shapes: Sequence[tuple[int, ...]] = ()
 
     def __len__(self) -> int:
         return len(self.steps)
@@ -74,6 +80,48 @@ class Window:
         """Returns one statistic of the slots `at`, [k, len(at)]."""
         rank = AGGREGATES.index(over_batch)
         return self.aggregates[:, at, self.statistics.index(statistic), rank]
+
+    def of_shape(
+        self, measure: Callable[[SlotInfo], float], at: NDArray[np.int64]
+    ) -> NDArray[np.float64]:
+        """Returns a number that the shape of a tensor decides, [k, len(at)], of each record.
+
+        Args:
+            measure: works it out for a slot, whose `shape` is that of the record; a function of a
+                module, because what it says of the slot table is remembered.
+            at: the slots.
+        """
+        own = self.table.remembered(
+            (Window, measure), lambda t: np.array([measure(i) for i in t.infos], np.float64)
+        )
+        found = np.tile(own[at], (len(self), 1))
+        if self.shape_codes is None:
+            return found
+        codes = self.shape_codes[:, at]
+        for column in np.flatnonzero((codes > 0).any(0)).tolist():
+            mine, info = codes[:, column], self.table.infos[int(at[column])]
+            for code in np.unique(mine[mine > 0]).tolist():
+                found[mine == code, column] = measure(self._reshaped(info, code))
+        return found
+
+    def elements(self, at: NDArray[np.int64]) -> NDArray[np.float64]:
+        """Returns elements per sample, [k, len(at)]; at least 1."""
+        return self.of_shape(elements_of, at)
+
+    def samples(self, at: NDArray[np.int64]) -> NDArray[np.float64]:
+        """Returns samples in the batch, [k, len(at)]; 1 where there is no batch dimension."""
+        return self.of_shape(samples_of, at)
+
+    def reshaped(self, row: int) -> dict[int, SlotInfo]:
+        """Returns the slots that have another shape in a record than the slot table says."""
+        if self.shape_codes is None:
+            return {}
+        infos, codes = self.table.infos, self.shape_codes[row]
+        slots = np.flatnonzero(codes > 0)
+        return {slot: self._reshaped(infos[slot], float(codes[slot])) for slot in slots.tolist()}
+
+    def _reshaped(self, info: SlotInfo, code: float) -> SlotInfo:
+        return replace(info, shape=tuple(self.shapes[int(code) - 1]))
 
     @cached_property
     def there(self) -> NDArray[np.bool_]:
@@ -94,6 +142,8 @@ class Window:
             [self.structures[row] for row in rows] if self.structures else [],
             self.histograms,
             None if self.skipped is None else self.skipped[rows],
+            None if self.shape_codes is None else self.shape_codes[rows],
+            self.shapes,
         )
 
     def without_skipped(self) -> Window:

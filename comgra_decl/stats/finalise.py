@@ -79,6 +79,7 @@ def _batch(
         new_structures=[s.structure for s in steps if s.structure is not None],
         documents={name: doc for s in steps for name, doc in s.documents.items()},
         rows=layout.samples[layout.tensors],
+        shapes=layout.shapes,
     )
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable
+from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass
 from functools import partial
 from itertools import count
@@ -55,13 +55,14 @@ class Reduced:
 
     `raw` float64 [rows, 8] (columns `records.Raw`); tensor i owns `samples[i]` rows from
     `starts[i]`, each over `elements[i]` elements; `batched[i]` tells whether rows are samples or
-    the whole tensor. Tensor i's histogram elements are
+    the whole tensor; `shapes[i]` is its full shape. Tensor i's histogram elements are
     `histogram_values[histogram_starts[i]:histogram_starts[i + 1]]` (both None without histograms).
     `values[i]`: [samples, *value dims] in the tensor's dtype, for those asked for.
 
     The contents of `raw`, `histogram_values` and `values` are valid only after `wait()` where that
     is not None; it may be called from another thread, and again. Nothing writes to them later.
-    Steps with equal `signature` share the very same five layout arrays.
+    Steps with equal `signature` share the very same layout: `starts` to `shapes`, and
+    `histogram_starts`.
     """
 
     raw: NDArray[np.float64]
@@ -69,6 +70,7 @@ class Reduced:
     samples: NDArray[np.int64]
     elements: NDArray[np.int64]
     batched: NDArray[np.bool_]
+    shapes: Sequence[tuple[int, ...]]
     histogram_values: NDArray[np.float32] | None
     histogram_starts: NDArray[np.int64] | None
     values: dict[int, NDArray[Any]]
@@ -322,6 +324,7 @@ class Reducer:
             samples=form.samples,
             elements=form.elements,
             batched=form.batched,
+            shapes=form.shapes,
             histogram_values=histogram if has_histogram else None,
             histogram_starts=form.histogram_starts if has_histogram else None,
             values=self._values,

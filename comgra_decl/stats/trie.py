@@ -198,6 +198,7 @@ class Form:
         self.samples = _ints(n.shape.samples for n in nodes)
         self.elements = _ints(n.shape.elements for n in nodes)
         self.batched = np.array([n.shape.batch_dim is not None for n in nodes], dtype=np.bool_)
+        self.shapes = [n.shape.full for n in nodes]
         self.histogram_starts = _ints([0, *np.cumsum([n.count for n in nodes])])
         self.starts = np.zeros(len(nodes), np.int64)
         self.parts: dict[torch.device, Part] = {}

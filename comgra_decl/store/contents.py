@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+import numpy as np
 import tensorstore as ts
 from numpy.typing import NDArray
 
@@ -18,6 +19,7 @@ from .dense import MISSING, Families, record_columns, runs_of, stack
 from .layout import (
     LOGS,
     RECORDS_CHUNK,
+    SHAPES_LIMIT,
     SLOTS_LIMIT,
     ArrayForm,
     RecordColumn,
@@ -56,7 +58,7 @@ class Contents:
         self._records = RecordChunks()
         stages: list[Stage] = [*self._logs.values(), self._names, self._values, self._facts]
         self._stages = [*stages, self._scalars, self._records]
-        self._slots = 0
+        self._shapes: list[tuple[int, ...]] = []  # of each slot, as the slot table has it
         self._forms: dict[str, ArrayForm] = {}
         self._handles: dict[str, ts.TensorStore] = {}
         self._created: dict[str, ts.TensorStore] = {}  # exist only in the commit under way
@@ -115,7 +117,7 @@ class Contents:
             log.count = int(head["logs"].get(name, 0))
         self._names.resume(tables.names)
         self._scalars.resume(view.scalars)
-        self._slots = len(tables.slots)
+        self._shapes = [slot.shape for slot in tables.slots]
         if not tables.forms:  # no record yet
             return
         raw = {name: form for name, form in tables.forms.items() if name.startswith("raw/")}
@@ -163,14 +165,14 @@ class Contents:
         for number in sorted(new):
             row = self._logs["slots"].stage(slot_row(new[number]))
             assert row == number, f"slot ids must be dense: got {number}, expected {row}"
-        self._slots = known + len(new)
-        if self._slots > SLOTS_LIMIT:
+        self._shapes[known:] = [new[number].shape for number in sorted(new)]
+        if len(self._shapes) > SLOTS_LIMIT:
             raise StoreError(f"more than {SLOTS_LIMIT} slots; select fewer nodes.")
 
     def _stage_forms(self, commit: Commit) -> BlockBuffer:
         """Makes the arrays at the first commit: the number of slots decides on their chunks."""
         forms = standard_forms(
-            slots=self._slots,
+            slots=len(self._shapes),
             columns=len(self._meta.columns),
             samples=self._meta.sample_count,
             statistics=len(self._meta.statistics),
@@ -185,13 +187,23 @@ class Contents:
         return self._blocks
 
     def _families(self, first: int, batches: Sequence[StepBatch]) -> Families:
-        width = round_up(max(1, self._slots), self._forms["agg/row"].chunk[1])
+        width = round_up(max(1, len(self._shapes)), self._forms["agg/row"].chunk[1])
         kpi = record_columns(batches, self._names)
         start, end = whole_blocks(first, len(kpi), self._forms["kpi/blk"].chunk[0])
         kpi[:, RecordColumn.WIDTH] = width
         kpi[:, RecordColumn.FACTS] = self._facts.first
         kpi[start - first : end - first, RecordColumn.FORM] = 1
-        return {"kpi": kpi, **stack(batches, width=width, meta=self._meta)}
+        shapes = [self._shape_codes(batch) for batch in batches] if self._meta.tells_shapes else []
+        return {"kpi": kpi, **stack(batches, shapes, width=width, meta=self._meta)}
+
+    def _shape_codes(self, batch: StepBatch) -> NDArray[np.float32]:
+        """Returns the column "shape" of a batch's slots, [n]; see `RunMeta.columns`."""
+        codes = np.zeros(len(batch.slots), np.float32)
+        for at, (slot, shape) in enumerate(zip(batch.slots.tolist(), batch.shapes, strict=False)):
+            if shape is not None and shape != self._shapes[slot]:
+                code = 1 + self._names.code("shape", "x".join(map(str, shape)))
+                codes[at] = code if code < SHAPES_LIMIT else np.nan
+        return codes
 
     def _write_values(self, commit: Commit, first: int, values: Values) -> None:
         for piece in self._values.pieces(values):

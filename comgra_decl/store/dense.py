@@ -21,11 +21,18 @@ Families = dict[str, NDArray[Any]]
 MISSING = np.uint64(MISSING_BITS).view(np.float64)
 
 
-def stack(batches: Sequence[StepBatch], *, width: int, meta: RunMeta) -> Families:
+def stack(
+    batches: Sequence[StepBatch],
+    shapes: Sequence[NDArray[np.float32]],
+    *,
+    width: int,
+    meta: RunMeta,
+) -> Families:
     """Stacks the statistics of all batches, NaN (counts: 0) where a batch lacks a slot.
 
     Args:
         batches: consecutive batches, each over its own slots.
+        shapes: the codes of their slots' shapes [slots], where the run tells them.
         width: slot columns, a multiple of the chunk width, so that chunks are written whole.
         meta: names the statistics, samples and bins of the run.
 
@@ -41,11 +48,14 @@ def stack(batches: Sequence[StepBatch], *, width: int, meta: RunMeta) -> Familie
         families["smp"] = np.full((*shape, *inner), np.nan, np.float32)
     if meta.bins:
         families["hist"] = np.zeros((*shape, meta.bins), meta.counts_dtype)
-    for at, where, batch in _placed(batches):
+    columns = {name: at for at, name in enumerate(meta.columns)}
+    for number, (at, where, batch) in enumerate(_placed(batches)):
         k, n = batch.aggregates.shape[:2]
         families["agg"][at, where, :flat] = batch.aggregates.reshape(k, n, flat)
         if meta.counts_rows and batch.rows is not None:
-            families["agg"][at, where, flat] = batch.rows
+            families["agg"][at, where, columns["rows"]] = batch.rows
+        if meta.tells_shapes:
+            families["agg"][at, where, columns["shape"]] = shapes[number]
         if meta.sample_count:
             families["smp"][at, where] = batch.samples
         if meta.bins and batch.counts is not None:

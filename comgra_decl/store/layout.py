@@ -21,11 +21,15 @@ from typing import Any
 
 DATABASE = "trace.ocdbt"
 FORMAT = "comgra-decl-run"
-VERSION = 3
+VERSION = 4
 MIN_READER = 2
-"""The oldest version that is read. Since 3, checksums say which key they are of; see `sums.py`."""
+"""The oldest version that is read."""
 
 BOUND_SINCE = 3
+"""Since this version, checksums say which key they are of; see `sums.py`."""
+
+SHAPES_SINCE = 4
+"""Since this version, each record says which shapes its tensors have, where they change."""
 
 RUN_KEY = "meta/run.json"
 SESSION_KEY = "meta/run.{}.json"
@@ -37,6 +41,8 @@ DIGITS = 12  # of record numbers and row numbers in keys, so that keys sort as n
 RECORDS_LIMIT = 1 << 40
 SLOTS_LIMIT = 1 << 20
 COLUMNS_LIMIT = 1 << 16
+SHAPES_LIMIT = 1 << 24
+"""Codes of shapes up to here are told apart in float32; no run has as many."""
 
 LOGS = ("slots", "names", "arrays", "lanes", "notes")
 """Append-only tables of JSON rows; `head.logs` says how many rows of each are valid."""

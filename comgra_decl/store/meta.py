@@ -26,7 +26,8 @@ class RunMeta:
     `statistics` names the statistics of every slot, `sample_count` the samples recorded per slot,
     `bins` the histogram bins (None: no histograms). `spec`, `config` and `facts` are JSON-able.
     `started` is in unix seconds. `counts_rows`: the run says how many samples each aggregate is of.
-    `bound`: its checksums say of which key they are.
+    `bound`: its checksums say of which key they are. `tells_shapes`: its records say which shapes
+    tensors have.
     """
 
     statistics: tuple[str, ...]
@@ -40,6 +41,7 @@ class RunMeta:
     writer: dict[str, Any] = field(default_factory=dict)
     counts_rows: bool = True
     bound: bool = True
+    tells_shapes: bool = True
 
     @property
     def counts_dtype(self) -> str:
@@ -51,17 +53,20 @@ class RunMeta:
     def columns(self) -> list[str]:
         """Names of the columns of the `agg` arrays: statistic by statistic, then the others.
 
-        "rows" is the number of samples aggregated, then comes the range of the histogram.
+        "rows" is the number of samples aggregated, "shape" 0 where a tensor has the shape that the
+        slot table says, else 1 + its row of the name table "shape"; then comes the range of the
+        histogram.
         """
         names = [f"{statistic}.{how}" for statistic in self.statistics for how in AGGREGATES]
         names += ["rows"] if self.counts_rows else []
+        names += ["shape"] if self.tells_shapes else []
         return names + (["histogram.low", "histogram.high"] if self.bins else [])
 
     def to_json(self) -> dict[str, Any]:
         """Returns the document `meta/run.json`."""
         return {
             "format": FORMAT,
-            **versions(bound=self.bound),
+            **versions(self),
             "uuid": self.uuid,
             "started": self.started,
             "writer": self.writer,
@@ -94,6 +99,7 @@ class RunMeta:
                 writer=dict(document["writer"]),
                 counts_rows="rows" in document.get("columns", ()),
                 bound=document["version"] >= BOUND_SINCE,
+                tells_shapes="shape" in document.get("columns", ()),
             )
             check_meta(meta)
         except (KeyError, TypeError, ValueError, OverflowError, RecursionError) as error:
@@ -101,9 +107,9 @@ class RunMeta:
         return meta
 
 
-def versions(*, bound: bool) -> dict[str, int]:
+def versions(meta: RunMeta) -> dict[str, int]:
     """Returns what a document says of the format: which it is, and what is needed to read it."""
-    number = VERSION if bound else BOUND_SINCE - 1
+    number = VERSION if meta.tells_shapes else BOUND_SINCE if meta.bound else BOUND_SINCE - 1
     return {"version": number, "min_reader": number}
 
 

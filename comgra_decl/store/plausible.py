@@ -119,10 +119,7 @@ def check_slot(slot: SlotInfo) -> SlotInfo:
     texts = (*slot.key[:2], slot.key.pass_, slot.kind, slot.dtype, slot.module_class, *slot.names)
     if not all(isinstance(text, str) for text in texts):
         raise TypeError("a name is no text")
-    for extent in slot.shape:
-        _whole(extent, "shape", _ELEMENTS)
-    if len(slot.shape) > _MOST_DIMS or math.prod(slot.shape) > _ELEMENTS:
-        raise ValueError(f"no tensor has the shape {str(slot.shape)[:80]}")
+    check_shape(slot.shape)
     if len(slot.names) > _NAMES:
         raise ValueError(f"no tensor has {len(slot.names)} names")
     _whole(slot.key.iteration, "iteration", 1 << 53)
@@ -132,6 +129,15 @@ def check_slot(slot: SlotInfo) -> SlotInfo:
         for extent in part:
             _whole(extent, "piece", _ELEMENTS)
     return slot
+
+
+def check_shape(shape: tuple[int, ...]) -> tuple[int, ...]:
+    """Returns a shape if there can be such a tensor."""
+    for extent in shape:
+        _whole(extent, "shape", _ELEMENTS)
+    if len(shape) > _MOST_DIMS or math.prod(shape) > _ELEMENTS:
+        raise ValueError(f"no tensor has the shape {str(shape)[:80]}")
+    return shape
 
 
 def check_forms(forms: Mapping[str, ArrayForm], meta: RunMeta) -> None:

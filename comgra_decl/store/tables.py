@@ -12,7 +12,7 @@ from comgra_decl.records import Note, SlotInfo
 
 from .layout import LOGS, SYSTEM_COLUMNS, ArrayForm
 from .logs import read_slot
-from .plausible import check_form, check_slot
+from .plausible import check_form, check_shape, check_slot
 
 WRONG = (KeyError, TypeError, ValueError, IndexError, OverflowError, AttributeError)
 """What reading JSON of a wrong form raises."""
@@ -30,6 +30,7 @@ class Tables:
     records: NDArray[np.float64] = field(default_factory=lambda: np.empty((0, SYSTEM_COLUMNS)))
     counts: dict[str, int] = field(default_factory=lambda: dict.fromkeys(LOGS, 0))
     losses: list[str] = field(default_factory=list)
+    shapes: list[tuple[int, ...]] = field(default_factory=list)
 
     def snapshot(self) -> Tables:
         """Returns a copy that later rows do not reach."""
@@ -41,6 +42,7 @@ class Tables:
             lanes={name: dict(lanes) for name, lanes in self.lanes.items()},
             notes=list(self.notes),
             losses=list(self.losses),
+            shapes=list(self.shapes),
         )
 
     def take(self, log: str, number: int, row: Any) -> None:
@@ -49,6 +51,8 @@ class Tables:
             self.slots.append(check_slot(read_slot(number, row)))
         elif log == "names":
             self.names.setdefault(str(row[0]), []).append(str(row[1]))
+            if row[0] == "shape":
+                self.shapes.append(check_shape(tuple(map(int, filter(None, row[1].split("x"))))))
         elif log == "arrays":
             form = check_form(ArrayForm.from_json(row))
             self.forms[form.name] = form

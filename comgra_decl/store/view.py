@@ -133,6 +133,26 @@ class View:
         """Returns the names of a table ("type", "tags", "scalar", ...), by code."""
         return self._tables.names.get(table, [])
 
+    @property
+    def shapes(self) -> list[tuple[int, ...]]:
+        """The shapes that records have where it is not that of the slot table; see `shape`."""
+        return self._tables.shapes
+
+    @property
+    def reshaped(self) -> bool:
+        """Whether any record has another shape of a tensor than the slot table."""
+        return bool(self.shapes)
+
+    def shape(self, slot: int, code: float) -> tuple[int, ...] | None:
+        """Returns the shape of a slot in a record, given what its column "shape" holds.
+
+        None where the slot is not in the record, or its shape cannot be known.
+        """
+        if code == 0:
+            return self.slots[slot].shape
+        known = 1 <= code <= len(self.shapes)
+        return self.shapes[int(code) - 1] if known else None
+
     def load_records(self) -> NDArray[np.float64]:
         """Reads the facts of the records that the tables do not hold yet; returns all."""
         known = self._tables.records

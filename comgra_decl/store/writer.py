@@ -220,7 +220,7 @@ def _make_folder(place: Path) -> None:
 
 def _first_head(meta: RunMeta) -> dict[str, Any]:
     return {
-        **versions(bound=meta.bound),
+        **versions(meta),
         "uuid": meta.uuid,
         "n": 0,
         "closed": False,

@@ -187,12 +187,15 @@ def settings_of(view: RunView, other: Other) -> list[tuple[str, str, str]]:
     ]
 
 
-def shape_note(slot: Slot | None, match: Slot | None) -> str:
+def shape_note(
+    view: RunView, slot: Slot | None, match: Slot | None, *, other: RunView | None, at: Selection
+) -> str:
     """Says in what the two tensors differ before any number does; "" for nothing."""
-    if slot is None or match is None:
+    if slot is None or match is None or other is None:
         return ""
-    if slot.shape != match.shape:
-        return f"The shapes differ: {shape(slot.shape)} here, {shape(match.shape)} there."
+    here, there = view.shape_if_recorded(slot, at), other.shape_if_recorded(match, at)
+    if here is not None and there is not None and here != there:
+        return f"The shapes differ: {shape(here)} here, {shape(there)} there."
     return f"{slot.dtype} here, {match.dtype} there." if slot.dtype != match.dtype else ""
 
 

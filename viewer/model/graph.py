@@ -94,7 +94,7 @@ def graph_of(view: RunView, at: Selection) -> Graph:
     nodes = tuple(
         _owned(view, name, i, kinds[name], parameters[name])
         if name in parameters
-        else _node(view, name, i)
+        else _node(view, name, i, at)
         for i, name in enumerate(order)
     )
     links: dict[tuple[str, str], bool] = {}
@@ -127,9 +127,9 @@ def _owned(view: RunView, name: str, order: int, kind: str, owner: tuple[str, st
     return GraphNode(name, kind, order, f"{shape(slot.shape)} \u00b7 {slot.dtype}")
 
 
-def _node(view: RunView, name: str, order: int) -> GraphNode:
+def _node(view: RunView, name: str, order: int, at: Selection) -> GraphNode:
     kind = view.kind(name) if name in view.nodes else "computed"
-    return GraphNode(name, kind, order, _title(view, name) if name in view.nodes else "")
+    return GraphNode(name, kind, order, _title(view, name, at) if name in view.nodes else "")
 
 
 def loose_of(at: Selection, graph: Graph, scene: Scene) -> dict[str, Any]:
@@ -152,7 +152,7 @@ def loose_of(at: Selection, graph: Graph, scene: Scene) -> dict[str, Any]:
     return {"of": box_of(scene, name) or "", "boxes": loose}
 
 
-def info_of(at: Selection, graph: Graph) -> str:
+def info_of(view: RunView, at: Selection, graph: Graph) -> str:
     """Returns one line about the selected tensor."""
     if not at.node:
         return ""
@@ -160,7 +160,8 @@ def info_of(at: Selection, graph: Graph) -> str:
     into = sum(sink == name for _, sink, _ in graph.edges)
     out = sum(source == name for source, _, _ in graph.edges)
     shown = next((node for node in graph.nodes if node.name == name), None)
-    parts = [name, shown.kind, shown.title] if shown is not None else [name]
+    title = _title(view, name, at) if name in view.nodes else shown.title if shown else ""
+    parts = [name, shown.kind, title] if shown is not None else [name]
     return " \u00b7 ".join(part for part in [*parts, f"{into} in, {out} out"] if part)
 
 
@@ -178,9 +179,10 @@ def heat_of(
     return {box: p for box, p in paint.items() if p is not None}, _legend(at, pass_, whole)
 
 
-def _title(view: RunView, name: str) -> str:
+def _title(view: RunView, name: str, at: Selection) -> str:
     slot = view.lead(name)
-    parts = [slot.module_class, shape(slot.shape), slot.dtype]
+    when = f" at step {at.step}" if view.run.reshaped and slot.kind != "parameter" else ""
+    parts = [slot.module_class, shape(view.shape(slot, at)) + when, slot.dtype]
     return " \u00b7 ".join(part for part in parts if part)
 
 

@@ -95,14 +95,14 @@ class ModuleTree:
 
 def module_tree(view: RunView, at: Selection) -> ModuleTree:
     """Returns the modules of the run, with what their parameters did at the selected step."""
-    modules = _nested(view)
+    modules = _nested(view, at)
     measure = None
     if at.step is not None:
         measure = _weigh(view, modules, view.row(at.step, at.type, "mean"), at)
     return ModuleTree(modules, measure)
 
 
-def _nested(view: RunView) -> dict[Key, Module]:
+def _nested(view: RunView, at: Selection) -> dict[Key, Module]:
     modules: dict[Key, Module] = {}
     top = -1
     nodes = set(view.nodes)
@@ -112,7 +112,7 @@ def _nested(view: RunView) -> dict[Key, Module]:
         parent = _parent(modules, top, path)
         module = _module(described, (top, path), parent, modules, nodes)
         if module.node is not None:
-            module.output = _output(view, module.node)
+            module.output = _output(view, module.node, at)
         modules[module.key] = module
         if parent is not None:
             modules[parent].children.append(module.key)
@@ -162,9 +162,9 @@ def _parameter(name: str, facts: Mapping[str, Any]) -> Parameter:
     )
 
 
-def _output(view: RunView, node: str) -> tuple[int, ...] | None:
+def _output(view: RunView, node: str, at: Selection) -> tuple[int, ...] | None:
     slot = view.lead(node)
-    return slot.shape if slot.kind not in ("parameter", "buffer") else None
+    return view.shape(slot, at) if slot.kind not in ("parameter", "buffer") else None
 
 
 def _count(modules: Mapping[Key, Module]) -> None:

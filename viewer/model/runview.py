@@ -5,15 +5,19 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Hashable
 from dataclasses import dataclass
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import numpy as np
 import pandas as pd
 from numpy.typing import NDArray
 
+from comgra_decl.errors import UnknownNameError
 from comgra_decl.query import Run
 from comgra_decl.records import Structure
 from comgra_decl.viewer.model.cache import Cache
+
+if TYPE_CHECKING:
+    from comgra_decl.viewer.model.selection import Selection
 
 T = TypeVar("T")
 Steps = NDArray[np.int64]
@@ -197,6 +201,28 @@ class RunView:
         return self.ever(
             key, lambda: Rows(self.run.row(step, type_=type_ or None, over_batch=over))
         )
+
+    def shape(self, slot: Slot, at: Selection) -> tuple[int, ...]:
+        """The shape of a slot at the selected step; its first one where it is not recorded."""
+        found = self.shape_if_recorded(slot, at)
+        return slot.shape if found is None else found
+
+    def shape_if_recorded(self, slot: Slot, at: Selection) -> tuple[int, ...] | None:
+        """The shape of a slot at the selected step, None where it is not recorded or damaged."""
+        if not self.run.reshaped:
+            return slot.shape
+        if at.step is None:
+            return None
+        step, type_ = at.step, at.type or None
+
+        def read() -> dict[int, tuple[int, ...] | None]:
+            try:
+                shapes = self.run.shapes(step, type_=type_)
+            except UnknownNameError:  # a step of another run
+                return {}
+            return dict(zip(shapes.index.tolist(), shapes.tolist(), strict=True))
+
+        return self.ever(("shapes", step, at.type), read).get(slot.id)
 
     def sample_row(self, slot: Slot, step: int, type_: str) -> Rows:
         """The statistics of the recorded samples of one slot and step (`Run.sample_row`)."""

@@ -111,7 +111,7 @@ def tensor_of(view: RunView, at: Selection, pass_: str) -> Tensor:
         values = np.asarray(view.value(slot, at.step, at.type))
     except ComgraError:
         return Tensor(slot=slot, missing=why_unrecorded(view, slot, at))
-    names = [f"dim {i}" for i in range(len(slot.shape)) if i != slot.batch_dim]
+    names = [f"dim {i}" for i in range(len(view.shape(slot, at))) if i != slot.batch_dim]
     fixed = None
     if slot.batch_dim is None:
         values = values[0]  # it counts as one sample
@@ -122,8 +122,6 @@ def tensor_of(view: RunView, at: Selection, pass_: str) -> Tensor:
         fixed = at.sample
     if values.size == 0:
         return Tensor(slot=slot, missing=Unrecorded("The tensor is empty at this step."))
-    if len(names) != values.ndim:  # the shape was another one at the first record
-        names = [*names[:1], *(f"dim {i}" for i in range(1, values.ndim))][: values.ndim]
     dims = tuple(Dim(name, size) for name, size in zip(names, values.shape, strict=True))
     return Tensor(values, dims, fixed, slot.kind == "input", slot)
 

@@ -24,7 +24,7 @@ def why_unrecorded(view: RunView, slot: Slot | None, at: Selection) -> Unrecorde
         return Unrecorded("There is no record yet.")
     if slot is None:
         return Unrecorded("This tensor was not recorded.")
-    dims = [n for i, n in enumerate(slot.shape) if i != slot.batch_dim]
+    dims = [n for i, n in enumerate(view.shape(slot, at)) if i != slot.batch_dim]
     elements, limit = prod(dims), view.run.spec.values.max_elements
     if elements > limit:
         each = "" if slot.batch_dim is None else " per sample"

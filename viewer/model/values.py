@@ -47,7 +47,7 @@ def values_picture(view: RunView, slot: Slot | None, at: Selection) -> ValuesPic
     try:
         values = np.asarray(view.value(slot, at.step, at.type))
     except ComgraError:
-        return ValuesPicture(missing=_why_missing(view, slot))
+        return ValuesPicture(missing=_why_missing(view, slot, at))
     if values.size == 0:
         return ValuesPicture(missing="The tensor is empty at this step.")
     if slot.batch_dim is None:
@@ -60,8 +60,8 @@ def values_picture(view: RunView, slot: Slot | None, at: Selection) -> ValuesPic
     return _one(_numbers(values[at.sample]))
 
 
-def _why_missing(view: RunView, slot: Slot) -> str:
-    dims = [n for i, n in enumerate(slot.shape) if i != slot.batch_dim]
+def _why_missing(view: RunView, slot: Slot, at: Selection) -> str:
+    dims = [n for i, n in enumerate(view.shape(slot, at)) if i != slot.batch_dim]
     elements, limit = prod(dims), view.run.spec.values.max_elements
     if elements > limit:
         each = "" if slot.batch_dim is None else " per sample"

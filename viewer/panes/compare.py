@@ -130,7 +130,7 @@ class ComparePane(Pane):
         self.figure.draw(overlay, other, at=at, log=shown.scale == "log", axis=shown.axis)
         match = None if other.view is None else counterpart(other.view, slot)
         rows = statistics_of(view, slot, other, at)
-        note = other.problem or shape_note(slot, match)
+        note = other.problem or shape_note(view, slot, match, other=other.view, at=at)
         if other.view is not None and match is None and not note:
             note = "The other run has no such tensor."
         content, tokens = statistics_html(rows, at, other, slot=slot, note=note)

@@ -64,7 +64,7 @@ class GraphPane(Pane):
             changes["scene"] = self._scene.as_json()
         assert self._scene is not None
         changes["selected"] = box_of(self._scene, graph.name_of(shown.at)) or ""
-        changes["info"] = info_of(shown.at, graph)
+        changes["info"] = info_of(shown.view, shown.at, graph)
         changes["loose"] = loose_of(shown.at, graph, self._scene)
         changes["heat"], changes["legend"] = None, None
         rule = painted_rule(shown.view, shown.colour)

@@ -78,7 +78,7 @@ def _head(shown: Shown) -> str:
     if slot is None:
         return f'<div class="node-title"><h2>{_e(at.node)}</h2></div>'
     role = "" if slot.role == "output" else f'<span class="soft">{_e(slot.role)}</span>'
-    facts = [slot.kind, slot.module_class, shape(slot.shape), slot.dtype]
+    facts = [slot.kind, slot.module_class, shape(view.shape(slot, at)), slot.dtype]
     if slot.batch_dim is not None:
         facts.append(f"batch dim {slot.batch_dim}")
     chips = "".join(f'<span class="chip">{_e(fact)}</span>' for fact in facts if fact)

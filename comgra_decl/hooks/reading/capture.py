@@ -223,6 +223,11 @@ class StepCapture:
                 samples=reduced.samples,
                 elements=reduced.elements,
                 batched=reduced.batched,
+                shapes=tuple(
+                    # of a shard only the part is reduced, and only its first whole shape is known
+                    None if slot.piece is not None else reduced.shapes[index]
+                    for slot, index in self._entries
+                ),
             )
         return layout
 

@@ -8,7 +8,6 @@ import numpy as np
 from numpy.typing import NDArray
 from pydantic import Field
 
-from comgra_decl.records import SlotInfo
 from comgra_decl.rules.activations.dead import RECTIFIERS
 from comgra_decl.rules.base import Scene
 from comgra_decl.rules.memory import Bools, Slots
@@ -69,16 +68,17 @@ class DormantUnits(SampledRule):
 
     def wants(self, table: SlotTable) -> Mask:
         """Returns outputs of activation functions with several units."""
-        return table.outputs & table.where(
-            lambda i: i.module_class in _ACTIVATIONS and _units(i) >= _FEWEST
-        )
+        return table.outputs & table.where(lambda i: i.module_class in _ACTIVATIONS)
 
     def measure(self, window: Window, at: Slots) -> tuple[Bools, NDArray[Any]]:
         """Adds up activities; judges them whenever there are enough."""
         share = np.full((len(window), len(at)), np.nan)
         for row, column, values in self.measured(window, at):
             slot = int(at[column])
-            self._add(slot, _activity(np.abs(values)))
+            activity = _activity(np.abs(values))
+            if len(activity) < _FEWEST:
+                continue
+            self._add(slot, activity)
             if self._looks[slot] == self.parameters.looks:
                 mean = self._sums.pop(slot)
                 share[row, column] = (mean <= self.parameters.activity * mean.mean()).mean()
@@ -105,12 +105,7 @@ class DormantUnits(SampledRule):
         )
 
 
-def _units(info: SlotInfo) -> int:
-    """Returns how many units a layer has; channels of images [N, C, H, W] come first."""
-    return info.shape[1] if len(info.shape) == 4 else info.shape[-1] if info.shape else 0
-
-
 def _activity(size: NDArray[np.float64]) -> NDArray[np.float64]:
-    """Returns the mean magnitude of each unit over samples and places."""
+    """Returns the mean magnitude of each unit, a channel of [N, C, H, W], over all the rest."""
     unit = 1 if size.ndim == 4 else size.ndim - 1
     return np.asarray(size.mean(axis=tuple(d for d in range(size.ndim) if d != unit)))

@@ -50,7 +50,7 @@ class Saturated(SlotRule):
 
     def measure(self, window: Window, at: Slots) -> tuple[Bools, NDArray[Any]]:
         """Computes the mean slope from the output."""
-        square = window.read("l2", at).astype(np.float64) ** 2 / window.table.elements[at]
+        square = window.read("l2", at).astype(np.float64) ** 2 / window.elements(at)
         mean = window.read("mean", at).astype(np.float64)
         tanh = window.table.remembered(Saturated, _tanh)[at]
         slope = np.where(tanh, 1 - square, 4 * (mean - square))

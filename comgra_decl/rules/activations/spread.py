@@ -68,7 +68,7 @@ class PoorInitialisation(SlotRule):
         """Compares the layers of a step."""
         limit = self.parameters.ratio
         spread = window.read("std", at).astype(np.float64)
-        elements = window.table.elements[at] > 1
+        elements = window.elements(at) > 1
         spread = np.where((spread > 0) & elements, spread, np.nan)
         middle = row_quantile(spread, 0.5)
         jump = spread / _before(spread, window.table.order[at]) * 3

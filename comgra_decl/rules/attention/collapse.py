@@ -8,7 +8,7 @@ import numpy as np
 from numpy.typing import NDArray
 from pydantic import Field
 
-from comgra_decl.rules.attention.patterns import could_be_attention
+from comgra_decl.rules.attention.patterns import could_be_attention, tokens_of
 from comgra_decl.rules.base import Patient, Scene, SlotRule
 from comgra_decl.rules.memory import Bools, Slots
 from comgra_decl.rules.table import Mask, SlotTable
@@ -59,8 +59,8 @@ class AttentionCollapse(SlotRule):
 
     def measure(self, window: Window, at: Slots) -> tuple[Bools, NDArray[Any]]:
         """Counts the tokens that rows are spread over."""
-        tokens = np.array([window.table.infos[i].shape[-1] for i in at.tolist()], np.float64)
-        rows = window.table.elements[at] / tokens
+        tokens = window.of_shape(tokens_of, at)
+        rows = window.elements(at) / tokens
         are = (window.read("min", at) >= -1e-6) & (window.read("max", at) <= 1 + 1e-3)
         are &= np.abs(window.read("mean", at) * tokens - 1) < 1e-2
         spread = rows / window.read("l2", at).astype(np.float64) ** 2
@@ -75,8 +75,7 @@ class AttentionCollapse(SlotRule):
 
     def sentence(self, scene: Scene, slot: int) -> str:
         """Says how few tokens it looks at."""
-        tokens = scene.table.infos[slot].shape[-1]
         return (
-            f"{scene.table.place(slot)} is spread over {self.streak.worst[slot]:.2f} of {tokens} "
-            "tokens: attention has collapsed."
+            f"{scene.table.place(slot)} is spread over {self.streak.worst[slot]:.2f} tokens: "
+            "attention has collapsed."
         )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from abc import abstractmethod
+from math import nan
 from typing import Annotated, Any
 
 import numpy as np
@@ -22,8 +23,14 @@ FEWEST_TOKENS = 4
 
 
 def could_be_attention(info: SlotInfo) -> bool:
-    """Whether a tensor could be attention [..., queries, tokens] by its shape."""
-    return len(info.shape) >= 3 and info.shape[-1] >= FEWEST_TOKENS and info.shape[-2] > 1
+    """Whether a tensor could be attention [..., queries, tokens] in some record."""
+    return len(info.shape) >= 3
+
+
+def tokens_of(info: SlotInfo) -> float:
+    """Returns the tokens that queries may look at; NaN if this can be no attention."""
+    *_, queries, tokens = (0, 0, *info.shape)
+    return tokens if len(info.shape) >= 3 and tokens >= FEWEST_TOKENS and queries > 1 else nan
 
 
 class PatternParameters(SampledParameters):
@@ -49,7 +56,7 @@ class _Pattern(SampledRule):
 
     def is_meant(self, values: NDArray[Any]) -> bool:
         """Whether rows of values [samples, ..., queries, tokens] are shares that add up to 1."""
-        if values.ndim < 3:
+        if values.ndim < 3 or values.shape[-1] < FEWEST_TOKENS or values.shape[-2] < 2:
             return False
         sums = np.asarray(values, np.float64).sum(-1)
         return bool((values >= 0).all() and np.abs(sums - 1).max() < 1e-2)
@@ -114,9 +121,9 @@ class AttentionDiagonal(_Pattern):
         "the dimension of the softmax, and at queries and keys, which may be the same projection."
     )
 
-    def wants(self, table: SlotTable) -> Mask:
-        """Returns what could be attention of tokens to themselves."""
-        return super().wants(table) & table.where(lambda i: i.shape[-2:-1] == i.shape[-1:])
+    def is_meant(self, values: NDArray[Any]) -> bool:
+        """Whether this is attention of tokens to themselves."""
+        return values.shape[-2:-1] == values.shape[-1:] and super().is_meant(values)
 
     @staticmethod
     def share_of(attention: NDArray[np.float64]) -> float:

@@ -23,8 +23,10 @@ class ClassCounts:
         """Adds the next records; those with more classes than bins are left out."""
         for slot in window.table.remembered(ClassCounts, _classes).tolist():
             found = window.details.histograms(slot)
-            if found is not None:
-                _count(self.by_slot.setdefault(slot, {}), *found)
+            enough = window.samples(np.array([slot]))[:, 0] >= FEWEST
+            if found is not None and enough.any():
+                counts, ranges = found
+                _count(self.by_slot.setdefault(slot, {}), counts[enough], ranges[enough])
 
     @property
     def most(self) -> int:
@@ -33,13 +35,12 @@ class ClassCounts:
 
 
 def targets(table: SlotTable, *, one: bool = False) -> Mask:
-    """Returns targets of batches that are not tiny; `one`: with one number per sample."""
+    """Returns targets of samples; `one`: with one number per sample."""
     return table.where(
         lambda i: (
             i.kind == "target"
             and i.key.pass_ == "forward"
             and i.batch_dim is not None
-            and i.shape[i.batch_dim] >= FEWEST
             and (not one or len(i.shape) == 1)
         )
     )

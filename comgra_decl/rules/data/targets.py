@@ -32,6 +32,7 @@ class SingleClass(SlotRule):
     source = "The debugging chapter's frozen ResNet: labels 0, 0, 0, 0, 0."
     advice = "Shuffle the data, and look at how labels are made."
     statistics = ("mean",)
+    fewest_samples = FEWEST
     lowest, evidence = True, "deviation between samples"
     needs = _NEEDS
 
@@ -87,17 +88,14 @@ class Unshuffled(Rule):
             return
         wanted = window.table.remembered(Unshuffled, targets)
         for slot in np.flatnonzero(wanted).tolist():
-            info = window.table.infos[slot]
             at = np.array([slot])
             mean = window.read("mean", at)[:, 0].astype(np.float64)
             within = window.read("mean", at, "std")[:, 0].astype(np.float64) ** 2
-            size = info.shape[info.batch_dim or 0]
-            there = np.isfinite(mean) & np.isfinite(within)
-            if size < FEWEST or not there.any():
-                continue
-            sums = self._sums.setdefault(slot, np.zeros(4))
-            for m, v in zip(mean[there], within[there], strict=True):
-                sums += (1, m, m * m, v / (size - 1))
+            size = window.samples(at)[:, 0]
+            there = np.isfinite(mean) & np.isfinite(within) & (size >= FEWEST)
+            for m, v, n in zip(mean[there], within[there], size[there], strict=True):
+                sums = self._sums.setdefault(slot, np.zeros(4))
+                sums += (1, m, m * m, v / (n - 1))
 
     def findings(self, scene: Scene) -> list[Finding]:
         """Returns a finding for the first target that is out of order."""

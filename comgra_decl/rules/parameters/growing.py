@@ -59,7 +59,7 @@ class GrowingWeight(SlotRule):
         early = self._early.look(at, norm)
         growth = norm / early
         least = self._least.look(at, norm)
-        begun = least / np.sqrt(window.table.elements[at]) > _TINY
+        begun = least / np.sqrt(window.elements(at)) > _TINY
         return begun & (growth > self.parameters.growth), growth
 
     def sentence(self, scene: Scene, slot: int) -> str:

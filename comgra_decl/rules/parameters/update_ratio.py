@@ -77,7 +77,8 @@ class LargeUpdate(SlotRule):
         """Returns the first records of weights that begin near zero: all is large beside that."""
         self._size = grown(self._size, int(at.max(initial=-1)) + 1, np.nan)
         there = ~np.isnan(weight)
-        first = weight[there.argmax(0), np.arange(len(at))] / np.sqrt(window.table.elements[at])
+        size = weight / np.sqrt(window.elements(at))
+        first = size[there.argmax(0), np.arange(len(at))]
         self._size[at] = np.where(np.isnan(self._size[at]), first, self._size[at])
         early = window.first + np.arange(len(window)) < _FIRST
         return np.asarray(early[:, None] & (self._size[at] < _TINY))

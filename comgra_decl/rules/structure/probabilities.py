@@ -43,25 +43,23 @@ class ProbabilitiesAsLogits(SlotRule):
 
     def wants(self, table: SlotTable) -> Mask:
         """Returns outputs that may be rows of classes."""
-        return table.outputs & table.where(
-            lambda i: len(i.shape) == 2 and i.batch_dim == 0 and i.shape[1] > 1
-        )
+        return table.outputs & table.where(lambda i: len(i.shape) == 2 and i.batch_dim == 0)
 
     def measure(self, window: Window, at: Slots) -> tuple[Bools, NDArray[Any]]:
         """Looks for rows that sum to 1."""
-        classes = window.table.elements[at]
+        classes = window.elements(at)
         total = window.read("mean", at) * classes
         spread = window.read("mean", at, "std") * classes
-        hit = (window.read("min", at) >= 0) & (window.read("max", at) <= 1 + 1e-6)
+        hit = (classes > 1) & (window.read("min", at) >= 0) & (window.read("max", at) <= 1 + 1e-6)
         hit &= (np.abs(total - 1) < 1e-3) & (spread < 1e-3)
-        return hit, np.broadcast_to(classes, hit.shape)
+        return hit, classes
 
     def chosen(self, scene: Scene, fired: Slots) -> Slots:
         """Keeps answers to questions of class."""
         final = answers(scene)
         asked = any("int" in target.dtype for _, target in met(scene))
         keep = [
-            slot in final and asked and self._smallest_loss >= 0.99 * _bound(scene, slot)
+            slot in final and asked and self._smallest_loss >= 0.99 * self._bound(slot)
             for slot in fired.tolist()
         ]
         return fired[np.array(keep, np.bool_)]
@@ -74,9 +72,8 @@ class ProbabilitiesAsLogits(SlotRule):
         """Says that the softmax is taken twice."""
         return (
             f"{scene.table.place(slot)} holds probabilities, and a loss for logits seems to take "
-            f"their softmax once more: it cannot get below {_bound(scene, slot):.3g}."
+            f"their softmax once more: it cannot get below {self._bound(slot):.3g}."
         )
 
-
-def _bound(scene: Scene, slot: int) -> float:
-    return float(np.log1p((scene.table.elements[slot] - 1) / np.e))
+    def _bound(self, slot: int) -> float:
+        return float(np.log1p((self.streak.worst[slot] - 1) / np.e))

@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from comgra_decl.records import SlotInfo
 from comgra_decl.rules.base import Scene, SlotRule
 from comgra_decl.rules.memory import Bools, Slots, grown
 from comgra_decl.rules.paths import answers, met
@@ -49,7 +50,7 @@ class SigmoidTwice(SlotRule):
         """Looks at the answers and at their gradients."""
         table = window.table
         gradient = table.remembered(SigmoidTwice, _gradients)[at]
-        count = np.array([prod(table.infos[slot].shape) for slot in at.tolist()], np.float64)
+        count = window.of_shape(_size, at)
         largest = window.read("abs_max", gradient, "abs_max") * count
         usual = window.read("abs_mean", gradient) * count
         # the mean over the batch of the least could hide a negative one; this could not
@@ -94,6 +95,10 @@ class SigmoidTwice(SlotRule):
             f"{scene.table.place(slot)} holds probabilities, and a loss of logits takes their "
             "sigmoid once more: the gradient never is that of a loss of probabilities."
         )
+
+
+def _size(info: SlotInfo) -> int:
+    return prod(info.shape)
 
 
 def _gradients(table: SlotTable) -> Slots:

@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-from math import prod
+from math import nan, prod
 from typing import Annotated, Any
 
-import numpy as np
 from numpy.typing import NDArray
 from pydantic import Field
 
@@ -48,24 +47,21 @@ class SmallBatchNorm(SlotRule):
 
     def wants(self, table: SlotTable) -> Mask:
         """Returns outputs of BatchNorm modules."""
-        return table.outputs & table.where(
-            lambda i: i.module_class.startswith("BatchNorm") and len(i.shape) > 1
-        )
+        return table.outputs & table.where(lambda i: i.module_class.startswith("BatchNorm"))
 
     def measure(self, window: Window, at: Slots) -> tuple[Bools, NDArray[Any]]:
         """Counts the values of a channel."""
-        count = np.array([_values(window.table.infos[slot]) for slot in at.tolist()], np.float64)
-        counts = np.broadcast_to(count, (len(window), len(at)))
+        counts = window.of_shape(_values, at)
         return counts < self.parameters.values, counts
 
     def sentence(self, scene: Scene, slot: int) -> str:
         """Says how few."""
         return (
             f"{scene.table.place(slot)} normalises each channel by "
-            f"{_values(scene.table.infos[slot])} values only."
+            f"{self.streak.worst[slot]:.0f} values only."
         )
 
 
-def _values(info: SlotInfo) -> int:
+def _values(info: SlotInfo) -> float:
     """Returns samples times positions; the channels are the second dimension."""
-    return info.shape[0] * prod(info.shape[2:])
+    return info.shape[0] * prod(info.shape[2:]) if len(info.shape) > 1 else nan

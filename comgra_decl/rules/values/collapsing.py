@@ -53,6 +53,7 @@ class CollapsingOutput(Varying):
         "dead_units",
     )
     Parameters = CollapsingParameters
+    fewest_samples = 4
     evidence = "share of its first variation"
 
     def __init__(self, parameters: Any = None) -> None:
@@ -60,10 +61,8 @@ class CollapsingOutput(Varying):
         self._early = Early(5)
 
     def wants(self, table: SlotTable) -> Mask:
-        """Returns outputs with more than three samples."""
-        return table.outputs & table.where(
-            lambda i: i.batch_dim is not None and i.shape[i.batch_dim] > 3
-        )
+        """Returns outputs of samples."""
+        return table.outputs & table.where(lambda i: i.batch_dim is not None)
 
     def measure(self, window: Window, at: Slots) -> tuple[Bools, NDArray[Any]]:
         """Compares the variation over the batch with that of the first records."""

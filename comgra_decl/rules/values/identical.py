@@ -60,14 +60,14 @@ class IdenticalUnits(SlotRule):
         outputs = table.outputs & table.where(
             lambda i: i.key.node in nodes and i.key.role == "output" and len(i.shape) == 2
         )
-        return weights | biases | (outputs & (table.elements >= _FEWEST))
+        return weights | biases | outputs
 
     def measure(self, window: Window, at: Slots) -> tuple[Bools, NDArray[Any]]:
         """Compares the spread with the size."""
         size = window.read("abs_mean", at).astype(np.float64)
         spread = window.read("std", at).astype(np.float64)
         share = np.where(size > 0, spread / size, np.nan)
-        same = share < self.parameters.spread
+        same = (share < self.parameters.spread) & (window.elements(at) >= _FEWEST)
         weight = window.table.parameters[at]
         if weight.any():
             same[:, weight] = self._began(at[weight], share[:, weight], same[:, weight])

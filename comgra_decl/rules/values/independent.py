@@ -47,6 +47,7 @@ class InputIndependence(Varying):
     )
     explained_by = ("nonfinite", "dead_units", "saturated", "large_update", "growing_weight")
     Parameters = IndependentParameters
+    fewest_samples = 2
     evidence, of_graph = "relative variation over the batch", True
 
     def __init__(self, parameters: Any = None) -> None:
@@ -55,11 +56,9 @@ class InputIndependence(Varying):
         self._final: Bools = np.zeros(0, np.bool_)
 
     def wants(self, table: SlotTable) -> Mask:
-        """Returns outputs with more than one sample; learns which of them are answers."""
+        """Returns outputs of samples; learns which of them are answers."""
         self._final = np.isin(np.arange(len(table)), list(answers(self.scene)))
-        return table.outputs & table.where(
-            lambda i: i.batch_dim is not None and i.shape[i.batch_dim] > 1
-        )
+        return table.outputs & table.where(lambda i: i.batch_dim is not None)
 
     def measure(self, window: Window, at: Slots) -> tuple[Bools, NDArray[Any]]:
         """Looks for the statistic that varies most."""

@@ -86,7 +86,7 @@ class UnchangedOutput(SlotRule):
 
 def _ones_and_zeros(window: Window, at: Slots) -> Bools:
     """Returns where a tensor holds both ones and zeros and nothing else, as a one-hot code does."""
-    total = window.read("mean", at).astype(np.float64) * window.table.elements[at]
+    total = window.read("mean", at).astype(np.float64) * window.elements(at)
     squares = window.read("l2", at).astype(np.float64) ** 2
     between = (window.read("min", at) >= 0) & (window.read("max", at) <= 1)
     both = (window.read("std", at) > 0) & (np.abs(total - squares) <= 1e-4 * squares)

@@ -21,14 +21,14 @@ class Varying(SlotRule):
     def variation(self, window: Window, at: Slots) -> NDArray[np.float64]:
         """Returns the largest deviation of a statistic over the batch, by its size, [k, slots].
 
-        NaN where nothing is recorded or all is zero.
+        NaN where nothing is recorded, all is zero, or the batch has fewer than `fewest_samples`.
         """
         most = np.full((len(window), len(at)), np.nan)
         for name in (name for name in _NAMES if window.has(name)):
             size = window.read(name, at, "abs_max")
             varied = np.where(size > 0, window.read(name, at, "std") / size, np.nan)
             most = np.fmax(most, varied)
-        return most
+        return np.where(window.samples(at) >= self.fewest_samples, most, np.nan)
 
     def missing(self, scene: Scene) -> str | None:
         """Returns why it could not look."""
