@@ -124,6 +124,13 @@ class Tape:
         for i, extra in enumerate(self.extra[part]):
             for slot, values in extra.items():
                 table[i, slot, usual:, 0] = values
+        known: dict[tuple[int, ...], int] = {}
+        codes = np.full(table.shape[:2], np.nan, np.float32)
+        for i, tensors in enumerate(rows):
+            for slot, tensor in tensors.items():
+                shape = np.shape(tensor)
+                own = shape == self.slots[slot].shape
+                codes[i, slot] = 0 if own else 1 + known.setdefault(shape, len(known))
         return Window(
             table=engine.scene.table,
             statistics=self.statistics,
@@ -136,6 +143,8 @@ class Tape:
             structures=[self.structure.hash if self.structure else None] * len(rows),
             histograms=True,
             skipped=np.isin(self.steps[part], [*self.skipped]),
+            shape_codes=codes,
+            shapes=list(known),
         )
 
 

@@ -21,14 +21,14 @@ from comgra_decl.store.sums import packed as packed_sums
 from comgra_decl.store.sums import unpacked as unpacked_sums
 from comgra_decl.store.verify import verify
 from tests.store.test_damage import change_json, overwrite
-from tests.store.truth import Truth, meta_of
+from tests.store.truth import SHAPE, Truth, meta_of
 
 COMMITS, RECORDS = 66, 8  # of a commit; a block has 256
 ONE, OTHER = 514, 522  # records after the last whole block, of two commits
 
 
-def written(path: Path, *, bound: bool = True) -> Truth:
-    truth = Truth(meta=replace(meta_of(), bound=bound))
+def written(path: Path, *, version: int = 4) -> Truth:
+    truth = Truth(meta=replace(meta_of(), bound=version > 2, tells_shapes=version > 3))
     writer = RunWriter.create(path, truth.meta)
     values = {0: np.arange(12, dtype=np.float32).reshape(2, 6)}
     for number in range(COMMITS):
@@ -190,23 +190,29 @@ def test_copies_and_compacted_runs_keep_their_checksums(
         assert view.sums is not None
 
 
-def test_a_run_of_the_format_before_is_read_copied_and_compacted(tmp_path: Path) -> None:
-    """Its checksums are over the content alone."""
-    truth = written(tmp_path / "run", bound=False)
+@pytest.mark.parametrize("version", [2, 3])
+def test_a_run_of_a_format_before_is_read_copied_and_compacted(
+    tmp_path: Path, version: int
+) -> None:
+    """In 2, checksums are over the content alone; until 3, records do not tell their shapes."""
+    truth = written(tmp_path / "run", version=version)
     reader = Reader(tmp_path / "run")
-    assert reader.database.read_json("meta/run.json")["version"] == 2
-    assert not reader.database.keys("sums/", "sums/\x7f")
+    assert reader.database.read_json("meta/run.json")["version"] == version
+    assert bool(reader.database.keys("sums/", "sums/\x7f")) == (version > 2)
+    assert {reader.view.shape(slot, 0) for slot in range(4)} == {SHAPE}
     assert verify(tmp_path / "run").whole
     copy_run(tmp_path / "run", tmp_path / "copy", compact=True)
     compact(tmp_path / "run")
     for name in ("run", "copy"):
         truth.check(Reader(tmp_path / name).view)
         assert verify(tmp_path / name).whole
-        assert Reader(tmp_path / name).meta.bound is False
+        assert Reader(tmp_path / name).meta.bound is (version > 2)
+        assert Reader(tmp_path / name).meta.tells_shapes is False
 
 
-def test_a_run_of_the_format_before_is_resumed_in_it(tmp_path: Path) -> None:
-    truth = written(tmp_path / "run", bound=False)
+@pytest.mark.parametrize("version", [2, 3])
+def test_a_run_of_a_format_before_is_resumed_in_it(tmp_path: Path, version: int) -> None:
+    truth = written(tmp_path / "run", version=version)
     writer = RunWriter.resume(Reader(tmp_path / "run"), truth.meta)
     batch = truth.batch(3, range(4))
     writer.commit([batch])

@@ -15,6 +15,8 @@ from comgra_decl.store.layout import RecordColumn
 from comgra_decl.store.view import View
 
 STATISTICS = ("mean", "std", "nonfinite")
+SHAPE = (2, 3)
+SHAPES = (SHAPE, SHAPE, SHAPE, (7, 3), (2, 3, 4), (0, 3), (), None)
 SAMPLES, BINS = 2, 4
 
 
@@ -34,7 +36,7 @@ def meta_of(**changes: Any) -> RunMeta:
 
 def slot_info(number: int) -> SlotInfo:
     key = SlotKey(f"node {number}", "output", 0, "forward")
-    return SlotInfo(number, key, "computed", "float32", (2, 3), 0, "Linear")
+    return SlotInfo(number, key, "computed", "float32", SHAPE, 0, "Linear")
 
 
 class Truth:
@@ -44,7 +46,7 @@ class Truth:
         self.meta = meta or meta_of()
         self.rng = np.random.default_rng(seed)
         self.infos: list[StepInfo] = []
-        self.stats: list[dict[int, dict[str, NDArray[Any]]]] = []
+        self.stats: list[dict[int, dict[str, Any]]] = []
         self.values: list[dict[int, NDArray[Any]]] = []
         self.kpis: list[dict[str, float]] = []
         self.announced: set[int] = set()
@@ -80,6 +82,7 @@ class Truth:
             new_slots=[slot_info(number) for number in sorted(new)],
             new_structures=[structure] if structure else [],
             documents=documents or {},
+            shapes=[SHAPES[at] for at in self.rng.integers(0, len(SHAPES), n)],
         )
         batch.aggregates[:, :, -1] = 0  # nonfinite is a number wherever something was recorded
         return batch
@@ -106,14 +109,31 @@ class Truth:
         dense = {name: self._dense(name, view, count) for name in self._families(view)}
         for name, expected in dense.items():
             width = expected.shape[1]
-            assert same(view.heat(name)[:, :width], expected), name
+            found = view.heat(name)[:, :width]
+            assert same(self._uncoded(name, found), expected), name
             for slot in {0, width // 2, width - 1} & set(range(width)):
-                assert same(view.series(name, slot), expected[:, slot]), (name, slot)
+                series = self._uncoded(name, view.series(name, slot))
+                assert same(series, expected[:, slot]), (name, slot)
         for record in range(count):
             for name, expected in dense.items():
                 row = view.row(name, record)
-                assert same(row[: expected.shape[1]], expected[record, : len(row)]), (name, record)
+                left = self._uncoded(name, row[: expected.shape[1]])
+                assert same(left, expected[record, : len(row)]), (name, record)
+                if name == "agg" and self.meta.tells_shapes:
+                    self._check_shapes(view, record, row)
             self._check_record(view, record)
+
+    def _uncoded(self, name: str, table: NDArray[Any]) -> NDArray[Any]:
+        """Leaves out the codes of shapes, which are looked at one by one."""
+        if name != "agg" or not self.meta.tells_shapes:
+            return table
+        return np.delete(table, self.meta.columns.index("shape"), axis=-1)
+
+    def _check_shapes(self, view: View, record: int, row: NDArray[Any]) -> None:
+        for slot, parts in self.stats[record].items():
+            code = float(row[slot, self.meta.columns.index("shape")])
+            told = view.shape(slot, code)
+            assert told == (SHAPE if parts["shape"] is None else parts["shape"]), (record, slot)
 
     def _families(self, view: View) -> list[str]:
         if not view.slots:
@@ -181,10 +201,10 @@ def same(a: NDArray[Any], b: NDArray[Any]) -> bool:
     return bool(np.array_equal(a.astype(wide), b.astype(wide), equal_nan=True))
 
 
-def _parts(batch: StepBatch, record: int, i: int, meta: RunMeta) -> dict[str, NDArray[Any]]:
+def _parts(batch: StepBatch, record: int, i: int, meta: RunMeta) -> dict[str, Any]:
     assert batch.rows is not None
     aggregates = np.append(batch.aggregates[record, i].ravel(), batch.rows[i]).astype(np.float32)
-    parts = {"agg": aggregates, "smp": batch.samples[record, i]}
+    parts = {"agg": aggregates, "smp": batch.samples[record, i], "shape": batch.shapes[i]}
     if meta.bins:
         assert batch.counts is not None
         assert batch.ranges is not None
@@ -195,7 +215,7 @@ def _parts(batch: StepBatch, record: int, i: int, meta: RunMeta) -> dict[str, ND
 
 def _form(name: str, meta: RunMeta) -> tuple[tuple[int, ...], str, float]:
     if name == "agg":
-        return (len(meta.columns),), "float32", np.nan
+        return (len(meta.columns) - meta.tells_shapes,), "float32", np.nan
     if name == "smp":
         return (meta.sample_count, len(meta.statistics)), "float32", np.nan
     assert meta.bins
