@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 import numpy as np
@@ -84,19 +84,24 @@ def slots_table(view: View) -> pd.DataFrame:
     slots = view.slots
     return pd.DataFrame(
         {
-            "node": [slot.key.node for slot in slots],
-            "role": [slot.key.role for slot in slots],
+            "node": _texts(slot.key.node for slot in slots),
+            "role": _texts(slot.key.role for slot in slots),
             "iteration": np.array([slot.key.iteration for slot in slots], np.int64),
-            "pass": [slot.key.pass_ for slot in slots],
-            "kind": [slot.kind for slot in slots],
-            "dtype": [slot.dtype for slot in slots],
+            "pass": _texts(slot.key.pass_ for slot in slots),
+            "kind": _texts(slot.kind for slot in slots),
+            "dtype": _texts(slot.dtype for slot in slots),
             "shape": [slot.shape for slot in slots],
             "batch_dim": pd.array([slot.batch_dim for slot in slots], dtype="Int64"),
-            "module_class": [slot.module_class for slot in slots],
+            "module_class": _texts(slot.module_class for slot in slots),
             "names": [slot.names for slot in slots],
         },
         index=pd.RangeIndex(len(slots), name="slot"),
     )
+
+
+def _texts(found: Iterable[str]) -> NDArray[np.object_]:
+    """Returns a column of texts, also where there are none: pandas would take that for numbers."""
+    return np.array([*found], object)
 
 
 def kpis_table(view: View) -> pd.DataFrame:

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from comgra_decl.query import Run
+import comgra_decl as comgra
+from comgra_decl.query import Run, open_run
 from comgra_decl.records import STATISTICS, SlotInfo
 from tests.query.conftest import NODES, STEPS
 from tests.support.fake_model import BATCH
@@ -244,3 +246,22 @@ def slot_of(
     fake: FakeRun, node: str, *, role: str = "output", pass_: str = "forward", iteration: int = 0
 ) -> SlotInfo:
     return next(slot for slot in fake.slots if slot.key == (node, role, iteration, pass_))
+
+
+def test_the_tables_of_a_run_without_records_have_their_columns_in_form(tmp_path: Path) -> None:
+    """A program that ended before its first step: whoever filters by name gets no line."""
+    with comgra.trace({"nodes": {"all": {"select": "**"}}}, root=tmp_path, group="g", name="r"):
+        comgra.note("nothing came of it")
+    (path,) = (tmp_path / "g").iterdir()
+    run = open_run(path)
+    tables = {"slots": run.slots, "records": run.records, "kpis": run.kpis(), "notes": run.notes()}
+    tables["findings"] = run.findings()
+    for name, columns in {
+        "slots": ["node", "role", "pass", "kind", "dtype", "module_class"],
+        "records": ["type", "mode", "structure"],
+        "kpis": ["type", "name"],
+        "notes": ["type", "text"],
+        "findings": ["rule", "severity", "node", "role", "pass", "message"],
+    }.items():
+        for column in columns:
+            assert not tables[name][column].str.startswith("x").any(), (name, column)

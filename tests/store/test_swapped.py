@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from comgra_decl.errors import DamagedRunError
-from comgra_decl.store import Reader, RunWriter
+from comgra_decl.store import Reader, RunWriter, layout
 from comgra_decl.store.compaction import compact
 from comgra_decl.store.copying import copy_run
 from comgra_decl.store.database import Database, encode, new_context
@@ -23,12 +23,18 @@ from comgra_decl.store.verify import verify
 from tests.store.test_damage import change_json, overwrite
 from tests.store.truth import SHAPE, Truth, meta_of
 
-COMMITS, RECORDS = 66, 8  # of a commit; a block has 256
-ONE, OTHER = 514, 522  # records after the last whole block, of two commits
+COMMITS, RECORDS = 10, 8  # of a commit; a block has 32
+ONE, OTHER = 66, 74  # records after the last whole block, of two commits
 
 
 def written(path: Path, *, version: int = 4) -> Truth:
     truth = Truth(meta=replace(meta_of(), bound=version > 2, tells_shapes=version > 3))
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(layout, "_OPEN_BLOCK_BYTES", 0)  # the shortest blocks
+        return _written(path, truth)
+
+
+def _written(path: Path, truth: Truth) -> Truth:
     writer = RunWriter.create(path, truth.meta)
     values = {0: np.arange(12, dtype=np.float32).reshape(2, 6)}
     for number in range(COMMITS):

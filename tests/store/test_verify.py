@@ -9,30 +9,36 @@ from pathlib import Path
 import pytest
 
 from comgra_decl.errors import FormatError, RunNotFoundError
-from comgra_decl.store import Reader, RunWriter
+from comgra_decl.store import Reader, RunWriter, layout
 from comgra_decl.store.copying import copy_run
 from comgra_decl.store.inventory import keys_of, regions
 from comgra_decl.store.verify import Verdict, verify
 from tests.store.test_damage import change_json, overwrite
 from tests.store.truth import Truth
 
-COMMITS = 60
+COMMITS = 20
 EACH = 12  # records per commit; together more than a block
 
 
 @pytest.fixture(scope="module")
 def written(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Truth]:
-    """A finished run of 720 records, most of them as rows and in a block, with a value each."""
+    """A finished run of 240 records, most of them as rows and in blocks, with a value each."""
     truth = Truth()
     path = tmp_path_factory.mktemp("verify") / "run"
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(layout, "_OPEN_BLOCK_BYTES", 0)  # the shortest blocks
+        _write(path, truth)
+    return path, truth
+
+
+def _write(path: Path, truth: Truth) -> None:
     writer = RunWriter.create(path, truth.meta)
     for number in range(COMMITS):
         value = truth.rng.normal(size=(2, 3)).astype("float32")
-        batch = truth.batch(EACH, range(3 + number // 30), values={0: value})
+        batch = truth.batch(EACH, range(3 + number // 10), values={0: value})
         writer.commit([batch])
         truth.keep([batch])
     writer.close()
-    return path, truth
 
 
 @pytest.fixture
@@ -124,7 +130,7 @@ def test_all_that_was_whole_before_the_loss_can_be_rescued(
 
 @pytest.mark.parametrize(
     "key",
-    ["steps/000000000000.json", "agg/blk/c/0/0/3", "slots/", "lanes/", "kpi/row/c/719", "kpi/blk"],
+    ["steps/000000000000.json", "agg/blk/c/0/0/3", "slots/", "lanes/", "kpi/row/c/239", "kpi/blk"],
 )
 def test_a_lost_key_is_found(run: Path, key: str) -> None:
     for found in Reader(run).database.keys(key, key + "\x7f") or [key]:
