@@ -5,6 +5,8 @@ from __future__ import annotations
 import time
 from typing import TYPE_CHECKING
 
+import torch
+
 from comgra_decl.hooks.attachment import Attachment
 from comgra_decl.hooks.limits import COMPILED_GRAPH, compiles_to_cuda_graphs
 from comgra_decl.hooks.when.agenda import TRAIN
@@ -162,7 +164,8 @@ class Closing(Attachment):
             self._tracer.finish(capture)
         self._tracer.settle_names()
         raw = capture.close(info, self._table)
-        raw.structure = self._structures.finish(info, capture.signature(), training=training)
+        with torch._C.DisableTorchFunction():
+            raw.structure = self._structures.finish(info, capture.signature(), training=training)
         if training:
             self._stop_graph()
         raw.scheduled = scheduled

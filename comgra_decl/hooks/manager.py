@@ -628,7 +628,7 @@ class HookManager(Choosing):
             self._called.begin_step()
             self._lanes.add(self._new_lane(thread))
             self._announce()
-            self._reporter.say("threads", IN_TURNS)
+            self._reporter.warn(IN_TURNS)
         return self._speaks() is None
 
     def _turn_to(self, lane: Lane, *, ends: bool = False) -> bool:

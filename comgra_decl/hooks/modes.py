@@ -11,12 +11,16 @@ thread is next seen.
 
 from __future__ import annotations
 
+from abc import abstractmethod
+from collections.abc import Callable, Iterable
 from threading import get_ident
 from typing import Any, cast
 from weakref import WeakSet
 
 import torch
 from torch.overrides import TorchFunctionMode
+
+from comgra_decl.hooks.genuine import genuine
 
 
 class OwnMode(TorchFunctionMode):
@@ -27,6 +31,21 @@ class OwnMode(TorchFunctionMode):
     """
 
     thread = 0
+
+    def __torch_function__(
+        self,
+        func: Callable[..., Any],
+        types: Iterable[type],
+        args: tuple[Any, ...] = (),
+        kwargs: dict[str, Any] | None = None,
+    ) -> Any:
+        return self.handle(genuine(func), args, kwargs or {})
+
+    @abstractmethod
+    def handle(
+        self, func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> Any:
+        """Calls the function once, and returns what it returns."""
 
 
 _placed: WeakSet[OwnMode] = WeakSet()

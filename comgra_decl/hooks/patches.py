@@ -13,7 +13,7 @@ import inspect
 import keyword
 from collections.abc import Callable, Iterable
 from contextlib import suppress
-from types import FunctionType
+from types import CodeType, FunctionType
 from typing import Any
 from weakref import WeakSet
 
@@ -147,7 +147,7 @@ def _stand_in_code(original: Callable[..., Any]) -> Callable[..., Any]:
     parameters, arguments = "*args, **kwargs", "*args, **kwargs"
     code = getattr(original, "__code__", None)
     if code is not None:
-        told = inspect.signature(original, follow_wrapped=False).parameters.values()
+        told = _told_by(original, code)
         if _ABOVE.isdisjoint(p.name for p in told) and _ABOVE.isdisjoint([name]):
             parameters, arguments = _parameters(told), _arguments(told)
     if not name.isidentifier() or keyword.iskeyword(name) or name in _ABOVE:
@@ -156,6 +156,13 @@ def _stand_in_code(original: Callable[..., Any]) -> Callable[..., Any]:
     exec(_STAND_IN.format(name=name, parameters=parameters, arguments=arguments), variables)
     made: Callable[..., Any] = variables["make"]
     return made
+
+
+def _told_by(original: Any, code: CodeType) -> list[inspect.Parameter]:
+    """Returns the parameters that a function takes: `functools.wraps` makes it tell others."""
+    bare = FunctionType(code, {}, argdefs=original.__defaults__, closure=original.__closure__)
+    bare.__kwdefaults__ = original.__kwdefaults__
+    return list(inspect.signature(bare).parameters.values())
 
 
 def _parameters(told: Iterable[inspect.Parameter]) -> str:

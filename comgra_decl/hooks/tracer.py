@@ -32,7 +32,6 @@ from comgra_decl.hooks.reading.recomputed import Recomputed
 from comgra_decl.hooks.reading.recorder import TensorRecorder
 from comgra_decl.hooks.reading.slots import Slot
 from comgra_decl.hooks.tree import Owners, Top, has_parameters, unwrapped_class
-from comgra_decl.stats.quiet import function_modes
 
 if TYPE_CHECKING:
     from torch.utils.hooks import RemovableHandle
@@ -204,7 +203,7 @@ class ModuleTracer:
             kwargs = torch_variable(sys._getframe(1), "kwargs") or {} if outermost else {}
             if not self._descend(module, args, kwargs):
                 return
-            if self._graph is not None and not module.training:
+            if self._graph is not None and not getattr(module, "training", True):
                 self._enter_native(module, args, torch_variable(sys._getframe(1), "kwargs") or {})
             if self._reads_inputs and -id(module) not in self._late:
                 self._take_inputs(module, args, torch_variable(sys._getframe(1), "kwargs") or {})
@@ -220,7 +219,7 @@ class ModuleTracer:
                 return
             if not self._descend(module, args, dict(kwargs)):
                 return
-            if self._graph is not None and not module.training:
+            if self._graph is not None and not getattr(module, "training", True):
                 self._enter_native(module, args, kwargs)
             if self._reads_inputs:
                 self._take_inputs(module, args, kwargs)
@@ -287,11 +286,9 @@ class ModuleTracer:
             self._native.leave(module, output, self._graph)
         capture, plan = self._capture, self._plans.get(id(module))
         if capture is not None and plan is not None and plan.module() is module:
-            if not function_modes():  # neither ours nor the program's see what we read
+            # no mode, ours or the program's, and no class of tensors sees what we read
+            with torch._C.DisableTorchFunction():
                 self._record(plan, capture, args, output)
-            else:
-                with torch._C.DisableTorchFunction():
-                    self._record(plan, capture, args, output)
         self._depth = max(0, self._depth - 1)  # installed inside a call: its end only
         if self._depth == 0:
             self._leave_root(capture, args, output)
@@ -299,7 +296,8 @@ class ModuleTracer:
     def _leave_root(self, capture: StepCapture | None, args: Any, output: Any) -> None:
         self._capture = None
         if capture is not None and capture.followed and self._in_model:
-            self._ends.look_for_targets(capture, (args, output), self.provenance)
+            with torch._C.DisableTorchFunction():
+                self._ends.look_for_targets(capture, (args, output), self.provenance)
         if capture is not None and capture.categories is not None:
             capture.categories.leave(output)
         if capture is not None and capture.aside and self._batch_before is not None:

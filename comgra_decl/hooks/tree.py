@@ -230,7 +230,7 @@ def trains_beside(top: nn.Module, part: nn.Module) -> bool:
 def unwrapped_class(module: nn.Module) -> str:
     """Returns the class name of a module below its wrappers (DDP, `torch.compile`)."""
     for name in ("module", "_orig_mod"):
-        inner = module._modules.get(name)
+        inner = _child(module, name)
         if inner is not None and (name == "_orig_mod" or is_wrapper(module)):
             return unwrapped_class(inner)
     return class_of(module).__name__
@@ -242,11 +242,16 @@ def in_training(module: nn.Module) -> bool:
     What is switched is often the module within (Lightning never switches its wrapper for DDP).
     """
     while is_wrapper(module):
-        inner = module._modules.get("module") or module._modules.get("_orig_mod")
+        inner = _child(module, "module") or _child(module, "_orig_mod")
         if inner is None:
             break
         module = inner
-    return module.training
+    return getattr(module, "training", False)  # a frozen scripted one has no such attribute
+
+
+def _child(module: nn.Module, name: str) -> nn.Module | None:
+    # those of a scripted module are no dictionary, though they can be gone through as one
+    return next((child for known, child in module._modules.items() if known == name), None)
 
 
 def is_wrapper(module: nn.Module) -> bool:

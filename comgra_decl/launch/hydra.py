@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from hydra.experimental.callback import Callback
-from omegaconf import DictConfig, OmegaConf
+from omegaconf import DictConfig, OmegaConf, open_dict, read_write
 
 from comgra_decl.errors import SpecError
 from comgra_decl.launch.appconfig import saved_config
@@ -23,6 +23,10 @@ if TYPE_CHECKING:
     from comgra_decl.spec import Spec
 
 
+_SETTINGS = "_settings_"
+"""Where `+comgra.KEY=VALUE` waits, of the callback's own config, until the job starts."""
+
+
 class TraceCallback(Callback):
     """Records every job of a Hydra application, each as a run of its own.
 
@@ -32,6 +36,18 @@ class TraceCallback(Callback):
 
     def __init__(self, **_spec: Any) -> None:
         self._session: Session | None = None
+
+    def on_run_start(self, config: DictConfig, **kwargs: Any) -> None:
+        """Takes our settings out of what the application gets as its config.
+
+        A job of a multirun gets its config from elsewhere: there they stay in it.
+        """
+        overlay = OmegaConf.select(config, "comgra")
+        if isinstance(overlay, DictConfig):
+            hydra = config.hydra
+            with open_dict(config), read_write(config), open_dict(hydra), read_write(hydra):
+                del config["comgra"]
+                hydra.callbacks.comgra[_SETTINGS] = overlay
 
     def on_job_start(
         self, config: DictConfig, *, task_function: TaskFunction, **kwargs: Any
@@ -71,7 +87,7 @@ def job_spec(config: DictConfig) -> Spec:
     spec = config.hydra.callbacks.comgra
     OmegaConf.set_readonly(spec, False)
     OmegaConf.set_struct(spec, False)
-    overlay = OmegaConf.select(config, "comgra")
+    overlay = spec.pop(_SETTINGS, OmegaConf.select(config, "comgra"))
     if isinstance(overlay, DictConfig):
         spec.merge_with(overlay)
     elif overlay is not None:

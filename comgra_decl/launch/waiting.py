@@ -24,7 +24,7 @@ from torch.nn.modules.module import register_module_forward_pre_hook
 from torch.optim import Optimizer
 from torch.optim.optimizer import register_optimizer_step_post_hook
 
-from comgra_decl.hooks.calling import torch_variable
+from comgra_decl.hooks.calling import is_no_step, torch_variable
 from comgra_decl.hooks.patches import Patch
 from comgra_decl.hooks.tree import has_parameters
 from comgra_decl.launch import environment
@@ -111,7 +111,7 @@ class Waiting:
             self._calls = register_module_forward_pre_hook(self._called)
 
     def _called(self, module: nn.Module, args: tuple[Any, ...]) -> None:
-        if torch.compiler.is_compiling() or not has_parameters(module):
+        if torch.compiler.is_compiling() or is_no_step() or not has_parameters(module):
             return
         kwargs = torch_variable(sys._getframe(1), "kwargs") or {}  # noqa: SLF001
         self._start()

@@ -75,6 +75,10 @@ def require_folder(folder: Location) -> None:
         raise RunNotFoundError(
             f"{str(folder)!r} is a file. Pass a run's folder, or the folder that holds the runs."
         )
+    if folder.is_symlink():
+        raise RunNotFoundError(
+            f"{str(folder)!r} is a link to {str(folder.readlink())!r}, which does not exist."
+        )
     raise RunNotFoundError(f"{str(folder)!r} does not exist{near_paths(folder) or '.'}")
 
 

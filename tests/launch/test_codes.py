@@ -307,3 +307,26 @@ def test_every_command_has_its_line_in_the_table_of_codes() -> None:
         *RUNS,
         *ROOTS,
     }
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (("--port", "99999"), "less than or equal to 65535"),
+        (("--port", "-1"), "greater than or equal to 0"),
+        (("--address", "not.a.host.invalid"), "no network address 'not.a.host.invalid'"),
+    ],
+)
+def test_where_the_viewer_cannot_listen_is_said(
+    arguments: tuple[str, ...], said: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert code("view", str(tmp_path), "--no-show", *arguments) == 2
+    assert said in " ".join(re.sub("[│╭╰╮╯─]", " ", capsys.readouterr().err).split())
+
+
+def test_a_link_to_nowhere_is_called_one(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "newest").symlink_to(tmp_path / "gone")
+    assert code("show", str(tmp_path / "newest")) == 2
+    assert "is a link to" in " ".join(capsys.readouterr().err.split())

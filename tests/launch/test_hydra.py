@@ -55,6 +55,24 @@ def test_interpolations_reach_the_applications_config() -> None:
     assert (spec.run.name, spec.run.group) == ("lr-0.5", "train")
 
 
+def test_settings_are_taken_out_of_what_the_application_gets() -> None:
+    config = composed({"schedule": {"every": 10}, "run": {"name": "lr-${lr}"}}, lr=0.5)
+    TraceCallback().on_run_start(config)
+    assert sorted(config) == ["hydra", "lr"]
+    spec = job_spec(config)
+    assert (spec.schedule.every, spec.run.name) == (10, "lr-0.5")
+    untouched = composed(lr=0.5)
+    TraceCallback().on_run_start(untouched)
+    assert untouched == composed(lr=0.5)
+
+
+def test_what_is_no_mapping_is_left_to_be_refused() -> None:
+    config = composed(3)
+    TraceCallback().on_run_start(config)
+    with pytest.raises(SpecError, match="not a mapping"):
+        job_spec(config)
+
+
 def test_the_jobs_config_is_not_changed() -> None:
     config = composed({"graph": False})
     before = OmegaConf.to_container(config, resolve=False)

@@ -58,7 +58,7 @@ def check(view: View, first: int = 0) -> None:
     rows = np.broadcast_to(np.arange(SLOTS)[:, None], (count, SLOTS, 1))
     ranges = numbers(first, count, SLOTS, 2)
     heat = view.heat("agg")
-    assert np.array_equal(heat[first:], np.concatenate([expected, rows, ranges], 2))
+    assert np.array_equal(heat[first:], np.concatenate([expected, rows, 0 * rows, ranges], 2))
     assert np.array_equal(view.heat("smp")[first:], numbers(first, count, SLOTS, 2, 3))
     assert np.array_equal(view.heat("hist")[first:], numbers(first, count, SLOTS, 4))
     steps = view.records[first:, RecordColumn.STEP]

@@ -50,6 +50,7 @@ class Truth:
         self.values: list[dict[int, NDArray[Any]]] = []
         self.kpis: list[dict[str, float]] = []
         self.announced: set[int] = set()
+        self.codes: dict[tuple[int, ...], int] = {}  # of shapes, in the order of their appearance
 
     def batch(
         self,
@@ -95,10 +96,7 @@ class Truth:
             self.kpis += batch.kpis
             for record in range(len(batch.steps)):
                 self.stats.append(
-                    {
-                        int(slot): _parts(batch, record, i, self.meta)
-                        for i, slot in enumerate(batch.slots)
-                    }
+                    {int(slot): self._parts(batch, record, i) for i, slot in enumerate(batch.slots)}
                 )
 
     def check(self, view: View, upto: int | None = None) -> None:
@@ -109,25 +107,16 @@ class Truth:
         dense = {name: self._dense(name, view, count) for name in self._families(view)}
         for name, expected in dense.items():
             width = expected.shape[1]
-            found = view.heat(name)[:, :width]
-            assert same(self._uncoded(name, found), expected), name
+            assert same(view.heat(name)[:, :width], expected), name
             for slot in {0, width // 2, width - 1} & set(range(width)):
-                series = self._uncoded(name, view.series(name, slot))
-                assert same(series, expected[:, slot]), (name, slot)
+                assert same(view.series(name, slot), expected[:, slot]), (name, slot)
         for record in range(count):
             for name, expected in dense.items():
                 row = view.row(name, record)
-                left = self._uncoded(name, row[: expected.shape[1]])
-                assert same(left, expected[record, : len(row)]), (name, record)
+                assert same(row[: expected.shape[1]], expected[record, : len(row)]), (name, record)
                 if name == "agg" and self.meta.tells_shapes:
                     self._check_shapes(view, record, row)
             self._check_record(view, record)
-
-    def _uncoded(self, name: str, table: NDArray[Any]) -> NDArray[Any]:
-        """Leaves out the codes of shapes, which are looked at one by one."""
-        if name != "agg" or not self.meta.tells_shapes:
-            return table
-        return np.delete(table, self.meta.columns.index("shape"), axis=-1)
 
     def _check_shapes(self, view: View, record: int, row: NDArray[Any]) -> None:
         for slot, parts in self.stats[record].items():
@@ -168,6 +157,21 @@ class Truth:
                 dense[record, slot] = parts[name]
         return dense
 
+    def _parts(self, batch: StepBatch, record: int, i: int) -> dict[str, Any]:
+        assert batch.rows is not None
+        columns = [batch.aggregates[record, i].ravel(), [batch.rows[i]]]
+        shape = batch.shapes[i]
+        if self.meta.tells_shapes:
+            usual = shape is None or shape == SHAPE
+            columns.append([0 if usual else self.codes.setdefault(shape, len(self.codes) + 1)])
+        parts: dict[str, Any] = {"smp": batch.samples[record, i], "shape": shape}
+        if self.meta.bins:
+            assert batch.counts is not None
+            assert batch.ranges is not None
+            columns.append(batch.ranges[record, i])
+            parts["hist"] = batch.counts[record, i]
+        return parts | {"agg": np.concatenate(columns).astype(np.float32)}
+
     def _info(self, record: int, type_: str, structure: Structure | None) -> StepInfo:
         return StepInfo(
             step=record * 3,
@@ -201,21 +205,9 @@ def same(a: NDArray[Any], b: NDArray[Any]) -> bool:
     return bool(np.array_equal(a.astype(wide), b.astype(wide), equal_nan=True))
 
 
-def _parts(batch: StepBatch, record: int, i: int, meta: RunMeta) -> dict[str, Any]:
-    assert batch.rows is not None
-    aggregates = np.append(batch.aggregates[record, i].ravel(), batch.rows[i]).astype(np.float32)
-    parts = {"agg": aggregates, "smp": batch.samples[record, i], "shape": batch.shapes[i]}
-    if meta.bins:
-        assert batch.counts is not None
-        assert batch.ranges is not None
-        parts["agg"] = np.concatenate([parts["agg"], batch.ranges[record, i]])
-        parts["hist"] = batch.counts[record, i]
-    return parts
-
-
 def _form(name: str, meta: RunMeta) -> tuple[tuple[int, ...], str, float]:
     if name == "agg":
-        return (len(meta.columns) - meta.tells_shapes,), "float32", np.nan
+        return (len(meta.columns),), "float32", np.nan
     if name == "smp":
         return (meta.sample_count, len(meta.statistics)), "float32", np.nan
     assert meta.bins

@@ -213,7 +213,7 @@ class FunctionTracer:
                     self._connect(running.hidden, output)
                     break
             outside = self._anywhere and self._training.open and not self._stepping
-            if not self._stack and not (outside and module.training):
+            if not self._stack and not (outside and getattr(module, "training", False)):
                 self._watching.stop()
         except Exception as error:
             self._on_fault(error)

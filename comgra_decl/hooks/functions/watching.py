@@ -134,17 +134,13 @@ class _Mode(modes.OwnMode):
         self._call = call
         self.names: dict[Callable[..., Any], str] = {}
 
-    def __torch_function__(
-        self,
-        func: Callable[..., Any],
-        types: Iterable[type],
-        args: tuple[Any, ...] = (),
-        kwargs: dict[str, Any] | None = None,
+    def handle(
+        self, func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]
     ) -> Any:
         try:
             name = self.names.get(func)
         except Exception:  # somebody's function that cannot be hashed or compared
             name = None
         if name is None:
-            return func(*args, **(kwargs or {}))
-        return self._call(name, func, args, kwargs or {})
+            return func(*args, **kwargs)
+        return self._call(name, func, args, kwargs)

@@ -60,21 +60,18 @@ class Provenance(modes.OwnMode):
         self._named: dict[tuple[str, str], None] = {}  # edges stated by name
         self._cuts: dict[tuple[int, str], None] = {}
 
-    def __torch_function__(
-        self,
-        func: Callable[..., Any],
-        types: Iterable[type],
-        args: tuple[Any, ...] = (),
-        kwargs: dict[str, Any] | None = None,
+    def handle(
+        self, func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]
     ) -> Any:
-        kwargs = kwargs or {}
+        """Follows what a call makes of its arguments."""
         result = func(*args, **kwargs)
         if self.thread != get_ident():
             return result
         try:
             name, call = meaning(func)
             if call is not Call.IGNORED and not is_traced():
-                self._follower.follow(name, call, args, kwargs, result)
+                with torch._C.DisableTorchFunction():
+                    self._follower.follow(name, call, args, kwargs, result)
         except Exception as error:
             self._on_fault(error)
         return result

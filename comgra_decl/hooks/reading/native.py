@@ -26,7 +26,7 @@ def may_run_natively(module: nn.Module, *given: Any) -> bool:
 
     They do so in evaluation mode where nothing needs a gradient.
     """
-    if module.training or not isinstance(module, _LAYERS):
+    if not isinstance(module, _LAYERS) or module.training:
         return False
     if not torch.is_grad_enabled():
         return True

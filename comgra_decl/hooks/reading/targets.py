@@ -112,14 +112,10 @@ class Targets(modes.OwnMode):
 
     # -- what it sees --------------------------------------------------------------------------
 
-    def __torch_function__(
-        self,
-        func: Callable[..., Any],
-        types: Iterable[type],
-        args: tuple[Any, ...] = (),
-        kwargs: dict[str, Any] | None = None,
+    def handle(
+        self, func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]
     ) -> Any:
-        kwargs = kwargs or {}
+        """Looks whether something computed meets something that is not."""
         result = func(*args, **kwargs)
         if getattr(func, "__name__", "") in _WITHOUT_RESULT or self._capture is None:
             return result

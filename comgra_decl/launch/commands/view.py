@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import socket
 import sys
 from pathlib import Path
 from typing import Annotated
@@ -20,7 +21,9 @@ _CANNOT_LISTEN = (errno.EADDRINUSE, errno.EADDRNOTAVAIL, errno.EACCES)
 
 def command(
     root: Root = Path("runs"),
-    port: Annotated[int, typer.Option(help="Port of the server; 0 takes a free one.")] = 5006,
+    port: Annotated[
+        int, typer.Option(help="Port of the server; 0 takes a free one.", min=0, max=65535)
+    ] = 5006,
     address: Annotated[str, typer.Option(help="Network address to listen on.")] = "127.0.0.1",
     show: Annotated[bool, typer.Option(help="Open a browser.")] = True,
     prefix: Annotated[str, typer.Option(help="Path a reverse proxy offers it below.")] = "",
@@ -55,8 +58,14 @@ def command(
     try:
         serve(root, port=port, access=access, show=show, views=views)
     except OSError as error:
-        if isinstance(error, ComgraError) or error.errno not in _CANNOT_LISTEN:
+        unknown = isinstance(error, socket.gaierror)
+        if isinstance(error, ComgraError) or not (unknown or error.errno in _CANNOT_LISTEN):
             raise
+        if unknown:
+            raise ComgraError(
+                f"there is no network address {address!r} ({error.strerror}); --address must be a "
+                "name or number of this machine, such as 127.0.0.1"
+            ) from None
         raise ComgraError(
             f"the viewer cannot listen on {address}:{port} ({error.strerror}); "
             "choose another port with --port, or a free one with --port 0"

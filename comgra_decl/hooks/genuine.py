@@ -1,0 +1,94 @@
+"""The function that a torch function mode has to call: not what somebody put in its place.
+
+Torch hands a mode the function by its public name. Where the program has replaced that
+(`F.relu = mine`, which calls the original one), the mode would call the replacement once more, in
+the middle of itself. What is called here is what was running when torch asked the mode.
+"""
+
+from __future__ import annotations
+
+import gc
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from types import (
+    BuiltinFunctionType,
+    ClassMethodDescriptorType,
+    CodeType,
+    FrameType,
+    FunctionType,
+    GetSetDescriptorType,
+    MethodDescriptorType,
+    MethodWrapperType,
+    WrapperDescriptorType,
+)
+from typing import Any
+
+import torch
+from torch import overrides
+
+_OF_C = (
+    BuiltinFunctionType,
+    ClassMethodDescriptorType,
+    GetSetDescriptorType,
+    MethodDescriptorType,
+    MethodWrapperType,
+    WrapperDescriptorType,
+)
+_TORCH = str(Path(torch.__file__).parent)
+_ASKING = overrides.handle_torch_function.__code__
+
+_known: set[Callable[..., Any]] = set()
+"""Python functions of torch that were seen to be what they are called."""
+
+
+def genuine(func: Callable[..., Any], *, depth: int = 1) -> Callable[..., Any]:
+    """Returns the function that was running when torch asked a mode to handle it.
+
+    Args:
+        func: what torch calls it.
+        depth: frames between this one and `__torch_function__`.
+    """
+    if isinstance(func, _OF_C):
+        return func
+    if type(func) is FunctionType and func in _known:
+        return func
+    asking = sys._getframe(depth + 1)  # whoever has called `__torch_function__`
+    if asking.f_code is _ASKING:
+        running = asking.f_back
+        assert running is not None
+        return _of_python(func, running)
+    return _of_c(func)
+
+
+def _of_python(func: Callable[..., Any], running: FrameType) -> Callable[..., Any]:
+    """Returns the function whose code runs in a frame, given how it is called by its name."""
+    code = running.f_code
+    if getattr(func, "__code__", None) is code:
+        if code.co_filename.startswith(_TORCH):
+            _known.add(func)
+        return func
+    inner: Any = func
+    while (inner := getattr(inner, "__wrapped__", None)) is not None:
+        if getattr(inner, "__code__", None) is code:
+            return inner  # type: ignore[no-any-return]
+    return _function_of(code, running) or func
+
+
+def _function_of(code: CodeType, running: FrameType) -> Callable[..., Any] | None:
+    """Returns a function with this code; the program holds it, or it could not have called it."""
+    for found in gc.get_referrers(code):
+        if type(found) is FunctionType and found.__code__ is code:
+            return found
+    if code.co_freevars:
+        return None
+    return FunctionType(code, running.f_globals, code.co_name)  # `gc.freeze` hides what there is
+
+
+def _of_c(func: Callable[..., Any]) -> Callable[..., Any]:
+    """Returns the method in C that goes by the name under which something else was found."""
+    for name, value in vars(torch.Tensor).items():
+        if value is func or getattr(value, "__func__", None) is func:
+            original: Callable[..., Any] = getattr(torch._C.TensorBase, name, func)
+            return original
+    return func

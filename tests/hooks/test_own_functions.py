@@ -1,0 +1,187 @@
+"""Functions that a program puts in the place of torch's are called as often as ever."""
+
+from __future__ import annotations
+
+import functools
+import gc
+import types
+from collections.abc import Callable, Iterator
+from contextlib import nullcontext
+from pathlib import Path
+from typing import Any
+from unittest import mock
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import nn
+
+import comgra_decl as comgra
+
+SPEC = {
+    "nodes": {
+        "all": {"select": "**", "capture": ["input", "output", "output_grad", "parameter_grad"]},
+        "fused": {"select": {"function": "F.scaled_dot_product_attention"}},
+        "softmax": {"select": {"function": "torch.softmax"}},
+    },
+    "schedule": {"first": 100},
+}
+PLACES: list[tuple[Any, str]] = [
+    (F, "relu"),
+    (F, "gelu"),
+    (F, "linear"),
+    (F, "dropout"),
+    (F, "softmax"),
+    (F, "layer_norm"),
+    (F, "cross_entropy"),
+    (F, "scaled_dot_product_attention"),
+    (torch, "matmul"),
+    (torch, "softmax"),
+    (torch.Tensor, "softmax"),
+    (torch.Tensor, "mul"),
+    (torch.Tensor, "__mul__"),
+    (torch.Tensor, "norm"),
+    (torch.Tensor, "split"),
+    (torch.Tensor, "backward"),
+    (torch.autograd, "grad"),
+]
+
+
+class Net(nn.Module):
+    """Calls each of the places once."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.norm, self.last = nn.Linear(4, 4), nn.LayerNorm(4), nn.Linear(4, 2)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        x = F.dropout(F.gelu(F.relu(self.first(x)) + 0.1), 0.1, self.training)
+        q = self.norm(x)[None, None]
+        x = F.scaled_dot_product_attention(q, q, q)[0, 0] + F.softmax(x, 1)
+        x = x + torch.softmax(x, 1) + x.softmax(1) + x.mul(0.5) + x * 0.1
+        x = x + x.norm() + x.split(2, 1)[0].sum()
+        answer: torch.Tensor = self.last(torch.matmul(x, torch.eye(4)))
+        return answer
+
+
+class Scaled:
+    """In the place of a function: what it returns is half as large again, and calls are counted."""
+
+    def __init__(self, original: Callable[..., Any]) -> None:
+        self.original, self.calls = original, 0
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        self.calls += 1
+        result = self.original(*args, **kwargs)
+        return result * 1.5 if isinstance(result, torch.Tensor) and self.calls % 2 else result
+
+    def __get__(self, owner: Any, _: type | None = None) -> Any:
+        return self if owner is None else types.MethodType(self, owner)
+
+
+def as_function(scaled: Scaled) -> Callable[..., Any]:
+    def function(*args: Any, **kwargs: Any) -> Any:
+        return scaled(*args, **kwargs)
+
+    return function
+
+
+def as_wrapper(scaled: Scaled) -> Callable[..., Any]:
+    @functools.wraps(scaled.original)
+    def wrapper(*args: Any, **kwargs: Any) -> Any:
+        return scaled(*args, **kwargs)
+
+    return wrapper
+
+
+def as_mock(scaled: Scaled) -> Callable[..., Any]:
+    return mock.Mock(side_effect=scaled)
+
+
+def as_object(scaled: Scaled) -> Callable[..., Any]:
+    return scaled
+
+
+def as_torchs_decorator(scaled: Scaled) -> Callable[..., Any]:
+    return torch.enable_grad()(as_function(scaled))
+
+
+WAYS = [as_function, as_wrapper, as_mock, as_object, as_torchs_decorator]
+
+
+def train(patch: Callable[[], Iterator[Scaled]], begin: int) -> list[Any]:
+    torch.manual_seed(0)
+    model = Net()
+    optimizer = torch.optim.SGD(model.parameters(), 0.1)
+    seen: list[Any] = []
+    patching = patch()
+    scaled: Scaled | None = None
+    for step in range(5):
+        if step == begin:
+            scaled = next(patching)
+        optimizer.zero_grad()
+        loss = F.cross_entropy(model(torch.ones(3, 4)), torch.tensor([0, 1, 0]))
+        loss.backward()
+        optimizer.step()
+        (grad,) = torch.autograd.grad(model(torch.ones(3, 4)).sum(), [model.first.weight])
+        calls = -1 if scaled is None else scaled.calls
+        seen.append((loss.detach().clone(), grad, calls, model.last.weight.detach().clone()))
+    next(patching, None)
+    return seen
+
+
+@pytest.mark.parametrize("place", PLACES, ids=lambda place: f"{place[0].__name__}.{place[1]}")
+@pytest.mark.parametrize("way", WAYS)
+def test_a_function_of_the_programs_own_is_called_as_often_and_with_the_same_result(
+    tmp_path: Path, place: tuple[Any, str], way: Callable[[Scaled], Callable[..., Any]]
+) -> None:
+    owner, name = place
+    if way is as_mock and isinstance(owner, type):
+        pytest.skip("a mock is no method")
+
+    def patch() -> Iterator[Scaled]:
+        original = vars(owner).get(name) or getattr(owner, name)
+        known = name in vars(owner)
+        scaled = Scaled(getattr(owner, name))
+        setattr(owner, name, way(scaled))
+        try:
+            yield scaled
+        finally:
+            setattr(owner, name, original) if known else delattr(owner, name)
+
+    for begin in (0, 2):
+        runs = []
+        for traced in (False, True):
+            trace = comgra.trace(SPEC, root=tmp_path) if traced else nullcontext()
+            with trace:
+                runs.append(train(patch, begin))
+        for plain, seen in zip(*runs, strict=True):
+            assert plain[2] == seen[2], "calls"
+            for one, other in zip(plain, seen, strict=True):
+                assert torch.equal(torch.as_tensor(one), torch.as_tensor(other))
+
+
+def test_an_original_that_the_garbage_collector_does_not_see_is_found(tmp_path: Path) -> None:
+    original = F.relu
+    calls: list[int] = []
+
+    def relu(x: torch.Tensor, inplace: bool = False) -> torch.Tensor:
+        calls.append(1)
+        return original(x, inplace) * 2
+
+    gc.collect()
+    gc.freeze()
+    try:
+        with pytest.MonkeyPatch.context() as patch, comgra.trace(SPEC, root=tmp_path):
+            patch.setattr(F, "relu", relu)
+            model = nn.Sequential(nn.Linear(2, 2), nn.ReLU())
+            optimizer = torch.optim.SGD(model.parameters(), 0.1)
+            for step in range(3):
+                answer = model(torch.ones(1, 2))
+                expected = (model[0].weight.sum(1) + model[0].bias).relu() * 2
+                assert torch.allclose(answer[0], expected)
+                answer.sum().backward()
+                optimizer.step()
+                assert len(calls) == step + 1
+    finally:
+        gc.unfreeze()
