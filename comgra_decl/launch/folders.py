@@ -55,6 +55,7 @@ class Place:
             "rank": self.rank.number,
             "world_size": self.rank.world_size,
             "recorded": list(self.recorded),
+            "run": self.run.name,  # as it was made: copies and other names keep it
         }
 
 

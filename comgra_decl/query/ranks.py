@@ -12,7 +12,7 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
-from comgra_decl.errors import RunNotFoundError, UnknownNameError
+from comgra_decl.errors import DamagedRunError, RunNotFoundError, UnknownNameError
 from comgra_decl.records import SlotKey
 from comgra_decl.store import Reader, RunMeta
 from comgra_decl.store.database import database_exists
@@ -37,9 +37,13 @@ def rank_paths(run: Location) -> Mapping[int, Location]:
         return _rank_places(run)
     found = {}
     folder = run / RANKS
-    if folder.is_dir() and not folder.is_symlink():
+    if folder.is_symlink():
+        raise DamagedRunError(f"{str(folder)!r} is a link; the ranks of a run are in its folder.")
+    if folder.is_dir():
         for path in folder.iterdir():
-            if is_rank(path.name) and not path.is_symlink() and database_exists(path):
+            if is_rank(path.name) and path.is_symlink():
+                raise DamagedRunError(f"{str(path)!r} is a link; a rank is in the run's folder.")
+            if is_rank(path.name) and database_exists(path):
                 found[int(path.name)] = path
     if database_exists(run):
         leader = Reader(run)
@@ -64,6 +68,33 @@ def ranks_of(reader: Reader) -> dict[str, Any] | None:
     """Returns what a database says of its rank: rank, world_size, recorded; None if alone."""
     facts = reader.meta.facts.get("ranks") or reader.view.document("ranks")
     return facts if isinstance(facts, dict) else None
+
+
+def _refuse_strangers(readers: Mapping[int, Reader]) -> None:
+    """Refuses what lies in the place of a rank and is none, or that of another training.
+
+    Raises:
+        DamagedRunError: numbers of two trainings would be joined.
+    """
+    known: tuple[Any, Any] | None = None
+    for rank, reader in readers.items() if len(readers) > 1 else ():
+        facts = ranks_of(reader)
+        if facts is None:
+            if not reader.head["n"]:
+                continue  # it may say so with its first record
+            why = "is a run of one process"
+        elif int(facts["rank"]) != rank:
+            why = f"is that of rank {facts['rank']}"
+        else:
+            training = facts.get("run"), facts.get("world_size")
+            known = known or training
+            if training == known:
+                continue
+            why = f"is of another training ({training[0]}, of {training[1]} processes)"
+        raise DamagedRunError(
+            f"{str(reader.path)!r} is in the place of rank {rank} and {why}: what it holds is not "
+            "joined with the others. Move it out of the run's folder; it can be opened by itself."
+        )
 
 
 def open_reader(path: Location, rank: int | None = None) -> Reader | JoinedReader:
@@ -118,7 +149,9 @@ class JoinedReader:
                     readers[rank] = Reader(path)
                 except RunNotFoundError:  # being made this moment
                     continue
-        before, self.readers = list(self.readers), dict(sorted(readers.items()))
+        readers = dict(sorted(readers.items()))
+        _refuse_strangers(readers)
+        before, self.readers = list(self.readers), readers
         return before != list(self.readers)
 
     @property

@@ -48,7 +48,7 @@ _FORMS: Mapping[str, Form] = {
         "refused?": {str: str},
         "choices?": dict,
     },
-    "ranks": {"rank": int, "world_size?": int, "recorded": [int]},
+    "ranks": {"rank": int, "world_size?": int, "recorded": [int], "run?": str},
     "keep": {"steps?": [list], "unseen?": [list]},
 }
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 from dataclasses import replace
 from pathlib import Path
 
@@ -10,6 +11,8 @@ import pytest
 from numpy.typing import NDArray
 
 from comgra_decl.errors import DamagedRunError
+from comgra_decl.launch.cli import main
+from comgra_decl.launch.exits import Exit
 from comgra_decl.query import open_run
 from comgra_decl.store import Reader, RunWriter
 from comgra_decl.store.copying import copy_run
@@ -134,7 +137,7 @@ def test_samples_of_the_other_rank_are_there(whole: Path, run: Path) -> None:
     assert same(view.row("smp", 300, 0), expected[300, 0])
 
 
-@pytest.mark.parametrize("array", [("hist/blk", 1), ("agg/blk", 1, 0, 10)])
+@pytest.mark.parametrize("array", [("hist/blk", 1), ("agg/blk", 1, 0, 11)])
 def test_histograms_are_not_those_of_some_ranks(
     whole: Path, run: Path, array: tuple[str, *tuple[int, ...]]
 ) -> None:
@@ -158,3 +161,47 @@ def test_histograms_are_not_those_of_some_ranks(
         lost = (chunk.steps >= 3 * 256) & (chunk.steps < 3 * 512)
         assert np.isnan(found[1][lost]).all()
         assert not np.isnan(found[1][~lost]).all(1).any()
+
+
+def other(run: Path, folder: Path, facts: dict[str, object] | None) -> None:
+    """Puts another database in the place of rank 1."""
+    meta = meta_of(facts={} if facts is None else {"ranks": facts})
+    truth = Truth(9, meta)
+    writer = RunWriter.create(folder, meta)
+    writer.commit([truth.batch(20, range(SLOTS))])
+    writer.close()
+    shutil.rmtree(run / "ranks" / "1")
+    shutil.move(folder, run / "ranks" / "1")
+
+
+@pytest.mark.parametrize(
+    ("facts", "why"),
+    [
+        (None, "is a run of one process"),
+        ({"rank": 0, "world_size": 2, "recorded": [0, 1]}, "is that of rank 0"),
+        ({"rank": 1, "world_size": 4, "recorded": [0, 1]}, "of another training"),
+        ({"rank": 1, "world_size": 2, "recorded": [0, 1], "run": "b"}, "of another training"),
+    ],
+)
+def test_what_is_no_rank_of_this_training_is_not_joined_with_it(
+    run: Path,
+    tmp_path: Path,
+    facts: dict[str, object] | None,
+    why: str,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    other(run, tmp_path / "other", facts)
+    with pytest.raises(DamagedRunError, match=why):
+        open_run(run)
+    with pytest.raises(SystemExit) as ended:
+        main(["verify", str(run)])
+    assert ended.value.code == Exit.WANTING
+    assert why in " ".join(capsys.readouterr().out.split())
+    assert len(open_run(run / "ranks" / "1").records) == 20
+
+
+def test_a_link_in_the_place_of_a_rank_is_refused(run: Path, whole: Path) -> None:
+    shutil.rmtree(run / "ranks" / "1")
+    (run / "ranks" / "1").symlink_to(whole / "ranks" / "1")
+    with pytest.raises(DamagedRunError, match="is a link"):
+        open_run(run)

@@ -117,7 +117,8 @@ def test_torchrun_and_an_unmodified_script(tmp_path: Path, script: Path) -> None
     assert done.returncode == 0, done.stderr
     run = the_run(tmp_path / "runs")
     assert run.group == "train"
-    assert run.facts["ranks"] == {"rank": 0, "world_size": 2, "recorded": [0, 1]}
+    facts = {"rank": 0, "world_size": 2, "recorded": [0, 1], "run": run.name}
+    assert run.facts["ranks"] == facts
     assert Path(str(run.path), "spec.yaml").exists()
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import typer
@@ -28,16 +29,33 @@ def command(run: RunPath, as_json: AsJson = False) -> None:
     with bar() as tell:
         verdicts = [verify(path, progress=tell) for path in databases(folder)]
     whole = all(verdict.whole for verdict in verdicts)
+    together = _not_joined(folder) if whole else None
+    whole = whole and together is None
     if as_json:
         content = [_described(verdict) for verdict in verdicts]
-        print_json({"path": str(folder), "whole": whole, "databases": content})
+        found = {"path": str(folder), "whole": whole, "ranks": together, "databases": content}
+        print_json(found)
     else:
         from comgra_decl.launch.check_tables import print_verdict
 
         for verdict in verdicts:
             print_verdict(verdict)
+        if together is not None:
+            typer.echo(together)
     if not whole:
         raise typer.Exit(Exit.WANTING)
+
+
+def _not_joined(folder: Path) -> str | None:
+    """Returns why whole databases cannot be read as ranks of one run, if they cannot."""
+    from comgra_decl.errors import DamagedRunError
+    from comgra_decl.query.ranks import open_reader
+
+    try:
+        open_reader(folder)
+    except DamagedRunError as error:
+        return str(error)
+    return None
 
 
 def _described(verdict: Verdict) -> dict[str, Any]:
