@@ -53,9 +53,13 @@ Everything that can be declared, called and read. This page is made from the cod
 """
 
 ENVIRONMENT = """\
-comgra_decl reads no environment variable of its own. It follows `COLUMNS`, `NO_COLOR` and their
-like, through the library that prints its tables; and a spec may read any variable by
-`${oc.env:NAME}`, which is then not stored with the run but as it is written.
+- **`COMGRA`**: a preset or a YAML file, with which any program that imports torch is recorded.
+- **`COMGRA_OVERRIDES`**: changes to it, `schedule.every=10 run.root=/data/runs`.
+- **`COMGRA_VIEW_AUTH`**: what `comgra-decl view --basic-auth` is given, without being listed among
+  the processes.
+
+`COLUMNS`, `NO_COLOR` and their like are followed by the library that prints the tables. A spec may
+read any variable by `${oc.env:NAME}`, which is then not stored with the run but as it is written.
 """
 
 

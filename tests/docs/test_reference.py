@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -90,3 +91,14 @@ def test_what_has_no_docstring_is_refused() -> None:
 
     with pytest.raises(reference.UndocumentedError, match="nothing"):
         reference._doc(nothing, "nothing")
+
+
+def test_every_variable_of_the_environment_that_is_for_users_is_documented() -> None:
+    """Those that the doors tell each other are not for users."""
+    between_doors = {"COMGRA_RECORDED_BY", "COMGRA_CHECKED"}
+    package = Path(comgra_decl.__file__).parent
+    sources = [p.read_text() for p in package.rglob("*.py")]
+    named = {name for text in sources for name in re.findall(r'"(COMGRA[A-Z_]*)"', text)}
+    page = (Path(__file__).parents[2] / "docs" / "reference.md").read_text()
+    assert {"COMGRA", "COMGRA_OVERRIDES", "COMGRA_VIEW_AUTH"} <= named
+    assert {name for name in named - between_doors if f"`{name}`" not in page} == set()

@@ -174,11 +174,12 @@ def test_an_original_that_the_garbage_collector_does_not_see_is_found(tmp_path: 
     try:
         with pytest.MonkeyPatch.context() as patch, comgra.trace(SPEC, root=tmp_path):
             patch.setattr(F, "relu", relu)
-            model = nn.Sequential(nn.Linear(2, 2), nn.ReLU())
+            first = nn.Linear(2, 2)
+            model = nn.Sequential(first, nn.ReLU())
             optimizer = torch.optim.SGD(model.parameters(), 0.1)
             for step in range(3):
                 answer = model(torch.ones(1, 2))
-                expected = (model[0].weight.sum(1) + model[0].bias).relu() * 2
+                expected = (first.weight.sum(1) + first.bias).relu() * 2
                 assert torch.allclose(answer[0], expected)
                 answer.sum().backward()
                 optimizer.step()

@@ -132,8 +132,9 @@ def test_values_have_the_shape_that_their_record_tells(tmp_path: Path) -> None:
     with comgra.trace(spec):
         train(Words(), sizes_of(20, 6))
     run = open_run(tmp_path / "g" / "r")
-    for step, shape in run.shape_series("squeeze").items():
-        assert run.value("squeeze", int(step)).shape == shape
+    shapes = run.shape_series("squeeze")
+    for step, shape in zip(shapes.index.tolist(), shapes.tolist(), strict=True):
+        assert run.value("squeeze", step).shape == shape
 
 
 def test_chunks_tell_the_same_as_series(trained: tuple[Run, Seen]) -> None:
@@ -146,10 +147,10 @@ def test_chunks_tell_the_same_as_series(trained: tuple[Run, Seen]) -> None:
                 shape = chunk.slots[slot].shape if code == 0 else None
                 told.setdefault(slot, []).append(chunk.shapes[int(code) - 1] if code else shape)
     slots = run.slots
-    for slot, line in slots.iterrows():
+    for number, line in enumerate(slots.to_dict("records")):
         where = {"role": line["role"], "pass_": line["pass"], "iteration": line["iteration"]}
         series: pd.Series[Any] = run.shape_series(line["node"], **where)
-        assert series.tolist() == told[int(str(slot))]
+        assert series.tolist() == told[number]
 
 
 def test_a_run_whose_shapes_never_change_says_so(tmp_path: Path) -> None:

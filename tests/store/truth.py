@@ -162,8 +162,10 @@ class Truth:
         columns = [batch.aggregates[record, i].ravel(), [batch.rows[i]]]
         shape = batch.shapes[i]
         if self.meta.tells_shapes:
-            usual = shape is None or shape == SHAPE
-            columns.append([0 if usual else self.codes.setdefault(shape, len(self.codes) + 1)])
+            if shape is None or shape == SHAPE:
+                columns.append([0])
+            else:
+                columns.append([self.codes.setdefault(shape, len(self.codes) + 1)])
         parts: dict[str, Any] = {"smp": batch.samples[record, i], "shape": shape}
         if self.meta.bins:
             assert batch.counts is not None

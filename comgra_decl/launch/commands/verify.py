@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import typer
@@ -11,6 +10,7 @@ from comgra_decl.launch.exits import Exit
 from comgra_decl.launch.printing import AsJson, RunPath, print_json, run_folder
 
 if TYPE_CHECKING:
+    from comgra_decl.store.location import Location
     from comgra_decl.store.verify import Verdict
 
 PANEL = "Keep"
@@ -46,7 +46,7 @@ def command(run: RunPath, as_json: AsJson = False) -> None:
         raise typer.Exit(Exit.WANTING)
 
 
-def _not_joined(folder: Path) -> str | None:
+def _not_joined(folder: Location) -> str | None:
     """Returns why whole databases cannot be read as ranks of one run, if they cannot."""
     from comgra_decl.errors import DamagedRunError
     from comgra_decl.query.ranks import open_reader
