@@ -66,6 +66,7 @@ class Session:
         self._place: Place | None = None
         self._uuid = ""
         self._settled = False  # whether it is known which rank this process is
+        self._fault: BaseException | None = None  # which has ended the tracing
         self._past: Past | None = None  # what the run holds that is gone on with
         self._late_facts: dict[str, Any] | None = None  # of a rank, told with the next record
         self._late_documents: dict[str, Any] = {}  # what was known only after the last record
@@ -168,6 +169,8 @@ class Session:
             last=at_last(self._new_rules(), lambda: self._late_documents),
         )
         self._say = self._writer.say
+        if self._fault is not None:
+            self._writer.lack(self._fault)
 
     def _commit_interval(self, path: Location) -> float:
         """Returns the least seconds between commits: each of them is requests to a bucket."""
@@ -377,6 +380,9 @@ class Session:
         if isinstance(error, NoMemoryError) and self._writer is not None:
             self._writer.fail(error)
             return
+        self._fault = error
+        if self._writer is not None:
+            self._writer.lack(error)
         _log.error(
             "tracing has stopped because of an error in comgra_decl itself; the training goes on "
             "untouched, and what was recorded until now is kept in %s",

@@ -44,7 +44,7 @@ def load_spec(source: str | Path | Mapping[str, Any] | Spec, overrides: Sequence
     if isinstance(source, Spec) and not overrides:
         return source
     content, problems = _resolved(_overridden(_read(source), overrides))
-    content = {key: value for key, value in content.items() if key not in HYDRA_KEYS}
+    content = {k: _named(v) for k, v in content.items() if k not in HYDRA_KEYS}
     try:
         spec = Spec.model_validate(content)
     except ValidationError as error:
@@ -70,6 +70,13 @@ def _resolved(config: DictConfig) -> tuple[dict[Any, Any], list[str]]:
         else:
             assert isinstance(content, dict)
             return content, problems
+
+
+def _named(content: Any) -> Any:
+    """Returns the content with the key `on`, which YAML 1.1 reads as the truth value."""
+    if isinstance(content, dict):
+        return {"on" if key is True else key: _named(value) for key, value in content.items()}
+    return [_named(value) for value in content] if isinstance(content, list) else content
 
 
 def _read(source: str | Path | Mapping[str, Any] | Spec) -> DictConfig:

@@ -9,6 +9,7 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable
+from functools import partial
 from typing import TypeVar
 
 from comgra_decl.errors import StoreError
@@ -90,6 +91,7 @@ class WriterThread:
         self._since = 0.0  # end of the last commit
         self._closing = False
         self._failed = False
+        self._lacks: str | None = None
         self._usage = Usage()
         self._pid = os.getpid()
         self._thread = threading.Thread(target=self._run, name="comgra-writer", daemon=True)
@@ -148,6 +150,10 @@ class WriterThread:
         if self._thread.is_alive():
             self.fail(StoreError(f"the last records could not be written within {timeout} s."))
 
+    def lack(self, error: BaseException) -> None:
+        """Takes note that nothing more comes because of an error, for those who read the run."""
+        self._lacks = f"{type(error).__name__}: {error}"
+
     def fail(self, error: BaseException) -> None:
         """Drops what waits, takes nothing more, and reports the first error; from any thread."""
         with self._work:
@@ -189,7 +195,8 @@ class WriterThread:
                 self._commit(writer)
             if not self._failed:
                 writer.usage = self._usage.document()
-                self._patiently(writer.close)
+                ended = partial(writer.close, error=self._lacks)
+                self._patiently(ended)
         except BaseException as error:  # noqa: BLE001 - the training must never notice
             self.fail(error)
             if not isinstance(error, MemoryError):  # writing takes some

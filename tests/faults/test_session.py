@@ -160,7 +160,9 @@ def test_no_memory_to_reduce_a_tensor(
     assert said.exc_info is not None
     assert isinstance(said.exc_info[1], MemoryError)
     assert "tracing has stopped" in said.getMessage()
-    assert len(comgra.open_run(path).records) >= 1, "what was committed is still read"
+    run = comgra.open_run(path)
+    assert len(run.records) >= 1, "what was committed is still read"
+    assert (run.state, run.error) == ("stopped", "MemoryError: no room for the sums of a tensor")
 
 
 def test_a_system_that_refuses_memory(

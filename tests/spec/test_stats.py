@@ -83,3 +83,18 @@ def test_no_statistic_of_one_s_own_is_called_like_one_that_reading_makes() -> No
     from comgra_decl.spec import stats
 
     assert stats.DERIVED == derived.NAMES
+
+
+@pytest.mark.parametrize("on", ["on", "'on'"])
+def test_a_key_that_yaml_takes_for_a_truth_value_is_read_as_written(
+    tmp_path: Path, on: str
+) -> None:
+    (tmp_path / "mine.yaml").write_text(
+        f"defaults: [debug]\nstats: [mean, {{name: singular_value, {on}: [parameter]}}]\n"
+    )
+    spec = load_spec(tmp_path / "mine.yaml")
+    written = load_spec({"stats": ["mean", {"name": "singular_value", "on": ["parameter"]}]})
+    assert spec.stats == written.stats
+    assert load_spec(
+        "debug", [f"stats=[mean,{{name: singular_value, {on}: [parameter]}}]"]
+    ).stats == (written.stats)
