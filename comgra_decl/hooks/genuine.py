@@ -64,9 +64,12 @@ def genuine(func: Callable[..., Any], *, depth: int = 1) -> Callable[..., Any]:
 def _of_python(func: Callable[..., Any], running: FrameType) -> Callable[..., Any]:
     """Returns the function whose code runs in a frame, given how it is called by its name."""
     code = running.f_code
+    if not code.co_filename.startswith(_TORCH):
+        return (
+            func  # a library's or the program's own, which asks for another function to be called
+        )
     if getattr(func, "__code__", None) is code:
-        if code.co_filename.startswith(_TORCH):
-            _known.add(func)
+        _known.add(func)
         return func
     inner: Any = func
     while (inner := getattr(inner, "__wrapped__", None)) is not None:

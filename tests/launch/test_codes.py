@@ -255,26 +255,31 @@ def test_compact_ends_as_documented(runs: Path) -> None:
     assert code("compact", str(runs / "damaged")) == 2
 
 
+ENDS: list[tuple[list[str], str, int]] = [
+    (["run"], RAISES, 7),
+    (["plan", "nodes.mine={select: '0x'}"], LEARNS, 3),
+    (["overfit-one-batch"], LEARNS_NOT, 3),
+    (["batch-mixing"], WITHOUT_STEP, 4),
+    (["thermometer"], LEARNS, 0),
+]
+MORE_ENDS: list[tuple[list[str], str, int]] = [
+    (["run"], LEARNS, 0),
+    (["plan"], LEARNS, 0),
+    (["plan"], RAISES, 7),
+    (["overfit-one-batch"], LEARNS, 0),
+    (["overfit-one-batch"], WITHOUT_STEP, 4),
+    (["overfit-one-batch"], RAISES, 7),
+    (["batch-mixing"], LEARNS, 0),
+    (["batch-mixing"], MIXES, 3),
+    (["batch-mixing"], RAISES, 7),
+    (["thermometer"], WITHOUT_STEP, 3),
+    (["thermometer"], RAISES, 7),
+]
+
+
 @pytest.mark.parametrize(
     ("command", "script", "expected"),
-    [
-        (["run"], LEARNS, 0),
-        (["run"], RAISES, 7),
-        (["plan"], LEARNS, 0),
-        (["plan", "nodes.mine={select: '0x'}"], LEARNS, 3),
-        (["plan"], RAISES, 7),
-        (["overfit-one-batch"], LEARNS, 0),
-        (["overfit-one-batch"], LEARNS_NOT, 3),
-        (["overfit-one-batch"], WITHOUT_STEP, 4),
-        (["overfit-one-batch"], RAISES, 7),
-        (["batch-mixing"], LEARNS, 0),
-        (["batch-mixing"], MIXES, 3),
-        (["batch-mixing"], WITHOUT_STEP, 4),
-        (["batch-mixing"], RAISES, 7),
-        (["thermometer"], LEARNS, 0),
-        (["thermometer"], WITHOUT_STEP, 3),
-        (["thermometer"], RAISES, 7),
-    ],
+    [*ENDS, *(pytest.param(*each, marks=pytest.mark.slow) for each in MORE_ENDS)],
 )
 def test_commands_that_run_a_script_end_as_documented(
     command: list[str], script: str, expected: int, place: Path, in_a_program: Callable[..., int]

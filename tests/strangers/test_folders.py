@@ -24,12 +24,9 @@ MEMORY_MB = 1500
 """Most resident memory of all looks at one folder, imports included."""
 
 SHORT = [
-    "rules that name code",
     "code wherever the spec takes it",
     "a trillion samples",
-    "terminal escapes in names",
     "a pipe as a data file",
-    "a device as an experiment",
 ]
 PAYLOAD = "open({!r}, 'w').close()\nimport comgra_decl.rules as r\nclass ran(r.SlotRule): pass\n"
 

@@ -133,7 +133,7 @@ def compare(run: Run, trained: list[Trained], *, records: int = 1) -> None:
         )
 
 
-SHORT = [(2, by_hand), (4, by_word), (8, with_optimizer)]
+SHORT = [(2, by_hand), (3, by_word), (4, with_optimizer)]
 LONG = [(n, way) for n in (2, 4, 8) for way in (with_optimizer, by_hand, by_word)]
 
 

@@ -67,8 +67,15 @@ def hostile(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Viewed]:
     viewed.stop()
 
 
+SHORT = ("overview", "inspect", "modules")
+"""Sections that show names in each way there is: figures, the graph, tables, chips."""
+
+
 @pytest.mark.browser
-@pytest.mark.parametrize("section", SECTIONS)
+@pytest.mark.parametrize(
+    "section",
+    [pytest.param(name, marks=[pytest.mark.slow] * (name not in SHORT)) for name in SECTIONS],
+)
 def test_every_section_shows_names_as_text(hostile: Viewed, section: str, page: Any) -> None:
     page.goto(f"{hostile.url}?section={section}", timeout=PATIENCE)
     page.locator(".node").first.wait_for(timeout=PATIENCE)

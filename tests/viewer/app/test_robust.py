@@ -205,9 +205,10 @@ class Proxy:
             ["--prefix", "/team", "--allow-websocket-origin", "{here}", "--use-xheaders"],
             b"Host: upstream.internal:5006\r\nX-Forwarded-For: 203.0.113.7",
         ),
-        (
+        pytest.param(
             ["--prefix", "/team", "--allow-websocket-origin", "proxy.example"],
             b"Host: proxy.example\r\nX-Forwarded-Host: proxy.example",
+            marks=pytest.mark.slow,
         ),
     ],
 )
