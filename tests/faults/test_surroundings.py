@@ -1,0 +1,129 @@
+"""What surrounds a training may be odd: clocks, rights, neighbours, very many modules."""
+
+from __future__ import annotations
+
+import itertools
+import os
+import stat
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+import torch
+from torch import nn
+
+import comgra_decl as comgra
+from comgra_decl.query import Run
+from comgra_decl.store.verify import verify
+
+SPEC = {"nodes": {"all": {"select": "**", "capture": ["output"]}}, "schedule": {"first": 1000}}
+
+
+def train(root: Path, steps: int = 40) -> tuple[Run, list[float]]:
+    """Trains and returns the run, and the losses as the program saw them."""
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(3, 4), nn.Tanh(), nn.Linear(4, 1))
+    optimizer = torch.optim.SGD(model.parameters(), 0.1)
+    losses = []
+    with comgra.trace(SPEC, root=root, group="g", name="r") as session:
+        for _ in range(steps):
+            optimizer.zero_grad()
+            loss = model(torch.randn(8, 3)).square().mean()
+            loss.backward()
+            optimizer.step()
+            losses.append(loss.item())
+    assert session.path is not None
+    assert verify(session.path).whole
+    return comgra.open_run(session.path), losses
+
+
+def told(run: Run) -> list[float]:
+    numbers = run.kpis()
+    return [float(value) for value in numbers[numbers["name"] == "loss"]["value"]]
+
+
+def test_a_clock_that_goes_back_loses_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """By an hour at each look, as no clock does."""
+    now, back = time.time(), itertools.count()
+    monkeypatch.setattr(time, "time", lambda: now - 3600 * next(back))
+    run, losses = train(tmp_path)
+    monkeypatch.undo()
+    assert run.steps.tolist() == list(range(40))
+    assert told(run) == losses
+    assert run.state == "finished"
+
+
+def test_what_is_written_is_for_whom_the_mask_of_the_process_lets_in(tmp_path: Path) -> None:
+    before = os.umask(0o077)
+    try:
+        run, losses = train(tmp_path)
+    finally:
+        os.umask(before)
+    assert told(run) == losses
+    modes = [path.stat().st_mode for path in (tmp_path / "g").rglob("*")]
+    assert modes
+    assert not any(stat.S_IMODE(mode) & 0o077 for mode in modes)
+
+
+PROGRAM = """
+import sys
+from pathlib import Path
+from tests.faults.test_surroundings import told, train
+run, losses = train(Path(sys.argv[1]))
+assert told(run) == losses
+print(run.path.name)
+"""
+
+
+def test_programs_that_begin_at_once_under_one_name_are_runs_of_their_own(tmp_path: Path) -> None:
+    begun = [
+        subprocess.Popen(
+            [sys.executable, "-c", PROGRAM, str(tmp_path)],
+            cwd=Path(__file__).parents[2],
+            stdout=subprocess.PIPE,
+            text=True,
+        )
+        for _ in range(3)
+    ]
+    names = [program.communicate()[0].strip() for program in begun]
+    assert [program.returncode for program in begun] == [0, 0, 0]
+    assert sorted(names) == ["r", "r-2", "r-3"]
+
+
+@pytest.mark.slow
+def test_twenty_thousand_modules_are_recorded(tmp_path: Path) -> None:
+    torch.manual_seed(0)
+    model = nn.Sequential(*(nn.Linear(2, 2) for _ in range(20_000)))
+    optimizer = torch.optim.SGD(model.parameters(), 1e-3)
+    x = torch.ones(1, 2)
+    seen: list[dict[str, torch.Tensor]] = []
+    handles = [
+        module.register_forward_hook(
+            lambda _m, _a, out, name=name: seen[-1].update({name: out.detach().clone()})
+        )
+        for name, module in model.named_modules()
+        if name
+    ]
+    with comgra.trace(SPEC, root=tmp_path, group="g", name="r") as session:
+        for _ in range(3):
+            seen.append({})
+            optimizer.zero_grad()
+            model(x).sum().backward()
+            optimizer.step()
+    for handle in handles:
+        handle.remove()
+    assert session.path is not None
+    run = comgra.open_run(session.path)
+    assert run.steps.tolist() == [0, 1, 2]
+    slots = run.slots
+    for step in range(3):
+        means = run.row(step)["mean"]
+        outputs = slots[(slots["role"] == "output") & slots["node"].isin(list(seen[step]))]
+        assert len(outputs) == 20_000
+        expected = torch.stack([seen[step][name].mean() for name in outputs["node"]])
+        found = torch.tensor(means[outputs.index].to_numpy(), dtype=torch.float32)
+        assert torch.allclose(found, expected, rtol=1e-5, atol=1e-7)
