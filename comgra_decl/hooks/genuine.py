@@ -8,6 +8,7 @@ the middle of itself. What is called here is what was running when torch asked t
 from __future__ import annotations
 
 import gc
+import os
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -35,47 +36,65 @@ _OF_C = (
     MethodWrapperType,
     WrapperDescriptorType,
 )
-_TORCH = str(Path(torch.__file__).parent)
+_TORCH = f"{Path(torch.__file__).parent}{os.sep}"
 _ASKING = overrides.handle_torch_function.__code__
 
 _known: set[Callable[..., Any]] = set()
-"""Python functions of torch that were seen to be what they are called."""
+"""Python functions of torch that were seen to be torch's own."""
+
+_originals: dict[CodeType, Callable[..., Any]] = {}
+"""Functions of torch that the program has replaced: looking for one goes through all objects."""
 
 
-def genuine(func: Callable[..., Any], *, depth: int = 1) -> Callable[..., Any]:
+def genuine(func: Callable[..., Any]) -> Callable[..., Any]:
     """Returns the function that was running when torch asked a mode to handle it.
+
+    To be called by the mode's `__torch_function__` itself.
 
     Args:
         func: what torch calls it.
-        depth: frames between this one and `__torch_function__`.
     """
     if isinstance(func, _OF_C):
         return func
     if type(func) is FunctionType and func in _known:
         return func
-    asking = sys._getframe(depth + 1)  # whoever has called `__torch_function__`
-    if asking.f_code is _ASKING:
-        running = asking.f_back
-        assert running is not None
-        return _of_python(func, running)
-    return _of_c(func)
+    asking = sys._getframe(2)  # whoever has called `__torch_function__`
+    if asking.f_code is not _ASKING:
+        return _of_c(func)
+    running = asking.f_back
+    assert running is not None
+    return _of_python(func, running)
 
 
 def _of_python(func: Callable[..., Any], running: FrameType) -> Callable[..., Any]:
     """Returns the function whose code runs in a frame, given how it is called by its name."""
     code = running.f_code
-    if not code.co_filename.startswith(_TORCH):
-        return (
-            func  # a library's or the program's own, which asks for another function to be called
-        )
-    if getattr(func, "__code__", None) is code:
+    if not _is_torchs(code):
+        return func  # a library or the program itself asks for another function to be called
+    if _is_genuine(func):
         _known.add(func)
         return func
-    inner: Any = func
-    while (inner := getattr(inner, "__wrapped__", None)) is not None:
-        if getattr(inner, "__code__", None) is code:
-            return inner  # type: ignore[no-any-return]
-    return _function_of(code, running) or func
+    original = _originals.get(code) or _function_of(code, running)
+    if original is None:
+        return func
+    _originals[code] = original
+    return original
+
+
+def _is_torchs(code: CodeType) -> bool:
+    return code.co_filename.startswith(_TORCH)
+
+
+def _is_genuine(func: Any) -> bool:
+    """Whether all of a function, and of what it wraps, is torch's.
+
+    Some of torch's are not the code that runs: `F.max_pool2d` chooses one of two.
+    """
+    while func is not None:
+        if type(func) is not FunctionType or not _is_torchs(func.__code__):
+            return False
+        func = getattr(func, "__wrapped__", None)
+    return True
 
 
 def _function_of(code: CodeType, running: FrameType) -> Callable[..., Any] | None:

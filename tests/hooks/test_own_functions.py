@@ -17,6 +17,7 @@ import torch.nn.functional as F
 from torch import nn
 
 import comgra_decl as comgra
+from comgra_decl.hooks import genuine
 
 SPEC = {
     "nodes": {
@@ -203,3 +204,27 @@ def test_an_original_that_the_garbage_collector_does_not_see_is_found(tmp_path: 
                 assert len(calls) == step + 1
     finally:
         gc.unfreeze()
+
+
+def test_torchs_own_functions_are_not_looked_for_among_all_objects(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of some, such as `F.max_pool2d`, it is another function that runs."""
+    monkeypatch.setattr(genuine, "_function_of", lambda code, _: pytest.fail(str(code)))
+    convolution = nn.Conv2d(1, 4, 3)
+    model = nn.Sequential(convolution, nn.MaxPool2d(2), nn.AdaptiveMaxPool2d(2), nn.Flatten())
+    optimizer = torch.optim.SGD(model.parameters(), 0.1)
+    with comgra.trace(SPEC, root=tmp_path, group="g", name="r"):
+        for _ in range(3):
+            optimizer.zero_grad()
+            answer = model(torch.ones(2, 1, 12, 12))
+            first, *_ = answer.split(2, 1)
+            (
+                first.norm()
+                + answer.detach().unique().sum()
+                + F.pairwise_distance(answer, answer).sum()
+                + answer.unflatten(1, (4, 4)).sum()
+                + torch.cdist(answer, answer).sum()
+            ).backward()
+            optimizer.step()
+    assert len(comgra.open_run(tmp_path / "g" / "r").steps) == 3
