@@ -10,6 +10,7 @@ from __future__ import annotations
 import gc
 import os
 import sys
+from collections import deque
 from collections.abc import Callable
 from pathlib import Path
 from types import (
@@ -21,6 +22,7 @@ from types import (
     GetSetDescriptorType,
     MethodDescriptorType,
     MethodWrapperType,
+    ModuleType,
     WrapperDescriptorType,
 )
 from typing import Any
@@ -43,7 +45,9 @@ _known: set[Callable[..., Any]] = set()
 """Python functions of torch that were seen to be torch's own."""
 
 _originals: dict[CodeType, Callable[..., Any]] = {}
-"""Functions of torch that the program has replaced: looking for one goes through all objects."""
+"""Functions of torch that somebody has replaced: looking for one may go through many objects."""
+
+_MOST = 1_000_000  # objects that are looked through for one of them
 
 
 def genuine(func: Callable[..., Any]) -> Callable[..., Any]:
@@ -74,7 +78,7 @@ def _of_python(func: Callable[..., Any], running: FrameType) -> Callable[..., An
     if _is_genuine(func):
         _known.add(func)
         return func
-    original = _originals.get(code) or _function_of(code, running)
+    original = _originals.get(code) or _held(code, func) or _function_of(code, running)
     if original is None:
         return func
     _originals[code] = original
@@ -97,14 +101,44 @@ def _is_genuine(func: Any) -> bool:
     return True
 
 
+def _held(code: CodeType, func: Any) -> Callable[..., Any] | None:
+    """Returns the function with this code that is held by what has been put in its place.
+
+    What a function holds itself comes first: modules and classes lead to everything there is.
+    """
+    near: deque[Any] = deque([func])
+    far: deque[Any] = deque([sys.modules])  # whoever else holds it: `kept = F.relu`
+    seen: set[int] = set()
+    while (near or far) and len(seen) < _MOST:
+        holder = near.popleft() if near else far.popleft()
+        for held in gc.get_referents(holder):
+            if type(held) is FunctionType and held.__code__ is code:
+                return held
+            if id(held) in seen or isinstance(held, FrameType | CodeType):
+                continue
+            seen.add(id(held))
+            leads_far = isinstance(held, ModuleType | type) or (
+                type(held) is dict and "__builtins__" in held
+            )
+            (far if leads_far else near).append(held)
+    return None
+
+
 def _function_of(code: CodeType, running: FrameType) -> Callable[..., Any] | None:
-    """Returns a function with this code; the program holds it, or it could not have called it."""
+    """Returns the function with this code, wherever it is held."""
     for found in gc.get_referrers(code):
         if type(found) is FunctionType and found.__code__ is code:
             return found
     if code.co_freevars:
         return None
-    return FunctionType(code, running.f_globals, code.co_name)  # `gc.freeze` hides what there is
+    # `gc.freeze` hides what there is. What torch hands a mode leaves out nothing but arguments
+    # that are None.
+    made = FunctionType(code, running.f_globals, code.co_name)
+    made.__defaults__ = (None,) * code.co_argcount
+    made.__kwdefaults__ = dict.fromkeys(
+        code.co_varnames[code.co_argcount : code.co_argcount + code.co_kwonlyargcount]
+    )
+    return made
 
 
 def _of_c(func: Callable[..., Any]) -> Callable[..., Any]:

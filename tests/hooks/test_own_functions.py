@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import functools
 import gc
+import sys
 import types
 from collections.abc import Callable, Iterator
 from contextlib import nullcontext
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 from unittest import mock
 
 import pytest
@@ -179,38 +180,86 @@ def test_a_function_of_the_programs_own_is_called_as_often_and_with_the_same_res
                 assert torch.equal(torch.as_tensor(one), torch.as_tensor(other))
 
 
-def test_an_original_that_the_garbage_collector_does_not_see_is_found(tmp_path: Path) -> None:
-    original = F.relu
-    calls: list[int] = []
+def in_a_closure(holder: types.SimpleNamespace) -> Callable[..., Any]:
+    original = torch.autograd.backward
 
-    def relu(x: torch.Tensor, inplace: bool = False) -> torch.Tensor:
-        calls.append(1)
-        return original(x, inplace) * 2
+    def backward(*args: Any, **kwargs: Any) -> Any:
+        holder.calls += 1
+        return original(*args, **kwargs)
 
+    return backward
+
+
+def in_globals(holder: types.SimpleNamespace) -> Callable[..., Any]:
+    variables = {"original": torch.autograd.backward, "holder": holder}
+    exec(
+        "def backward(*args, **kwargs):\n"
+        "    holder.calls += 1\n"
+        "    return original(*args, **kwargs)",
+        variables,
+    )
+    return cast(Callable[..., Any], variables["backward"])
+
+
+def in_a_partial(holder: types.SimpleNamespace) -> Callable[..., Any]:
+    def call(original: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+        holder.calls += 1
+        return original(*args, **kwargs)
+
+    return functools.partial(call, torch.autograd.backward)
+
+
+def elsewhere(holder: types.SimpleNamespace) -> Callable[..., Any]:
+    holder.original = torch.autograd.backward
+    sys.modules["tests.hooks.elsewhere"] = holder  # type: ignore[assignment]
+
+    def backward(*args: Any, **kwargs: Any) -> Any:
+        module: Any = sys.modules["tests.hooks.elsewhere"]
+        module.calls += 1
+        return module.original(*args, **kwargs)
+
+    return backward
+
+
+@pytest.mark.parametrize("frozen", [False, True])
+@pytest.mark.parametrize("held", [in_a_closure, in_globals, in_a_partial, elsewhere])
+def test_an_original_is_found_wherever_it_is_held(
+    tmp_path: Path, held: Callable[[types.SimpleNamespace], Callable[..., Any]], frozen: bool
+) -> None:
+    """Of a function that torch hands over without all of its arguments."""
+    holder = types.SimpleNamespace(calls=0)
     gc.collect()
-    gc.freeze()
-    try:
-        with pytest.MonkeyPatch.context() as patch, comgra.trace(SPEC, root=tmp_path):
-            patch.setattr(F, "relu", relu)
-            first = nn.Linear(2, 2)
-            model = nn.Sequential(first, nn.ReLU())
+    gc.unfreeze()
+    genuine._originals.clear()
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(torch.autograd, "backward", held(holder))
+        if frozen:
+            gc.freeze()
+        with comgra.trace(SPEC, root=tmp_path):
+            model = nn.Linear(2, 1)
             optimizer = torch.optim.SGD(model.parameters(), 0.1)
             for step in range(3):
-                answer = model(torch.ones(1, 2))
-                expected = (first.weight.sum(1) + first.bias).relu() * 2
-                assert torch.allclose(answer[0], expected)
-                answer.sum().backward()
+                optimizer.zero_grad()
+                torch.autograd.backward([model(torch.ones(1, 2)).sum()])
+                assert model.bias.grad is not None
+                assert model.bias.grad.item() == 1.0
                 optimizer.step()
-                assert len(calls) == step + 1
-    finally:
-        gc.unfreeze()
+                assert holder.calls == step + 1
+    sys.modules.pop("tests.hooks.elsewhere", None)
+
+
+def test_a_frozen_original_that_nothing_holds_is_made_anew(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(genuine, "_held", lambda *_: None)
+    test_an_original_is_found_wherever_it_is_held(tmp_path, in_a_closure, frozen=True)
 
 
 def test_torchs_own_functions_are_not_looked_for_among_all_objects(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Of some, such as `F.max_pool2d`, it is another function that runs."""
-    monkeypatch.setattr(genuine, "_function_of", lambda code, _: pytest.fail(str(code)))
+    monkeypatch.setattr(genuine, "_held", lambda code, _: pytest.fail(str(code)))
     convolution = nn.Conv2d(1, 4, 3)
     model = nn.Sequential(convolution, nn.MaxPool2d(2), nn.AdaptiveMaxPool2d(2), nn.Flatten())
     optimizer = torch.optim.SGD(model.parameters(), 0.1)
