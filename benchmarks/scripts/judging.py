@@ -22,6 +22,9 @@ _FIRST, _BACKOFF = 10, 1.1  # of the preset `debug`, as its file says
 _TAKEN = ("NonDynamicallyQuantizableLinear",)
 """Modules whose weights their parent uses itself, as torch's attention does: nothing calls them."""
 
+_CALLS = ("forward", "no_grad")
+"""Passes of calls, without and with gradients switched off: teachers, target networks."""
+
 _MOST = 8
 
 
@@ -364,7 +367,7 @@ def _modules(verdict: Verdict, entry: Entry, run: Any, names: Names, oracle: Ora
     """
     found = verdict.promises.setdefault("modules", Promise())
     slots, modules = run.slots, run.modules
-    outputs = slots[slots.role.str.startswith("output") & (slots["pass"] == "forward")]
+    outputs = slots[slots.role.str.startswith("output") & slots["pass"].isin(_CALLS)]
     recorded = set(outputs.node)
     called = {n for step in oracle.steps for n in step.calls}
     called |= {n for n in oracle.rest.calls if n in oracle.trained or not oracle.steps}
@@ -389,10 +392,10 @@ def _numbers(verdict: Verdict, run: Any, oracle: Oracle, names: Names) -> None:
     """The mean of what each module first returns in a step, in a call that is trained."""
     found = verdict.promises.setdefault("numbers", Promise())
     slots = run.slots
-    forward = slots[(slots["pass"] == "forward") & slots.role.str.startswith("output")]
-    role_of = forward.drop_duplicates("node").set_index("node").role
+    outputs = slots[slots["pass"].isin(_CALLS) & slots.role.str.startswith("output")]
+    role_of = outputs.drop_duplicates("node").set_index("node").role
     wrong: Counter[str] = Counter()
-    table: dict[str, Any] = {}
+    table: dict[tuple[str, str], Any] = {}
     for number, step in enumerate(oracle.steps):
         if number not in run.steps or not step.detailed:
             continue
@@ -402,9 +405,12 @@ def _numbers(verdict: Verdict, run: Any, oracle: Oracle, names: Names) -> None:
                 continue
             node = entry["node"]
             mean, size = said["mean"]
-            if node not in table:
-                table[node] = _series(run, node, "mean", role_of[node], "forward")
-            value = table[node].get(number, math.nan)
+            for pass_ in _CALLS:
+                if (node, pass_) not in table:
+                    table[node, pass_] = _series(run, node, "mean", role_of[node], pass_)
+            value = table[node, "forward"].get(number, math.nan)
+            if math.isnan(value) and not said["trained"]:
+                value = table[node, "no_grad"].get(number, math.nan)
             close = abs(value - mean) <= _TOLERANCE * max(size, abs(mean)) + 1e-12
             same = close or (math.isnan(mean) and math.isnan(value)) or mean == value
             found.compared += 1
