@@ -32,7 +32,10 @@ def pytest_configure() -> None:
 
 
 def pytest_collection_finish() -> None:
-    """Takes what was imported until now out of every later collection: most of it stays."""
+    """Takes what was imported until now out of every later collection: most of it stays.
+
+    A test that thaws it has to freeze it again; what a test freezes beside it does no harm.
+    """
     gc.collect()
     gc.freeze()
 
@@ -44,8 +47,6 @@ def _nothing_of_ours_is_left_behind() -> Iterator[None]:
     yield
     left = [what for what in _left_behind() if what not in before]  # each test for itself
     assert not left, left
-    if not gc.get_freeze_count():  # a test has thawed all: every later collection would take long
-        pytest_collection_finish()
 
 
 def _left_behind() -> list[str]:

@@ -26,11 +26,17 @@ from comgra_decl.hooks.genuine import genuine
 class OwnMode(TorchFunctionMode):
     """A mode of ours.
 
+    Args:
+        on_fault: told about an error of our own.
+
     Attributes:
         thread: the one whose calls it sees; it must do nothing in any other.
     """
 
-    thread = 0
+    def __init__(self, on_fault: Callable[[BaseException], None]) -> None:
+        super().__init__()
+        self._on_fault = on_fault
+        self.thread = 0
 
     def __torch_function__(
         self,
@@ -39,7 +45,12 @@ class OwnMode(TorchFunctionMode):
         args: tuple[Any, ...] = (),
         kwargs: dict[str, Any] | None = None,
     ) -> Any:
-        return self.handle(genuine(func), args, kwargs or {})
+        try:
+            called = genuine(func)
+        except Exception as error:
+            self._on_fault(error)
+            called = func
+        return self.handle(called, args, kwargs or {})
 
     @abstractmethod
     def handle(

@@ -64,6 +64,8 @@ def train(folder: Path, spec: dict[str, Any], *, pause: float = 0.01) -> None:
         first = saved["step"]
         model.load_state_dict(saved["model"])
         optimizer.load_state_dict(saved["optimizer"])
+    if "run" in spec and first == 0:  # nothing else tells a new beginning from a state that is lost
+        spec = {**spec, "run": {**spec["run"], "resume_step": 0}}
     with comgra.trace(spec, root=folder, group="g", name=None if "run" in spec else "run"):
         for step in range(first, STEPS):
             if "run" in spec and step % 10 == 0:

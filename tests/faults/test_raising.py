@@ -29,35 +29,31 @@ PARTS = ("/comgra_decl/hooks/", "/comgra_decl/stats/")
 
 ENTRANCES = {
     # hooks, function modes and profiled calls of torch
-    "FunctionTracer.__torch_function__",
+    "Attachment._before_optimizer",
     "FunctionTracer._after",
     "FunctionTracer._before",
-    "Attachment._before_optimizer",
     "ModuleTracer._after",
-    "ModuleTracer._after_late",
     "ModuleTracer._before",
-    "ModuleTracer._before_late",
+    "OwnMode.__torch_function__",
     "Owners.note",
     "Owners.note_parameter",
     "Parameters._on_accumulated",
     "Parameters._on_share",
-    "Provenance.__torch_function__",
-    "RootWatch._before",
-    "_hook.<locals>.after_optimizer",
-    "Targets.__torch_function__",
+    "Provenance.handle",
+    "Targets.handle",
     "TensorRecorder._on_gradient",
-    "_Mode.__torch_function__",
+    "_Mode.handle",
     "_Stepped.__call__",
-    # functions of torch that are wrapped, and what only such a wrapper consists of
+    "_hook.<locals>.after_optimizer",
+    # what stands in the place of torch's and the program's functions
+    "DirectCalls._forward",
     "LossWatch._any_backward.<locals>.backward",
     "LossWatch._backward",
-    "LossWatch._wrap_scale.<locals>.scale",
-    "OpaqueCalls._wrap_alias.<locals>.wrap",
-    "OpaqueCalls._wrap_function.<locals>.apply",
-    "Watching._wrapped.<locals>.watched",
+    "LossWatch._scale",
+    "OpaqueCalls._function",
     "Watching.call",
-    "watch_mode.<locals>.wrap.<locals>.train",
-    "watch_skips.<locals>.wrap.<locals>.step",
+    "watch_mode.<locals>.train",
+    "watch_skips.<locals>.step",
     # what the program says of itself
     "Hearing.kpi",
     "Hearing.node",
@@ -93,6 +89,7 @@ def functions() -> list[tuple[CodeType, int]]:
             calls[frame.f_code] += 1
 
     traced(count)
+    assert ENTRANCES <= {code.co_qualname for code in calls}, "a name that is none"
     named = [(c, n) for c, n in calls.items() if c.co_qualname not in ENTRANCES]
     return sorted(named, key=lambda item: (item[0].co_filename, item[0].co_firstlineno))
 
@@ -112,7 +109,6 @@ def _alone() -> Iterator[None]:
         logging.disable(logging.WARNING)
         yield
         logging.disable(logging.NOTSET)
-    gc.unfreeze()
 
 
 def fails(code: CodeType, at: int, kind: type[Exception]) -> Profile:

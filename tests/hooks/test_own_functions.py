@@ -228,24 +228,26 @@ def test_an_original_is_found_wherever_it_is_held(
 ) -> None:
     """Of a function that torch hands over without all of its arguments."""
     holder = types.SimpleNamespace(calls=0)
-    gc.collect()
-    gc.unfreeze()
     genuine._originals.clear()
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(torch.autograd, "backward", held(holder))
-        if frozen:
-            gc.freeze()
-        with comgra.trace(SPEC, root=tmp_path):
-            model = nn.Linear(2, 1)
-            optimizer = torch.optim.SGD(model.parameters(), 0.1)
-            for step in range(3):
-                optimizer.zero_grad()
-                torch.autograd.backward([model(torch.ones(1, 2)).sum()])
-                assert model.bias.grad is not None
-                assert model.bias.grad.item() == 1.0
-                optimizer.step()
-                assert holder.calls == step + 1
-    sys.modules.pop("tests.hooks.elsewhere", None)
+    gc.unfreeze()
+    try:
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(torch.autograd, "backward", held(holder))
+            if frozen:
+                gc.freeze()
+            with comgra.trace(SPEC, root=tmp_path):
+                model = nn.Linear(2, 1)
+                optimizer = torch.optim.SGD(model.parameters(), 0.1)
+                for step in range(3):
+                    optimizer.zero_grad()
+                    torch.autograd.backward([model(torch.ones(1, 2)).sum()])
+                    assert model.bias.grad is not None
+                    assert model.bias.grad.item() == 1.0
+                    optimizer.step()
+                    assert holder.calls == step + 1
+    finally:
+        sys.modules.pop("tests.hooks.elsewhere", None)
+        gc.freeze()
 
 
 def test_a_frozen_original_that_nothing_holds_is_made_anew(

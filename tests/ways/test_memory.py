@@ -48,7 +48,6 @@ def _alone() -> Iterator[None]:
     gc.collect()
     gc.freeze()
     yield
-    gc.unfreeze()
     logging.disable(logging.NOTSET)
 
 

@@ -241,15 +241,12 @@ def test_a_model_that_the_garbage_collector_must_not_touch_is_known() -> None:
     frozen = nn.Sequential(model, nn.Linear(3, 3))
     optimizer = torch.optim.SGD(frozen.parameters(), lr=0.1)
     gc.freeze()
-    try:
-        with recording(FULL) as run:
-            for _ in range(2):
-                output = frozen(torch.randn(4, 6))
-                model.norm.eval()  # a part of what is trained, so this is no evaluation
-                output.sum().backward()
-                optimizer.step()
-    finally:
-        gc.unfreeze()
+    with recording(FULL) as run:
+        for _ in range(2):
+            output = frozen(torch.randn(4, 6))
+            model.norm.eval()  # a part of what is trained, so this is no evaluation
+            output.sum().backward()
+            optimizer.step()
     assert [step.info.mode for step in run.steps] == ["train", "train"]
     assert {("0.norm", "0.drop"), ("0.drop", "0.head")} <= run.edges()
 
@@ -272,11 +269,8 @@ def test_parts_of_a_frozen_model_keep_its_names(
         monkeypatch.setattr(sys.modules["__main__"], "holder", holder, raising=False)
     if where != "not frozen":
         gc.freeze()
-    try:
-        with recording(FULL) as run:
-            parts = holder["tasks"][0].net
-            parts["decoder"](parts["encoder"](torch.randn(4, 6))).sum().backward()
-            comgra.step()
-    finally:
-        gc.unfreeze()
+    with recording(FULL) as run:
+        parts = holder["tasks"][0].net
+        parts["decoder"](parts["encoder"](torch.randn(4, 6))).sum().backward()
+        comgra.step()
     assert {"net.encoder", "net.decoder"} <= run.nodes()

@@ -44,7 +44,7 @@ class Watching:
         self._places: list[Patch] = []
         self._running: list[str] = []
         self._thread = 0
-        self._mode = _Mode(self.call)
+        self._mode = _Mode(self.call, on_fault=on_fault)
         self.on = False
 
     def add(self, found: Iterable[Found]) -> None:
@@ -129,8 +129,10 @@ class Watching:
 class _Mode(modes.OwnMode):
     """Hands the calls of known functions to `call`."""
 
-    def __init__(self, call: Callable[..., Any]) -> None:
-        super().__init__()
+    def __init__(
+        self, call: Callable[..., Any], *, on_fault: Callable[[BaseException], None]
+    ) -> None:
+        super().__init__(on_fault)
         self._call = call
         self.names: dict[Callable[..., Any], str] = {}
 

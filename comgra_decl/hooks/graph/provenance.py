@@ -45,9 +45,8 @@ class Provenance(modes.OwnMode):
         on_fault: Callable[[BaseException], None],
         memory: Memory | None = None,
     ) -> None:
-        super().__init__()
+        super().__init__(on_fault)
         self._leaf_slot = leaf_slot
-        self._on_fault = on_fault
         self._memory = Memory() if memory is None else memory
         self._earlier = EarlierSlots()
         self._lineage = Lineage(self._origin)

@@ -42,8 +42,7 @@ class Targets(modes.OwnMode):
     """
 
     def __init__(self, *, on_fault: Callable[[BaseException], None]) -> None:
-        super().__init__()
-        self._on_fault = on_fault
+        super().__init__(on_fault)
         self._known: dict[int, weakref.ref[torch.Tensor]] = {}  # of the model, or a target by now
         self._named: dict[int, weakref.ref[torch.Tensor]] = {}  # by the program
         self._made: dict[int, weakref.ref[torch.Tensor]] = {}  # constants and noise of this step
