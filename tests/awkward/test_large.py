@@ -1,16 +1,16 @@
-"""A model of two thousand modules."""
+"""Models of hundreds and thousands of modules."""
 
 from __future__ import annotations
 
 import gc
 
+import pytest
 import torch
 from torch import Tensor, nn
 
 from tests.awkward.watching import assert_recorded, watched
 from tests.support.recording import recording
-
-LAYERS = 1_000
+from tests.support.shortened import shortened
 
 
 class Block(nn.Module):
@@ -22,9 +22,10 @@ class Block(nn.Module):
         return x + self.linear(x) / 100
 
 
-def test_two_thousand_modules_are_recorded_and_nothing_is_kept_between_steps() -> None:
-    model = nn.Sequential(*(Block() for _ in range(LAYERS)))
-    assert len(list(model.modules())) == 2 * LAYERS + 1
+@pytest.mark.parametrize("layers", shortened([200, 1000], tried=1))
+def test_many_modules_are_recorded_and_nothing_is_kept_between_steps(layers: int) -> None:
+    model = nn.Sequential(*(Block() for _ in range(layers)))
+    assert len(list(model.modules())) == 2 * layers + 1
     optimizer = torch.optim.SGD(model.parameters(), lr=1e-3)
     gc.collect()
     before = _on_a_graph()  # what other tests have left

@@ -11,6 +11,7 @@ from benchmarks.scripts import fetching, page, running
 from benchmarks.scripts.__main__ import try_entry
 from benchmarks.scripts.catalogue import Entry, entries
 from benchmarks.scripts.judging import Verdict, scheduled
+from tests.support.shortened import shortened
 
 SHORT = [entry for entry in entries().values() if entry.short]
 
@@ -107,7 +108,7 @@ DISTURBANCES = {
 }
 
 
-@pytest.mark.parametrize("name", DISTURBANCES)
+@pytest.mark.parametrize("name", shortened(DISTURBANCES, tried=2))
 def test_the_judge_sees(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     old, new, promise, text = DISTURBANCES[name]
     assert old in TRAINING

@@ -43,10 +43,8 @@ def _untracked(clone: Path) -> list[str]:
     return [line for line in lines if line.startswith("??")]
 
 
-@pytest.mark.parametrize(
-    "example",
-    [pytest.param(name, marks=[pytest.mark.slow] * (name != "tutorial")) for name in SHORT],
-)
+@pytest.mark.slow
+@pytest.mark.parametrize("example", SHORT)
 def test_an_example_leaves_no_untracked_file(example: str, clone: Path) -> None:
     folder = clone / "examples" / example
     for more in (["+comgra=debug"], ["--multirun", "seed=0,1"]):

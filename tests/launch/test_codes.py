@@ -14,6 +14,7 @@ import typer
 import comgra_decl as comgra
 from comgra_decl.launch.cli import main
 from comgra_decl.launch.commands import register
+from tests.support.forked import forked
 
 SCRIPTS = ("run", "plan", "overfit-one-batch", "batch-mixing", "thermometer")
 RUNS = {
@@ -291,15 +292,10 @@ def test_commands_that_run_a_script_end_as_documented(
 @pytest.fixture
 def in_a_program(place: Path) -> Callable[..., int]:
     """Runs a command line in a process of its own, as scripts change the interpreter."""
-    import subprocess
-    import sys
 
     def run(*arguments: str) -> int:
         call = "from comgra_decl.launch.cli import main; main()"
-        done = subprocess.run(
-            [sys.executable, "-c", call, *arguments], cwd=place, capture_output=True, check=False
-        )
-        return done.returncode
+        return forked(place, "-c", call, *arguments).returncode
 
     return run
 

@@ -9,6 +9,7 @@ import pytest
 
 from comgra_decl.query import list_runs, open_run
 from tests.support.forked import forked
+from tests.support.shortened import shortened
 
 KEEPING = """
 import functools
@@ -84,7 +85,7 @@ def _printed(output: str) -> str:
     return "\n".join(line for line in output.splitlines() if not line.startswith("["))
 
 
-@pytest.mark.parametrize("preset", ["debug", "light"])
+@pytest.mark.parametrize("preset", shortened(["debug", "light"], tried=1))
 @pytest.mark.parametrize("door", ["environment", "command", "hydra", "block"])
 def test_a_program_ends_as_without_tracing_and_leaves_one_run(
     door: str, preset: str, tmp_path: Path

@@ -28,6 +28,7 @@ from comgra_decl.store.verify import verify
 from tests.launch.test_cli import done
 from tests.store.test_compaction import damage
 from tests.store.truth import Truth, meta_of
+from tests.support.shortened import shortened
 
 SLOTS = 3
 
@@ -87,7 +88,7 @@ COPIES: dict[str, Callable[[Path, Path], Path]] = {
 }
 
 
-@pytest.fixture(params=COPIES)
+@pytest.fixture(params=shortened(reversed(COPIES), tried=1))
 def copy(run: Path, tmp_path: Path, request: pytest.FixtureRequest) -> Path:
     return COPIES[request.param](run, tmp_path / "copy")
 

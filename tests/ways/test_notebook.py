@@ -66,6 +66,7 @@ def plainly() -> str:
     return out.getvalue()
 
 
+@pytest.mark.slow
 def test_cells_that_train_are_one_run_and_train_as_they_would(tmp_path: Path) -> None:
     outputs = in_a_kernel(tmp_path)
     errors = [[o["ename"] for o in cell if o["output_type"] == "error"] for cell in outputs]

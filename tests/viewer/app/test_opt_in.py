@@ -16,6 +16,7 @@ from comgra_decl.viewer.model.runview import RunView
 from comgra_decl.viewer.model.selection import Selection, resolve, slots_of
 from comgra_decl.viewer.model.series import curve
 from comgra_decl.viewer.model.statistics import statistics_table
+from tests.support.shortened import shortened
 
 SPEC = {
     "nodes": {"all": {"select": "**", "capture": ["output", "parameter", "update"]}},
@@ -44,7 +45,7 @@ def folder(tmp_path: Path) -> Path:
 
 
 @pytest.mark.parametrize("statistic", ["singular_value", "update_ratio", "mine"])
-@pytest.mark.parametrize("role", ["weight", "output"])
+@pytest.mark.parametrize("role", shortened(["weight", "output"], tried=1))
 def test_it_is_offered_tabled_and_drawn(folder: Path, statistic: str, role: str) -> None:
     view = RunView(comgra_decl.open_run(folder))
     at = resolve(view, Selection(node="0", role=role, step=1, statistic=statistic), {})
@@ -62,7 +63,7 @@ def test_it_is_offered_tabled_and_drawn(folder: Path, statistic: str, role: str)
         assert drawn.values.tolist() == pytest.approx(truth.tolist())
 
 
-@pytest.mark.parametrize("role", ["weight", "output"])
+@pytest.mark.parametrize("role", shortened(["weight", "output"], tried=1))
 @pytest.mark.parametrize("statistic", ["singular_value", "update_ratio", "mine"])
 def test_the_dashboard_shows_it(folder: Path, statistic: str, role: str) -> None:
     dashboard = Dashboard(Catalogue(folder))

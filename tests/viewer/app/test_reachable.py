@@ -106,7 +106,8 @@ FOCUSED = """() => {
 STOPS = 90
 
 
-@pytest.mark.parametrize("theme", ["light", pytest.param("dark", marks=pytest.mark.slow)])
+@pytest.mark.slow
+@pytest.mark.parametrize("theme", ["light", "dark"])
 def test_every_section_can_be_read_and_worked_without_a_mouse(
     viewer: Callable[..., Any], theme: str
 ) -> None:

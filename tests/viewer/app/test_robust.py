@@ -18,6 +18,7 @@ import pytest
 from tornado.httpclient import AsyncHTTPClient, HTTPRequest
 from tornado.websocket import WebSocketClientConnection, WebSocketClosedError, websocket_connect
 
+from tests.support.shortened import shortened
 from tests.viewer.app.served import Viewed
 from tests.viewer.conftest import PATIENCE
 
@@ -43,7 +44,9 @@ def viewed(runs: Path, tmp_path: Path) -> Iterator[Viewed]:
 
 
 @pytest.mark.browser
-@pytest.mark.parametrize("gone", ["group/small", "group/small/trace.ocdbt/manifest.ocdbt"])
+@pytest.mark.parametrize(
+    "gone", shortened(["group/small", "group/small/trace.ocdbt/manifest.ocdbt"], tried=1)
+)
 def test_a_run_that_goes_away_while_it_is_viewed_comes_back(
     gone: str, runs: Path, viewed: Viewed, tmp_path: Path, page: Any
 ) -> None:

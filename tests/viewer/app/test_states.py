@@ -114,6 +114,7 @@ def test_among_many_runs_one_is_found_by_typing(runs: Path, show: Show) -> None:
     assert find.input_value() == ""
 
 
+@pytest.mark.slow
 def test_a_thousand_runs_are_listed_and_one_is_found(runs: Path, show: Show) -> None:
     for number in range(999):
         folder = runs / f"sweep{number % 10}" / f"lr-{number:03d}"
