@@ -44,6 +44,7 @@ if TYPE_CHECKING:
 
     from comgra_decl.hooks.lanes import Lane
     from comgra_decl.hooks.limits import Captures
+    from comgra_decl.hooks.optimizers import Optimizers
     from comgra_decl.hooks.words.hearing import Hearing
     from comgra_decl.spec import Spec
     from comgra_decl.spec.schedule import ScheduleSpec
@@ -63,6 +64,7 @@ class Attachment(ABC):
 
     _captures: Captures
     _hearing: Hearing
+    _optimizers: Optimizers
     _stepped: bool
     _on_fault: Callable[[BaseException], None]
 
@@ -211,6 +213,7 @@ class Attachment(ABC):
             together=self._together,
             on_fault=self._fault,
         )
+        self._tracer.parameters.held = lambda: self._optimizers.held()
         self._beside = Beside(
             spec,
             self._tracer,

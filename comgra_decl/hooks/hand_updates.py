@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 
 import torch
 
-from comgra_decl.hooks.nested import tensors_in
+from comgra_decl.hooks.nested import gradient_function, tensors_in
 from comgra_decl.stats.quiet import quiet
 
 _LOOKED_AT = 4
@@ -34,17 +34,22 @@ BY_HAND = (
 )
 
 
-class _Look(NamedTuple):
-    """A parameter as it was when `backward` was called."""
+class Look(NamedTuple):
+    """A parameter as it was at some moment, to tell whether it was written since."""
 
     parameter: weakref.ref[torch.Tensor]
     version: int
     elements: torch.Tensor | None  # a copy of the first ones; None on a device, where it would wait
 
+    @classmethod
+    def at(cls, parameter: torch.Tensor) -> Look:
+        """Looks at a parameter, which must have its numbers."""
+        return cls(weakref.ref(parameter), _version(parameter), _elements(parameter))
+
     def is_written(self) -> bool:
         """Whether the parameter has been changed since."""
         parameter = self.parameter()
-        if parameter is None or not _is_there(parameter):
+        if parameter is None or not is_there(parameter):
             return False
         if _version(parameter) != self.version:
             return True
@@ -69,7 +74,7 @@ class HandUpdates:
 
     def __init__(self, *, held: Callable[[list[torch.Tensor]], bool]) -> None:
         self._held = held
-        self._looks: list[_Look] = []
+        self._looks: list[Look] = []
         self._asked = False
         self.possible = True
         self.active = False
@@ -85,11 +90,7 @@ class HandUpdates:
             if not self.possible:
                 return
         with quiet():
-            self._looks = [
-                _Look(weakref.ref(leaf), _version(leaf), _elements(leaf))
-                for leaf in leaves
-                if _is_there(leaf)
-            ]
+            self._looks = [Look.at(leaf) for leaf in leaves if is_there(leaf)]
 
     @property
     def pending(self) -> bool:
@@ -128,7 +129,7 @@ def _version(tensor: torch.Tensor) -> int:
     return 0 if tensor.is_inference() else tensor._version
 
 
-def _is_there(parameter: torch.Tensor) -> bool:
+def is_there(parameter: torch.Tensor) -> bool:
     """Whether a parameter has its numbers: FSDP frees those of a gathered one between its uses."""
     if parameter.layout is not torch.strided or type(parameter) not in _PLAIN:
         return True
@@ -148,7 +149,8 @@ def _bits(elements: torch.Tensor) -> torch.Tensor:
 
 def _leaves(losses: list[torch.Tensor]) -> Iterator[torch.Tensor]:
     """Yields the parameters nearest to losses, from the graph that `backward` will walk."""
-    waiting = deque(loss.grad_fn for loss in losses if loss.grad_fn is not None)
+    functions = map(gradient_function, losses)
+    waiting = deque(function for function in functions if function is not None)
     seen = set(waiting)
     found = 0
     for _ in range(_MOST_NODES):

@@ -27,6 +27,18 @@ def tensors_in(value: Any, path: str = "") -> list[tuple[str, torch.Tensor]]:
     return found
 
 
+def gradient_function(tensor: torch.Tensor) -> Any:
+    """Returns the `grad_fn` of a tensor; None also where torch refuses to tell it.
+
+    It does for a view that was made under `no_grad` of something that was then changed in place, as
+    LBFGS does with complex parameters.
+    """
+    try:
+        return tensor.grad_fn
+    except RuntimeError:
+        return None
+
+
 def _collect(value: Any, path: str, found: list[tuple[str, torch.Tensor]], depth: int) -> None:
     if depth == _MAX_DEPTH:
         return

@@ -46,6 +46,11 @@ class Optimizers:
         self._aside.pop(number, None)
         self._forget(number)
 
+    def held(self) -> set[int]:
+        """Returns the ids of all parameters that the known optimizers hold."""
+        known = (o for reference in self._known.values() if (o := reference()) is not None)
+        return {number for optimizer in known for number in _parameters(optimizer)}
+
     def begin_step(self) -> None:
         """A step of the training begins."""
         self._stepped.clear()

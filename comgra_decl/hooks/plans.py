@@ -19,6 +19,8 @@ from comgra_decl.spec import Capture, ModuleFacts, Selection, Spec, select
 if TYPE_CHECKING:
     import torch
 
+    from comgra_decl.hooks.hand_updates import Look
+
 
 class ModulePlan:
     """One selected module: its capture options, its call counter, its slots."""
@@ -81,9 +83,21 @@ class TensorPlan:
     Attributes:
         slot: its series in the pass `forward`; other passes (`grad`, `update`) hang on it.
         states: the series of what an optimizer keeps for a parameter, by name (`exp_avg`).
+        look: at one that no optimizer holds, as a record found it, or left it; None for others.
+        moved: whether it was written between the last two records.
+        trainable: whether the last record gave it a gradient, or could have; None before.
     """
 
-    __slots__ = ("attribute", "capture", "module", "slot", "states")
+    __slots__ = (
+        "attribute",
+        "capture",
+        "look",
+        "module",
+        "moved",
+        "slot",
+        "states",
+        "trainable",
+    )
 
     def __init__(
         self, plan: ModulePlan, attribute: str, kind: str, names: Callable[[], tuple[str, ...]]
@@ -95,6 +109,9 @@ class TensorPlan:
             plan.node, attribute, kind=kind, module_class=plan.module_class, names=names
         )
         self.states: dict[tuple[str, int], Slot] = {}
+        self.look: Look | None = None
+        self.moved = False
+        self.trainable: bool | None = None
 
     @property
     def tensor(self) -> torch.Tensor | None:

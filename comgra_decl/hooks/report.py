@@ -82,8 +82,9 @@ class Reporter:
         module = plan.top.module()
         if module is not None:
             seen: dict[int, str] = {}
+            known = {id(own.tensor): own.trainable for own in plan.parameters}
             self._described[plan] = [
-                _describe(plan, path, child, seen) for path, child in named_modules(module)
+                _describe(plan, path, child, seen, known) for path, child in named_modules(module)
             ]
         return self._described.get(plan, [])
 
@@ -92,7 +93,8 @@ class Reporter:
         fired = sum(plan.fired for top in tops for plan in top.modules)
         beside = None if self.beside is None else self.beside.state
         refused, warned = len(capture.refused), len(self._warnings)
-        return (len(tops), fired, beside, refused, warned, self._said)
+        trainable = tuple(plan.trainable for top in tops for plan in top.parameters)
+        return (len(tops), fired, beside, refused, warned, self._said, trainable)
 
     def _report(self, tops: Collection[TopPlan], capture: StepCapture) -> dict[str, Any]:
         entries = {name: self._entry(name, tops) for name in self._entries}
@@ -203,7 +205,9 @@ def _unmatched(tops: Collection[TopPlan]) -> list[str]:
     return [text for key, text in said[0].items() if all(key in other for other in said)]
 
 
-def _describe(plan: TopPlan, path: str, module: Any, seen: dict[int, str]) -> dict[str, Any]:
+def _describe(
+    plan: TopPlan, path: str, module: Any, seen: dict[int, str], trainable: dict[int, bool | None]
+) -> dict[str, Any]:
     parameters = {}
     for name, parameter in module._parameters.items():
         if parameter is not None:
@@ -211,7 +215,7 @@ def _describe(plan: TopPlan, path: str, module: Any, seen: dict[int, str]) -> di
             parameters[name] = {
                 "shape": list(parameter.shape),
                 "count": parameter.numel(),
-                "trainable": parameter.requires_grad,
+                "trainable": parameter.requires_grad or bool(trainable.get(id(parameter))),
                 "tied_to": seen.get(id(parameter)),
             }
             seen.setdefault(id(parameter), node)

@@ -23,7 +23,7 @@ from comgra_decl.hooks.calling import (
     is_no_step,
     torch_variable,
 )
-from comgra_decl.hooks.nested import first_batch_size, tensors_in
+from comgra_decl.hooks.nested import first_batch_size, gradient_function, tensors_in
 from comgra_decl.hooks.plans import ModulePlan, TopPlan
 from comgra_decl.hooks.reading.ends import Ends, input_role
 from comgra_decl.hooks.reading.native import NativeCalls
@@ -340,7 +340,7 @@ class ModuleTracer:
         """
         if self._model_called or not plan.top.parametric:
             return False
-        return all(tensor.grad_fn is None for _, tensor in tensors_in((args, kwargs)))
+        return all(gradient_function(tensor) is None for _, tensor in tensors_in((args, kwargs)))
 
     def _begin(self, capture: StepCapture) -> None:
         """The first model of a step is called; the step before may have been dropped."""

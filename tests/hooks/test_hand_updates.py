@@ -283,3 +283,79 @@ def test_the_programs_word_ends_steps_where_it_is_given() -> None:
     assert run.faults == []
     assert [s.info.step for s in run.steps] == [0, 1, 2]
     assert all(run.has("2", iteration=1, step=k) for k in range(3))
+
+
+@pytest.mark.parametrize("update", [in_place, through_data])
+@pytest.mark.parametrize("first", ["hand", "torch"])
+@pytest.mark.parametrize("spec", [EVERYTHING, SPARSE])
+def test_what_is_updated_by_hand_beside_an_optimizer_has_its_gradients(
+    spec: Any, first: str, update: Callable[[torch.Tensor, torch.Tensor], None]
+) -> None:
+    """From the second record on; only a parameter that moves tells that somebody updates it."""
+    torch.manual_seed(0)
+    model = net()
+    by_hand = [parameter for parameter in model.parameters() if parameter.dim() == 1]
+    optimizer = torch.optim.SGD([p for p in model.parameters() if p.dim() > 1], 0.1)
+    truth: list[dict[str, float]] = []
+
+    def write() -> None:
+        for parameter in by_hand:
+            assert parameter.grad is not None
+            update(parameter, parameter.grad)
+
+    with recording(spec) as run:
+        for _ in range(12):
+            model(torch.randn(4, 3)).square().mean().backward()
+            grads = {n: p.grad for n, p in model.named_parameters() if p.grad is not None}
+            truth.append({name: grad.sum().item() for name, grad in grads.items()})
+            if first == "hand":
+                write()
+            optimizer.step()
+            if first == "torch":
+                write()
+            model.zero_grad()
+    steps = [step.info.step for step in run.steps]
+    assert len(steps) > 2
+    for number, step in list(enumerate(steps))[1:]:
+        for name, expected in truth[step].items():
+            node, role = name.split(".")
+            seen = run.total(node, role, step=number, pass_="grad")
+            assert seen == pytest.approx(expected, rel=1e-5, abs=1e-6)
+
+
+def test_gradients_that_nobody_uses_are_none_of_the_record() -> None:
+    """A pretrained part that was not switched off gets gradients, and no optimizer has it."""
+    model = net()
+    optimizer = torch.optim.SGD(model[2].parameters(), 0.1)
+    with recording(EVERYTHING) as run:
+        for _ in range(4):
+            optimizer.zero_grad()
+            model(torch.randn(4, 3)).square().mean().backward()
+            optimizer.step()
+    graded = {key.node for key in run.slots if key.pass_ == "grad" and key.role == "weight"}
+    assert graded == {"2"}
+
+
+@pytest.mark.parametrize("turn", [True, False])
+def test_a_parameter_that_is_trained_by_turns_or_later_is_no_frozen_one(turn: bool) -> None:
+    model = net()
+    optimizer = torch.optim.SGD(model.parameters(), 0.1)
+    model[0].requires_grad_(turn)
+    model[2].weight.requires_grad_(False)
+    with recording(EVERYTHING) as run:
+        for step in range(6):
+            if turn or step == 3:
+                model[0].requires_grad_(True)
+            optimizer.zero_grad()
+            model(torch.randn(4, 3)).square().mean().backward()
+            if turn:  # as a GAN does with its discriminator
+                model[0].requires_grad_(False)
+            optimizer.step()
+    told = [step.documents["modules"] for step in run.steps if "modules" in step.documents]
+    assert trainable(told[0]) == {"0": turn, "2": False}
+    assert trainable(told[-1]) == {"0": True, "2": False}
+
+
+def trainable(modules: Any) -> dict[str, bool]:
+    """Whether each weight is said to be trained."""
+    return {m["node"]: m["parameters"]["weight"]["trainable"] for m in modules if m["parameters"]}

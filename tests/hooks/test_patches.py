@@ -410,3 +410,14 @@ def _is_namespace(node: ast.expr) -> bool:
     if isinstance(node, ast.Attribute):
         return node.attr == "__dict__"
     return isinstance(node, ast.Call) and ast.unparse(node.func) in ("vars", "globals")
+
+
+def test_what_torch_may_refuse_to_tell_is_read_in_one_place() -> None:
+    """`grad_fn` of some views raises; nothing but `gradient_function` asks for it."""
+    readers = [
+        name
+        for name, tree in sources()
+        for node in ast.walk(tree)
+        if isinstance(node, ast.Attribute) and node.attr == "grad_fn"
+    ]
+    assert readers == ["hooks/nested.py"]

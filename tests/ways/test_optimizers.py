@@ -85,6 +85,47 @@ def test_a_closure_that_is_called_many_times() -> None:
     prove(training)
 
 
+class Filter(nn.Module):
+    """Multiplies frequencies with a complex parameter."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear = nn.Linear(4, 4)
+        self.weight = nn.Parameter(torch.randn(3, dtype=torch.cfloat))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return torch.fft.irfft(torch.fft.rfft(self.linear(x)) * self.weight, n=4)
+
+
+@pytest.mark.parametrize("search", [None, "strong_wolfe"])
+def test_complex_parameters_whose_views_do_not_tell_their_graph(search: str | None) -> None:
+    """LBFGS changes what it made views of without gradients: their `grad_fn` cannot be read."""
+
+    def training(told: Told) -> Outcome:
+        model = Filter()
+        optimizer = torch.optim.LBFGS(model.parameters(), max_iter=3, line_search_fn=search)
+        x, losses = torch.randn(8, 4), []
+        calls = 0
+
+        def closure() -> torch.Tensor:
+            nonlocal calls
+            optimizer.zero_grad()
+            answer = model(x)
+            told("Filter", answer, iteration=calls)
+            loss = F.mse_loss(answer, x.flip(0))
+            loss.backward()
+            calls += 1
+            return loss
+
+        for _ in range(4):
+            calls = 0
+            losses.append(optimizer.step(closure).detach().item())
+            told.end()
+        return outcome(losses, model)
+
+    prove(training)
+
+
 @pytest.mark.parametrize("how", ["data", "no_grad"])
 def test_updates_written_by_hand_are_steps(how: str) -> None:
     def training(told: Told) -> Outcome:

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from comgra_decl.hooks.nested import tensors_in
+from comgra_decl.hooks.nested import gradient_function, tensors_in
 from comgra_decl.hooks.when.types import find_input
 from comgra_decl.spec.samples import CategoryFunction, CategoryInput
 
@@ -92,9 +92,11 @@ class Categories:
 
     def loss(self, loss: torch.Tensor) -> None:
         """`backward()` is called on `loss`: autograd knows what it was compared with."""
-        if self._by == "target" and self._labels is None and loss.grad_fn is not None:
+        if self._by == "target" and self._labels is None:
             try:
-                self._look_for_target(_saved_targets(loss.grad_fn))
+                function = gradient_function(loss)
+                if function is not None:
+                    self._look_for_target(_saved_targets(function))
             except Exception as error:
                 self._fail(error)
 

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from comgra_decl.hooks.nested import tensors_in
+from comgra_decl.hooks.nested import gradient_function, tensors_in
 from comgra_decl.hooks.reading.gradients import loss_node
 from comgra_decl.hooks.reading.slots import Slot
 from comgra_decl.hooks.reading.targets import Targets
@@ -48,7 +48,7 @@ class Ends:
         if iteration is None:
             return
         for path, tensor in (*tensors_in(args), *tensors_in(kwargs)):
-            if tensor.grad_fn is not None:  # computed by another part of the model
+            if gradient_function(tensor) is not None:  # computed by another part of the model
                 continue
             slot = capture.in_pass(self._input(input_role(path), iteration))
             dim = capture.batch_dim(tensor, "auto")

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import nn
 
+from comgra_decl.hooks.hand_updates import Look, is_there
 from comgra_decl.hooks.reading.gradients import unused
 
 if TYPE_CHECKING:
@@ -27,9 +28,14 @@ class Parameters:
     Parameters and buffers when the forward pass begins; gradients, optimizer states and updates
     around the optimizer's step. An update by hand (`p -= lr * p.grad`) has no such moment: its
     gradients are kept when backward ends, and only the next forward pass tells what came of them.
+    Beside an optimizer's step, those are read when the step ends, of parameters that no optimizer
+    holds and that have moved since the last record.
 
     Args:
         on_fault: called with an exception of our own in backward; the program never sees it.
+
+    Attributes:
+        held: returns the ids of the parameters that optimizers hold.
     """
 
     def __init__(self, *, on_fault: Callable[[BaseException], None]) -> None:
@@ -46,6 +52,10 @@ class Parameters:
         self._left: dict[TensorPlan, tuple[torch.Tensor, int, torch.Tensor]] = {}
         self._shares: dict[TensorPlan, dict[str, torch.Tensor]] = {}
         self._read_gradients = False  # whether those of the step that is running have been
+        self._read_of: set[TensorPlan] = set()  # whose gradients were, in this step
+        # as the forward pass found them: the gradient and its version
+        self._found: dict[TensorPlan, tuple[torch.Tensor | None, int]] = {}
+        self.held: Callable[[], set[int]] = set
 
     # -- who is who ----------------------------------------------------------------------------
 
@@ -80,10 +90,23 @@ class Parameters:
             if type(tensor) is torch.Tensor and tensor_plan.slot.kind == "parameter":
                 self._lent.append(tensor_plan)
             wanted = tensor_plan.capture
+            if wanted.parameter_grad and tensor_plan.slot.kind == "parameter":
+                self._find(tensor_plan, tensor)
             if wanted.buffer if tensor_plan.slot.kind == "buffer" else wanted.parameter:
                 capture.add(tensor_plan.slot, tensor, batch_dim=None, values=wanted.values)
             if wanted.parameter_grad_raw and capture.followed:
                 self._watch(tensor_plan, tensor, capture)
+
+    def _find(self, plan: TensorPlan, parameter: torch.Tensor) -> None:
+        """Notes what is there before the step, to tell what the step has changed."""
+        if plan in self._found or parameter.is_inference():
+            return
+        gradient = parameter.grad
+        self._found[plan] = gradient, 0 if gradient is None else gradient._version
+        look = plan.look
+        plan.moved = look is not None and look.parameter() is parameter and look.is_written()
+        if look is not None:
+            plan.look = Look.at(parameter) if is_there(parameter) else None
 
     def _watch(self, plan: TensorPlan, parameter: torch.Tensor, capture: StepCapture) -> None:
         """Sees the gradients of a parameter before anybody clips, scales or clears them."""
@@ -153,6 +176,7 @@ class Parameters:
             used = copy if cleared else gradient
             slot = unused(capture, plan.slot, "grad")
             capture.add(slot, used, batch_dim=None, values=plan.capture.values)
+            self._read_of.add(plan)
         self._left.clear()
 
     # -- the optimizer's step ------------------------------------------------------------------
@@ -178,6 +202,7 @@ class Parameters:
         if plan is not None and plan.capture.parameter_grad and parameter.grad is not None:
             slot = unused(capture, plan.slot, "grad")
             capture.add(slot, parameter.grad, batch_dim=None, values=plan.capture.values)
+            self._read_of.add(plan)
 
     def _remember(self, parameters: Iterable[torch.Tensor]) -> None:
         for parameter in parameters:
@@ -239,11 +264,38 @@ class Parameters:
         """Reads what no optimizer asked for: gradients left over, and the shares of backwards."""
         for plan in list(self._raw):
             self._write_raw(plan, capture)
+        fresh = [plan for plan in self._found if self._is_fresh(plan)]
+        if self._read_of:  # an optimizer has stepped
+            self._read_beside(fresh, capture)
+        for plan in self._found:
+            parameter = plan.tensor
+            plan.trainable = parameter is not None and parameter.requires_grad
+        for plan in fresh:  # some are trained by turns, and frozen when their turn is over
+            plan.trainable = True
         for plan, shares in self._shares.items():
             for pass_, gradient in shares.items() if len(shares) > 1 else ():
                 slot = unused(capture, plan.slot, capture.backwards.share(pass_))
                 capture.add(slot, gradient, batch_dim=None, values=plan.capture.values)
         self.release()
+
+    def _is_fresh(self, plan: TensorPlan) -> bool:
+        """Whether the step in progress has given a parameter a gradient, or changed it."""
+        parameter, (before, version) = plan.tensor, self._found[plan]
+        gradient = None if parameter is None else parameter.grad
+        return gradient is not None and (gradient is not before or gradient._version != version)
+
+    def _read_beside(self, fresh: list[TensorPlan], capture: StepCapture) -> None:
+        """Reads the gradients of what the program updates itself, beside its optimizers."""
+        others = [plan for plan in fresh if plan not in self._read_of]
+        held = self.held() if others else set()
+        for plan in others:
+            parameter = plan.tensor
+            if parameter is None or id(parameter) in held:
+                continue
+            if plan.moved or (plan.look is not None and plan.look.is_written()):
+                self._read_gradient(parameter, capture)
+            if is_there(parameter):
+                plan.look = Look.at(parameter)
 
     def begin(self) -> None:
         """A step begins: forgets the gradients of one that was dropped."""
@@ -251,6 +303,8 @@ class Parameters:
             handle.remove()
         for held in (self._handles, self._watched, self._raw, self._left, self._shares, self._lent):
             held.clear()
+        self._read_of.clear()
+        self._found.clear()
         self._used.clear()
 
     def release(self) -> None:

@@ -13,7 +13,7 @@ import torch
 
 from comgra_decl.hooks import modes
 from comgra_decl.hooks.calling import is_no_step
-from comgra_decl.hooks.nested import tensors_in
+from comgra_decl.hooks.nested import gradient_function, tensors_in
 from comgra_decl.hooks.reading.slots import Slot
 
 if TYPE_CHECKING:
@@ -138,11 +138,11 @@ class Targets(modes.OwnMode):
         if not inputs or _only_makes(name):
             _note(self._made, (t for t in results if not t.requires_grad))
             return
-        computed = [tensor for tensor in inputs if tensor.grad_fn is not None]
+        computed = [tensor for tensor in inputs if gradient_function(tensor) is not None]
         if computed and any(tensor.requires_grad for tensor in results):
             for tensor in self._candidates(func, args, kwargs, inputs, computed):
                 self._take(capture, tensor)
-        derived = [tensor for tensor in results if tensor.grad_fn is None]
+        derived = [tensor for tensor in results if gradient_function(tensor) is None]
         if derived and (computed or any(_is_in(self._known, t) for t in inputs)):
             _note(self._known, derived)
         elif derived and all(_is_in(self._made, t) for t in inputs):

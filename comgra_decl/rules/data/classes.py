@@ -26,6 +26,7 @@ class ClassCounts:
             enough = window.samples(np.array([slot]))[:, 0] >= FEWEST
             if found is not None and enough.any():
                 counts, ranges = found
+                enough &= np.isfinite(ranges).all(1)  # else the record has no such target
                 _count(self.by_slot.setdefault(slot, {}), counts[enough], ranges[enough])
 
     @property
@@ -52,12 +53,14 @@ def _classes(table: SlotTable) -> Slots:
 
 
 def _count(known: dict[int, int], counts: NDArray[np.int_], ranges: NDArray[np.float64]) -> None:
+    if not len(ranges):
+        return
     if not (ranges == ranges[:1]).all():  # nearly always all batches have the same classes
         for row, ends in zip(counts, ranges, strict=True):
             _count(known, row[None], ends[None])
         return
     (low, high), total = ranges[0].tolist(), counts.sum(0)
-    if not np.isfinite(low) or not total.any() or high - low > len(total):
+    if not total.any() or high - low > len(total):
         return
     width = (high - low) / len(total)
     bins = np.flatnonzero(total)

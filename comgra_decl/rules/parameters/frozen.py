@@ -29,8 +29,9 @@ class FrozenMoves(SlotRule):
     severity = "error"
     certainty = 0.85
     definition = (
-        "A parameter with requires_grad=False, when its module was first seen, changes its l2 norm "
-        "by more than a millionth from record to record, `patience` times in a row."
+        "A parameter with requires_grad=False, in the last record, to which that gave no gradient, "
+        "changes its l2 norm by more than a millionth from record to record, `patience` times in a "
+        "row."
     )
     source = "The debugging chapter on frozen layers; Adam and weight decay move what has a .grad."
     advice = (
