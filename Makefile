@@ -16,10 +16,10 @@ export PIP_NO_COMPILE := 1
 export PYTHONDONTWRITEBYTECODE :=
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test test-long check lint format bench neutrality scripts docs clean browser
+.PHONY: help demo test test-long test-peers check lint format bench neutrality scripts docs clean browser
 
 help:  ## show this list
-	@sed -n 's/^\([a-z]*\):.*## */  make \1\t/p' $(MAKEFILE_LIST) | expand -t 18
+	@sed -n 's/^\([a-z-]*\):.*## */  make \1\t/p' $(MAKEFILE_LIST) | expand -t 18
 
 demo: $(VENV)/.demo  ## train the tutorial with tracing and look at it (Ctrl-C ends it)
 	@$(BIN)/python examples/demo.py $(ARGS)
@@ -32,6 +32,10 @@ check: $(VENV)/.test browser
 
 test-long: $(VENV)/.test browser  ## the long suites: kills, damage, folders of strangers, sessions
 	@CHROMIUM="$$(.ci/chromium)" $(BIN)/python -m pytest -m slow --durations=0 $(ARGS)
+
+test-peers: $(VENV)/.test  ## hold what the benchmarks say of other tools against their own files
+	@$(BIN)/python -m benchmarks.peers
+	@$(BIN)/python -m pytest tests/benchmarks/test_comgra_peer.py $(ARGS)
 
 lint: $(VENV)/.test  ## ruff and mypy only
 	$(BIN)/ruff check

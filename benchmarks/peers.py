@@ -40,3 +40,7 @@ def _installer() -> list[str]:
         return [sys.executable, "-m", "pip", "install"]
     uv = shutil.which("uv") or "uv"
     return [uv, "pip", "install", "--python", sys.executable]
+
+
+if __name__ == "__main__":
+    sys.exit(not install())
