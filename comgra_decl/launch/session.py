@@ -5,7 +5,9 @@ from __future__ import annotations
 import atexit
 import logging
 import os
+import sys
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -383,11 +385,10 @@ class Session:
         self._fault = error
         if self._writer is not None:
             self._writer.lack(error)
-        _log.error(
+        _report(
             "tracing has stopped because of an error in comgra_decl itself; the training goes on "
-            "untouched, and what was recorded until now is kept in %s",
-            self.path,
-            exc_info=error,
+            f"untouched, and {self._remains('recorded')}",
+            error,
         )
 
     def _store_failed(self, error: BaseException) -> None:
@@ -396,10 +397,29 @@ class Session:
         if self._hooks is not None:
             self._hooks.stop()
         lacks = isinstance(error, NoMemoryError)
-        _log.error(
-            "recording has stopped because %s (%s); the training goes on untouched, and what was "
-            "committed until now is kept in %s",
-            "memory is short" if lacks else "the store cannot be written",
-            error,
-            self.path,
+        why = "memory is short" if lacks else "the store cannot be written"
+        reason = (str(error) or type(error).__name__).rstrip(".")
+        _report(
+            f"recording has stopped because {why} ({reason}); the training goes on untouched, and "
+            f"{self._remains('committed')}"
         )
+
+    def _remains(self, what: str) -> str:
+        """Says what there is of the run: somebody may have removed it, or nothing was written."""
+        from comgra_decl.store.database import database_place
+        from comgra_decl.store.folder import MANIFEST
+
+        place = None if self._place is None else self._place.path
+        database = None if place is None else database_place(place)
+        if isinstance(database, Path) and not (database / MANIFEST).exists():
+            return f"there is no run in {self.path}"
+        return f"what was {what} until now is kept in {self.path}"
+
+
+def _report(text: str, error: BaseException | None = None) -> None:
+    """Logs why nothing more is recorded; past the program's logging if that fails."""
+    try:
+        _log.error("%s", text, exc_info=error)
+    except BaseException:  # noqa: BLE001  (a handler, a filter, a clock of the program's may raise)
+        with suppress(Exception):
+            sys.stderr.write(f"comgra: {text}\n")

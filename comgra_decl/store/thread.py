@@ -27,6 +27,7 @@ _SAID_PATIENCE = 5.0  # seconds for which what was said of steps waits for a rec
 _SAID_SHARE, _SAID_LONGEST = 0.01, 20.0  # more in old runs: a commit of its own takes 4 kB
 _BLOCK_PATIENCE = 3.0  # most seconds that records wait for the rest of their block
 _STRETCH, _LONGEST_INTERVAL = 0.005, 10.0  # share of a run's age between its commits: few files
+_LOOK = 1.0  # seconds between looks, while waiting for room, whether the thread still lives
 
 
 class WriterThread:
@@ -62,7 +63,8 @@ class WriterThread:
             transform: turns raw steps, in order, into batches; called on the thread.
             commit_interval: least seconds between commits; 0: commit whatever there is, always.
             queue_bytes: most bytes waiting or being written.
-            on_error: told of the error that ends the tracing, once, on the thread.
+            on_error: told of the error that ends the tracing, once; on the thread, unless that has
+                died unheard.
             patience: seconds for which a full disk is waited for.
             flush: given where `transform` drops steps or holds them back; returns, on the thread,
                 what is left of those when no more come.
@@ -91,6 +93,7 @@ class WriterThread:
         self._since = 0.0  # end of the last commit
         self._closing = False
         self._failed = False
+        self._told_end = False  # the thread has ended, and all that there is to say is said
         self._lacks: str | None = None
         self._usage = Usage()
         self._pid = os.getpid()
@@ -106,6 +109,7 @@ class WriterThread:
         """Hands over one step; blocks while the queue is full, drops it after a fatal error."""
         if os.getpid() != self._pid:  # a forked child: its copy of the lock may be held for ever
             return
+        self._report_death()
         size = raw.nbytes
         with self._room:
             if not self._has_room(size):
@@ -119,6 +123,7 @@ class WriterThread:
         """Hands over what was said of steps, under the same limit as `put`."""
         if os.getpid() != self._pid:
             return
+        self._report_death()
         size = said.nbytes
         with self._room:
             if not self._has_room(size):
@@ -149,6 +154,7 @@ class WriterThread:
         self._thread.join(timeout)
         if self._thread.is_alive():
             self.fail(StoreError(f"the last records could not be written within {timeout} s."))
+        self._report_death()
 
     def lack(self, error: BaseException) -> None:
         """Takes note that nothing more comes because of an error, for those who read the run."""
@@ -166,12 +172,22 @@ class WriterThread:
         if first:
             self._on_error(error)
 
+    def _report_death(self) -> None:
+        """Fails if the thread has died without a word: nothing would be written any more.
+
+        It answers for whatever is raised below `_run`. What it cannot catch is raised around
+        that: by a profiler or debugger that follows all threads, say.
+        """
+        if not (self._told_end or self._thread.is_alive()):
+            self.fail(StoreError("the thread that writes has died"))
+
     def _has_room(self, size: int) -> bool:
         """Waits, with the lock held, until the queue takes `size` bytes; False: it is over."""
         if self._bytes and self._bytes + size > self._limit and not self._ended:
             since = time.monotonic()
             while self._bytes and self._bytes + size > self._limit and not self._ended:
-                self._room.wait()
+                if not self._room.wait(_LOOK) and not self._thread.is_alive():
+                    return False  # the next call reports it
             self._usage.waited += time.monotonic() - since
         return not self._ended
 
@@ -198,10 +214,13 @@ class WriterThread:
                 ended = partial(writer.close, error=self._lacks)
                 self._patiently(ended)
         except BaseException as error:  # noqa: BLE001 - the training must never notice
-            self.fail(error)
-            if not isinstance(error, MemoryError):  # writing takes some
-                _close_after(writer, error)
+            try:
+                self.fail(error)
+            finally:
+                if not isinstance(error, MemoryError):  # writing takes some
+                    _close_after(writer, error)
         finally:
+            self._told_end = True
             self._batches, self._said = [], []  # the training may need their memory
             self._flush = self._last = None
 

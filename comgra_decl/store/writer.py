@@ -89,7 +89,7 @@ class RunWriter:
         with database.writing("the resumption of the run"):
             commit = Commit(database)
             if commit.read(HEAD_KEY) != database.encode(HEAD_KEY, dict(reader.head)):
-                raise StoreError(f"{database.path}: another writer has changed this run; stopping.")
+                raise StoreError(f"{database.path}: another writer has changed this run.")
             meta.writer = writer_identity()
             head = resumed_head(reader.head, meta)
             key = SESSION_KEY.format(len(head["sessions"]) + 1)
@@ -162,10 +162,9 @@ class RunWriter:
             place = self._db.place
             if isinstance(place, Path) and not (place / MANIFEST).exists():
                 raise StoreError(
-                    f"the run's folder {str(place.parent)!r} is gone (removed, moved or "
-                    "unmounted); stopping."
+                    f"the run's folder {str(place.parent)!r} is gone: removed, moved or unmounted."
                 )
-            raise StoreError(f"{self._db.path}: another writer has changed this run; stopping.")
+            raise StoreError(f"{self._db.path}: another writer has changed this run.")
         return commit
 
     def _finish(self, commit: Commit, head: dict[str, Any]) -> None:

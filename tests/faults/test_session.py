@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import shutil
 import sys
+import threading
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -17,6 +18,7 @@ from comgra_decl.launch.session import Session
 from comgra_decl.records import RawStep
 from comgra_decl.stats import Reducer
 from comgra_decl.store import RunWriter, WriterThread
+from comgra_decl.store.usage import Usage
 from tests.faults.program import SPEC, training
 from tests.store.test_full_disk import in_namespace
 from tests.store.threads import until
@@ -127,11 +129,13 @@ def test_a_run_whose_folder_is_removed_meanwhile(
         shutil.rmtree(session.path)
 
     with caplog.at_level(logging.ERROR, "comgra_decl"):
-        found, _ = traced(tmp_path, remove)
+        found, path = traced(tmp_path, remove)
     same(plain, found)
     (said,) = stopped(caplog)
-    assert "is gone (removed, moved or unmounted)" in said
+    assert "is gone: removed, moved or unmounted" in said
     assert "another writer" not in said
+    assert "kept in" not in said
+    assert f"there is no run in {path}" in said
 
 
 def test_no_memory_to_reduce_a_tensor(
@@ -215,6 +219,86 @@ def test_a_writers_thread_that_dies_between_commits(
     assert attached() == before
     assert len(stopped(caplog)) == 1
     assert len(comgra.open_run(path).records) >= 1, "what was committed is still read"
+
+
+class Unheard(BaseException):
+    """No Exception: nobody catches it by chance."""
+
+
+@pytest.mark.parametrize(
+    "kind", [SystemExit, KeyboardInterrupt, GeneratorExit, Unheard, StoreError]
+)
+@pytest.mark.parametrize("where", ["start", "factory"])
+def test_a_writers_thread_that_dies_at_its_start(
+    plain: Outcome,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+    where: str,
+    kind: type[BaseException],
+) -> None:
+    def dies(*_: Any) -> Any:
+        raise kind
+
+    if where == "start":
+        monkeypatch.setattr(Usage, "start", dies)
+    else:
+        monkeypatch.setattr(RunWriter, "create", dies)
+    before = attached()
+    with caplog.at_level(logging.ERROR, "comgra_decl"):
+        found, path = traced(tmp_path)
+    same(plain, found)
+    assert attached() == before
+    (said,) = stopped(caplog)
+    assert kind.__name__ in said
+    assert said.endswith(f"there is no run in {path}")
+
+
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")
+def test_a_writers_thread_that_dies_before_anything_of_ours_is_called(
+    plain: Outcome, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    def profiler(*_: Any) -> None:
+        if threading.current_thread().name == "comgra-writer":
+            raise Unheard
+
+    threading.setprofile(profiler)
+    try:
+        with caplog.at_level(logging.ERROR, "comgra_decl"):
+            found, path = traced(tmp_path)
+    finally:
+        threading.setprofile(None)
+    same(plain, found)
+    (said,) = stopped(caplog)
+    assert "the thread that writes has died" in said
+    assert said.endswith(f"there is no run in {path}")
+
+
+def test_recording_that_stops_while_the_programs_logging_is_broken(
+    plain: Outcome,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capfd: pytest.CaptureFixture[str],
+) -> None:
+    def broken_filter(_: logging.LogRecord) -> bool:
+        if threading.current_thread().name == "comgra-writer":
+            raise Unheard
+        return False
+
+    log = logging.getLogger("comgra_decl")
+    monkeypatch.setattr(log, "filters", [broken_filter])
+    monkeypatch.setattr(RunWriter, "commit", broken(2, StoreError("the disk burns.")))
+    monkeypatch.setattr(WriterThread, "put", committed(WriterThread.put))
+    found, path = traced(tmp_path)
+    same(plain, found)
+    told = capfd.readouterr().err
+    assert "Traceback" not in told
+    expected = (
+        "comgra: recording has stopped because the store cannot be written (the disk burns); the "
+        f"training goes on untouched, and what was committed until now is kept in {path}"
+    )
+    assert told.splitlines() == [expected]
+    assert comgra.open_run(path).error == "StoreError: the disk burns."
 
 
 FULL_DISK = """

@@ -189,6 +189,33 @@ def test_a_run_that_cannot_be_created_is_told(tmp_path: Path) -> None:
     assert "already holds a run" in str(errors[0])
 
 
+def test_a_thread_that_dies_without_a_word_holds_up_nobody_and_is_told_once(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    dies = threading.Event()
+    monkeypatch.setattr(WriterThread, "_run", lambda _: dies.wait(PATIENCE))
+    thread, errors = thread_of(FakeWriter(), queue_bytes=raw(0).nbytes)
+    thread.put(raw(0))
+    training = threading.Thread(target=thread.put, args=[raw(1)])
+    training.start()  # waits for room
+    dies.set()
+    training.join(PATIENCE)
+    assert not training.is_alive()
+    thread.put(raw(2))
+    thread.put(raw(3))
+    thread.close(PATIENCE)
+    assert [str(error) for error in errors] == ["the thread that writes has died"]
+
+
+def test_a_thread_that_died_after_the_last_step_is_told_at_the_end(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(WriterThread, "_run", lambda _: None)
+    thread, errors = thread_of(FakeWriter())
+    thread.close(PATIENCE)
+    assert [str(error) for error in errors] == ["the thread that writes has died"]
+
+
 def test_closing_does_not_wait_for_ever() -> None:
     writer = FakeWriter()
     thread, errors = thread_of(writer)
