@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING
 
 from rich.table import Table
@@ -23,7 +23,15 @@ def print_verdict(verdict: Verdict) -> None:
         facts.add_row(name, text)
     out.print(facts)
     if verdict.damages:
-        out.print("", _damages(verdict), sep="\n")
+        out.print("", _damages(verdict.damages), sep="\n")
+
+
+def print_beside(damages: Sequence[Damage]) -> None:
+    """Prints what is damaged beside the databases of a run, which no version of them holds."""
+    out = console()
+    out.print("", Text("damaged beside the trace", style="red"), sep="\n")
+    out.print(_damages(damages))
+    out.print("Repeat the experiment with --for RUN: it notes its verdict anew.")
 
 
 def _facts(verdict: Verdict) -> Iterator[tuple[str, str | Text]]:
@@ -52,11 +60,11 @@ def _facts(verdict: Verdict) -> Iterator[tuple[str, str | Text]]:
         )
 
 
-def _damages(verdict: Verdict) -> Table:
+def _damages(damages: Sequence[Damage]) -> Table:
     table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0), header_style="bold")
     for heading in ("where", "steps", "what cannot be seen", "because"):
         table.add_column(heading, overflow="fold")
-    for damage in verdict.damages:
+    for damage in damages:
         table.add_row(damage.where, _steps(damage), damage.lost, damage.reason)
     return table
 

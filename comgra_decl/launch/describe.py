@@ -52,6 +52,8 @@ def describe_run(run: Run) -> dict[str, Any]:
         "kpis": _latest_kpis(run.kpis()),
         "notes": _rows(run.notes()),
         "findings": _rows(run.findings()),
+        "experiments": [vars(check) for check in run.experiments()],
+        "losses": run.losses,
         "report": _plain(run.report),
         "spec": run.spec.model_dump(mode="json"),
         "config": _plain(run.config),

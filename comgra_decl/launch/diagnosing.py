@@ -68,6 +68,7 @@ def described(
         "findings": [finding.to_json() for finding in diagnosis.findings],
         "together": [correlation.to_json() for correlation in together],
         "checked": diagnosis.checked,
+        "losses": [*diagnosis.losses],
         "unchecked": {entry.rule: entry.reason for entry in diagnosis.unchecked},
     }
 

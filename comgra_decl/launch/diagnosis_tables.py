@@ -51,6 +51,10 @@ def print_diagnosis(
             out.print(Padding(Text(f"- {correlation.sentence}"), (0, 0, 0, 3)))
     if diagnosis.unchecked:
         out.print("", _unchecked(diagnosis), sep="\n")
+    if diagnosis.losses:
+        out.print("", Text("Left out because it is damaged", style="bold red"), sep="\n")
+        for loss in diagnosis.losses:
+            out.print(Padding(Text(f"- {loss}"), (0, 0, 0, 3)))
 
 
 def _title(run: Run, diagnosis: Diagnosis, count: int, explained: int) -> Text:

@@ -129,7 +129,7 @@ def _facts(run: dict[str, Any]) -> Iterator[tuple[str, str | Text]]:
     if writer := run["report"].get("writer"):
         share = f"{writer['share']:.1%} of a core ({writer['cpu']:.1f} s)"
         yield "writing took", f"{share}; the training waited {writer['waited']:.1f} s for it"
-    for loss in run["report"].get("losses", []):
+    for loss in run["losses"]:
         yield "lost", Text(str(loss), style="red")
     for remark in remarks(run["report"]):
         yield "warning", Text(remark, style="yellow")

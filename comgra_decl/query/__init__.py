@@ -7,7 +7,7 @@ run.value("blocks.0.attn", step=100)        # numpy array [samples, ...]
 ```
 """
 
-from comgra_decl.store.checks import NotedCheck
+from comgra_decl.store.checks import NotedCheck, NotedChecks
 from comgra_decl.store.location import Location, Remote, location
 from comgra_decl.store.reader import limit_cache
 
@@ -21,6 +21,7 @@ __all__ = [
     "Group",
     "Location",
     "NotedCheck",
+    "NotedChecks",
     "Remote",
     "Run",
     "RunSummary",

@@ -11,7 +11,7 @@ import pandas as pd
 from numpy.typing import NDArray
 
 from comgra_decl.records import Structure
-from comgra_decl.store.checks import NotedCheck, noted_checks
+from comgra_decl.store.checks import NotedCheck
 from comgra_decl.store.parts import Part
 
 from . import derived, distributions, graphs, statistics, xarrays
@@ -119,9 +119,10 @@ class Run(RunFacts):
     def experiments(self) -> list[NotedCheck]:
         """Returns the verdicts of experiments with the script that were noted beside the run.
 
-        `comgra-decl overfit-one-batch --for RUN` and `batch-mixing --for RUN` note theirs.
+        `comgra-decl overfit-one-batch --for RUN` and `batch-mixing --for RUN` note theirs. One that
+        cannot be read is left out; `losses` says so, `noted` why.
         """
-        return noted_checks(self.path)
+        return list(self.noted().verdicts)
 
     def document(self, name: str) -> Any:
         """Returns the newest document of a name as it was stored, None where there is none.

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import logging
 from typing import TYPE_CHECKING, Any, Self
 
 import pandas as pd
 
 from comgra_decl.errors import DamagedRunError
+from comgra_decl.store.checks import NotedChecks, noted_checks
 from comgra_decl.store.location import Location, Where, location
 
 from .joined_view import JoinedView
@@ -18,6 +20,8 @@ from .tables import sessions_table
 if TYPE_CHECKING:
     from comgra_decl.spec import Spec
 
+_log = logging.getLogger("comgra_decl")
+
 
 class RunFacts:
     """What is known of a run before any of its records is read; `Run` adds the records."""
@@ -27,6 +31,7 @@ class RunFacts:
         self.path: Location = location(path)
         self._reader = open_reader(self.path, rank)
         self._current: Snapshot | None = None
+        self._noted: tuple[Snapshot | None, NotedChecks | None] = None, None
         self._rank = rank
 
     # -- what it is
@@ -144,7 +149,7 @@ class RunFacts:
         documents = {
             "keep": view.document("keep"),
             "writer": self._reader.head.get("usage"),
-            "losses": view.losses,
+            "losses": self.losses,
         }
         said = {name: document for name, document in documents.items() if document}
         return (view.document("report") or {}) | said
@@ -155,9 +160,22 @@ class RunFacts:
 
         Damage is found when it is met: by opening the run, and by each read of a series, of all
         tensors or of histograms, in which such records are missing. `comgra-decl verify` looks at
-        everything.
+        everything. Verdicts of experiments count among it: see `experiments`.
         """
-        return list(self._snapshot.view.losses)
+        snapshot, checks = self._noted
+        if checks is None or snapshot is not self._snapshot:
+            checks = self.noted()
+        return [*self._snapshot.view.losses, *checks.losses]
+
+    def noted(self) -> NotedChecks:
+        """Looks for verdicts of experiments beside the run, and says why some cannot be read."""
+        _, before = self._noted
+        checks = noted_checks(self.path)
+        for loss in checks.losses:
+            if before is None or loss not in before.losses:
+                _log.warning("comgra: %s: left out because it is damaged: %s", self.path, loss)
+        self._noted = self._snapshot, checks
+        return checks
 
     def refresh(self) -> bool:
         """Looks for new records; returns whether anything is new."""

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -35,6 +35,8 @@ class Diagnosis:
         checked: names of all others.
         records: how many records of the training were looked at.
         experiments: what experiments with the script have shown, as far as it was noted.
+        unreadable: why what was noted of others cannot be read, by the name of the experiment.
+        losses: what nobody could look at because it is damaged.
     """
 
     findings: list[Finding]
@@ -42,6 +44,8 @@ class Diagnosis:
     checked: list[str]
     records: int
     experiments: tuple[NotedCheck, ...] = ()
+    unreadable: Mapping[str, str] = field(default_factory=dict)
+    losses: tuple[str, ...] = ()
 
 
 def diagnose(run: Run, rules: Rules | None = None, *, trust: bool = False) -> Diagnosis:
@@ -73,7 +77,13 @@ def _joined(diagnoses: list[Diagnosis], run: Run) -> Diagnosis:
     joined = join_findings(documents, run.ranks)
     assert joined is not None  # every rank has a document
     findings = [Finding.from_json(content) for content in joined["findings"]]
-    return replace(diagnoses[0], findings=findings, records=len(steps_shown(run)))
+    losses = dict.fromkeys(run.losses)  # the ranks were read by themselves, and met their own
+    for rank, diagnosis in zip(run.ranks, diagnoses, strict=True):
+        known = (loss for loss in diagnosis.losses if loss not in losses)
+        losses |= dict.fromkeys([f"rank {rank}: {loss}" for loss in known])
+    return replace(
+        diagnoses[0], findings=findings, records=len(steps_shown(run)), losses=tuple(losses)
+    )
 
 
 def concluded(engine: Engine, run: Run) -> Diagnosis:
@@ -82,8 +92,19 @@ def concluded(engine: Engine, run: Run) -> Diagnosis:
     could_not = {entry.rule for entry in unchecked}
     names = [name for name in engine.names if not name.startswith("_")]  # those are no rules
     checked = [name for name in names if name not in could_not]
-    records, experiments = engine.scene.records, tuple(run.experiments())
-    return Diagnosis(engine.findings(), unchecked, checked, records, experiments)
+    records = engine.scene.records
+    return beside(run, Diagnosis(engine.findings(), unchecked, checked, records))
+
+
+def beside(run: Run, diagnosis: Diagnosis) -> Diagnosis:
+    """Adds what no rule has found: what lies beside the run, and what is damaged in it."""
+    noted = run.noted()
+    return replace(
+        diagnosis,
+        experiments=noted.verdicts,
+        unreadable=noted.damaged,
+        losses=tuple(run.losses),
+    )
 
 
 def examined(

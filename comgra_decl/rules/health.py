@@ -11,14 +11,11 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
-from typing import TYPE_CHECKING, Literal
+from typing import Literal
 
 from comgra_decl.rules.catalogue import known
 from comgra_decl.rules.diagnosis import Diagnosis
 from comgra_decl.rules.finding import Finding
-
-if TYPE_CHECKING:
-    from comgra_decl.query import NotedCheck
 
 Colour = Literal["red", "amber", "green", "unchecked"]
 """red: an error was found; amber: a warning, a hint, or only what another finding explains; green:
@@ -131,7 +128,7 @@ def _family(rule: str) -> str:
 
 def _answer(question: Question, rules: Sequence[str], diagnosis: Diagnosis) -> Check:
     if question.experiment:
-        return _shown(question, diagnosis.experiments)
+        return _shown(question, diagnosis)
     against = tuple(finding for finding in diagnosis.findings if finding.rule in rules)
     if against:
         return Check(question, _worst(against), against[0].message, against)
@@ -143,14 +140,19 @@ def _answer(question: Question, rules: Sequence[str], diagnosis: Diagnosis) -> C
     return Check(question, "unchecked", "; ".join(reasons) or "no rule is on")
 
 
-def _shown(question: Question, experiments: Sequence[NotedCheck]) -> Check:
+def _shown(question: Question, diagnosis: Diagnosis) -> Check:
     """Answers by what an experiment with the script has shown."""
     command = question.experiment.replace("_", "-")
-    for noted in experiments:
-        if noted.name == question.experiment:
-            when = f"{datetime.fromtimestamp(noted.time, UTC):%Y-%m-%d %H:%M} UTC"
-            return Check(question, _COLOURS[noted.outcome], f"{noted.reason} ({command}, {when})")
-    return Check(question, "unchecked", f"comgra-decl {command} --for RUN -- train.py ARGS tells")
+    for verdict in diagnosis.experiments:
+        if verdict.name == question.experiment:
+            when = f"{datetime.fromtimestamp(verdict.time, UTC):%Y-%m-%d %H:%M} UTC"
+            said = f"{verdict.reason} ({command}, {when})"
+            return Check(question, _COLOURS[verdict.outcome], said)
+    tells = f"comgra-decl {command} --for RUN -- train.py ARGS tells"
+    damage = diagnosis.unreadable.get(question.experiment)
+    if damage is not None:
+        tells = f"there was a verdict, which cannot be read: {damage}; {tells} again"
+    return Check(question, "unchecked", tells)
 
 
 def _worst(findings: Sequence[Finding]) -> Colour:

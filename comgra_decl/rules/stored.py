@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 from comgra_decl.errors import SpecError
 from comgra_decl.rules.catalogue import build
-from comgra_decl.rules.diagnosis import Diagnosis, steps_shown
+from comgra_decl.rules.diagnosis import Diagnosis, beside, steps_shown
 from comgra_decl.rules.engine import Unchecked
 from comgra_decl.rules.finding import Finding
 
@@ -26,8 +26,7 @@ def stored(run: Run) -> Diagnosis | None:
     unchecked = [Unchecked(rule, why) for rule, why in sorted(document["unchecked"].items())]
     checked = [name for name in _names(run) if name not in document["unchecked"]]
     findings = [Finding.from_json(content) for content in document["findings"]]
-    records, experiments = len(steps_shown(run)), tuple(run.experiments())
-    return Diagnosis(findings, unchecked, checked, records, experiments)
+    return beside(run, Diagnosis(findings, unchecked, checked, len(steps_shown(run))))
 
 
 def _names(run: Run) -> list[str]:

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import json
-import logging
 import os
-from dataclasses import asdict, dataclass
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field, fields
 from pathlib import Path
 
 from comgra_decl.errors import DamagedRunError, StoreError
@@ -17,8 +17,6 @@ from .remote import Objects
 FOLDER = "checks"
 EXPERIMENTS = ("batch_mixing", "overfit_one_batch")
 """What there is to be noted."""
-
-_log = logging.getLogger("comgra_decl")
 
 _MOST = 1 << 20  # bytes of such a file that are read
 
@@ -52,7 +50,7 @@ def note_check(run: Location, check: NotedCheck) -> None:
     content = (json.dumps(asdict(check), indent=1) + "\n").encode()
     try:
         if isinstance(run, Remote):
-            Objects(run).write(f"{FOLDER}/{check.name}.json", content)
+            Objects(run).write(file_of(check.name), content)
         else:
             _write(run / FOLDER / f"{check.name}.json", content)
     except OSError as error:
@@ -66,23 +64,61 @@ def _write(path: Path, content: bytes) -> None:
     draft.replace(path)
 
 
-def noted_checks(run: Location) -> list[NotedCheck]:
-    """Returns the newest verdict of each experiment, by name; what cannot be read is left out."""
-    found = (_read(run, name) for name in EXPERIMENTS)
-    return [check for check in found if check is not None]
+@dataclass(frozen=True)
+class NotedChecks:
+    """What is noted beside a run.
+
+    Attributes:
+        verdicts: the newest of each experiment, by name.
+        damaged: why that of an experiment cannot be read; with the name of its file.
+    """
+
+    verdicts: tuple[NotedCheck, ...] = ()
+    damaged: Mapping[str, str] = field(default_factory=dict)
+
+    @property
+    def losses(self) -> list[str]:
+        """What is left out for that, a line each."""
+        return [f"the verdict of {name}: {why}" for name, why in self.damaged.items()]
 
 
-def _read(run: Location, name: str) -> NotedCheck | None:
+def noted_checks(run: Location) -> NotedChecks:
+    """Reads what is noted beside a run.
+
+    Raises:
+        StoreError: it is in a bucket that cannot be reached.
+    """
+    found: list[NotedCheck] = []
+    damaged: dict[str, str] = {}
+    for name in EXPERIMENTS:
+        try:
+            content = _content(run, file_of(name))
+            if content is not None:
+                found.append(_verdict(content, name))
+        except DamagedRunError as error:
+            damaged[name] = str(error)
+    return NotedChecks(tuple(found), damaged)
+
+
+def file_of(name: str) -> str:
+    """Returns where, below a run, the verdict of an experiment is."""
+    return f"{FOLDER}/{name}.json"
+
+
+def _verdict(content: bytes, name: str) -> NotedCheck:
+    """Returns the verdict that a file holds; whatever else it holds is damage."""
     try:
-        content = _content(run, f"{FOLDER}/{name}.json")
-        found = json.loads(content or b"null")
-        check = NotedCheck(**found) if isinstance(found, dict) else None
-    except DamagedRunError as error:
-        _log.warning("comgra: the verdict of %s is left out: %s", name, error)
-        return None
-    except (ValueError, TypeError, RecursionError):
-        return None
-    return check if check is not None and _plausible(check, name) else None
+        found = json.loads(content)
+    except RecursionError:
+        raise DamagedRunError(f"{file_of(name)!r} is damaged: nested too deeply") from None
+    except ValueError as error:
+        raise DamagedRunError(f"{file_of(name)!r} is damaged: no JSON ({error})") from None
+    keys = {entry.name for entry in fields(NotedCheck)}
+    if isinstance(found, dict) and found.keys() == keys:
+        check = NotedCheck(**found)
+        if _plausible(check, name):
+            return check
+    raise DamagedRunError(f"{file_of(name)!r} is damaged: it holds no verdict of {name}")
 
 
 def _content(run: Location, name: str) -> bytes | None:

@@ -19,6 +19,7 @@ import tensorstore as ts
 
 from comgra_decl.errors import DamagedRunError
 
+from .checks import file_of, noted_checks
 from .database import Database, new_context, newest_version
 from .inventory import Region, regions
 from .layout import HEAD_KEY, SCALAR_BLOCK, RecordColumn, scalar_block_key, scalar_piece_key
@@ -135,6 +136,14 @@ def verify(path: Where, *, progress: Progress | None = None) -> Verdict:
     elif verdict.version is not None:
         _find_whole(verdict, told)
     return verdict
+
+
+def damages_beside(run: Location) -> list[Damage]:
+    """Returns what cannot be read of what lies beside the databases of a run."""
+    return [
+        Damage(file_of(name), f"what {name} has shown", why)
+        for name, why in noted_checks(run).damaged.items()
+    ]
 
 
 def _joined(one: Damage, next_: Damage) -> Damage | None:

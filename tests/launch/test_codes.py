@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import re
 from collections.abc import Callable
@@ -254,6 +255,46 @@ def test_compact_ends_as_documented(runs: Path) -> None:
     assert code("cp", str(runs / "fine"), "small") == 0
     assert code("compact", "small") == 0
     assert code("compact", str(runs / "damaged")) == 2
+
+
+@pytest.mark.usefixtures("place")
+@pytest.mark.parametrize("content", ["[[[", "", "null", "{}"])
+def test_a_damaged_verdict_is_said_by_all_that_read_a_run(
+    runs: Path,
+    content: str,
+    capsys: pytest.CaptureFixture[str],
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    assert code("cp", str(runs / "fine"), "damaged") == 0
+    assert code("verify", "damaged") == 0
+    Path("damaged/checks").mkdir()
+    Path("damaged/checks/batch_mixing.json").write_text(content)
+    capsys.readouterr()
+    run = comgra.open_run("damaged")
+    assert run.experiments() == []
+    (loss,) = run.losses
+    assert run.report["losses"] == [loss]
+    assert "checks/batch_mixing.json" in loss
+    assert [record.getMessage() for record in caplog.records if loss in record.getMessage()]
+    for command, expected in (("show", 0), ("diagnose", 0), ("verify", 3)):
+        assert code(command, "damaged") == expected
+        told = capsys.readouterr().out
+        assert "checks/batch_mixing.json" in told, (command, told)
+        assert code(command, "damaged", "--json") == expected
+        document = json.loads(capsys.readouterr().out)
+        if command == "verify":
+            assert document["whole"] is False
+            assert [damage["where"] for damage in document["beside"]] == [
+                "checks/batch_mixing.json"
+            ]
+        else:
+            assert document["losses"] == [loss]
+        if command == "diagnose":
+            (answer,) = [
+                line for line in document["health"] if line["question"].startswith("Are samples")
+            ]
+            assert answer["colour"] == "unchecked"
+            assert "checks/batch_mixing.json" in answer["evidence"]
 
 
 ENDS: list[tuple[list[str], str, int]] = [

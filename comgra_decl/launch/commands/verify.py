@@ -23,25 +23,35 @@ def command(run: RunPath, as_json: AsJson = False) -> None:
     """
     from comgra_decl.launch.progress import bar
     from comgra_decl.store.copying import databases
-    from comgra_decl.store.verify import verify
+    from comgra_decl.store.verify import damages_beside, verify
 
     folder = run_folder(run)
     with bar() as tell:
         verdicts = [verify(path, progress=tell) for path in databases(folder)]
     whole = all(verdict.whole for verdict in verdicts)
     together = _not_joined(folder) if whole else None
-    whole = whole and together is None
+    beside = damages_beside(folder)
+    whole = whole and together is None and not beside
     if as_json:
         content = [_described(verdict) for verdict in verdicts]
-        found = {"path": str(folder), "whole": whole, "ranks": together, "databases": content}
-        print_json(found)
+        print_json(
+            {
+                "path": str(folder),
+                "whole": whole,
+                "ranks": together,
+                "databases": content,
+                "beside": [vars(damage) for damage in beside],
+            }
+        )
     else:
-        from comgra_decl.launch.check_tables import print_verdict
+        from comgra_decl.launch.check_tables import print_beside, print_verdict
 
         for verdict in verdicts:
             print_verdict(verdict)
         if together is not None:
             typer.echo(together)
+        if beside:
+            print_beside(beside)
     if not whole:
         raise typer.Exit(Exit.WANTING)
 
