@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 
 from comgra_decl.errors import StoreError, UnknownNameError, did_you_mean
 from comgra_decl.query import Remote, location
+from comgra_decl.store.beside import refuse_within
 from comgra_decl.store.drafts import drafted
 
 from .content import Content
@@ -51,7 +52,7 @@ def export_run(
     Raises:
         UnknownNameError: there is no such format, or no node of that pattern.
         MissingPackageError: the format needs a package that is not installed; names the extra.
-        StoreError: the target exists, is in a bucket, or cannot be written.
+        StoreError: the target exists, is in a bucket, lies in the run, or cannot be written.
     """
     if format_ not in FORMATS:
         raise UnknownNameError(
@@ -64,6 +65,7 @@ def export_run(
     if isinstance(place, Remote):
         raise StoreError(f"an export is a file or a folder; it cannot be written to {str(place)!r}")
     target = place.absolute()
+    refuse_within(run.path.absolute(), target)
     if target.exists() or target.is_symlink():
         raise StoreError(f"{str(target)!r} exists; nothing is ever overwritten. Choose another.")
     with drafted(target, "exporting") as draft:

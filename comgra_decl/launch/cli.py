@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Sequence
+from itertools import pairwise
 from typing import Annotated
 
 import typer
@@ -30,10 +31,28 @@ def main(arguments: Sequence[str] | None = None) -> None:
         if arguments and arguments[0] in _passed_on:
             _passed_on[arguments[0]](arguments[1:])
         else:
+            _require_paths(arguments)
             app(args=[*arguments], prog_name="comgra-decl")
     except ComgraError as error:
         sys.stderr.write(f"comgra-decl: {visible(str(error))}\n")
         sys.exit(Exit.WRONG)
+
+
+def _require_paths(arguments: Sequence[str]) -> None:
+    """Raises StoreError for an empty argument, which pathlib would take for the current folder.
+
+    What Typer parses are paths, all of them, but for values of options.
+    """
+    if "" not in arguments[1:]:
+        return
+    from comgra_decl.store.location import require_path
+
+    command = getattr(typer.main.get_command(app), "commands", {}).get(arguments[0])
+    options = [] if command is None else command.params
+    valued = {name for each in options if not getattr(each, "is_flag", True) for name in each.opts}
+    for before, word in pairwise(arguments):
+        if before not in valued:
+            require_path(word)
 
 
 def _print_version(wanted: bool) -> None:

@@ -40,6 +40,9 @@ def rules_of(text: str | None) -> Rules | None:
     from pydantic import TypeAdapter, ValidationError
 
     from comgra_decl.spec import rules as declared
+    from comgra_decl.store.location import require_path
+
+    require_path(text)
 
     try:
         content = yaml.safe_load(Path(text).read_text(encoding="utf-8"))

@@ -108,9 +108,9 @@ def require_script(call: Call) -> None:
     Raises:
         UsageError: it is missing (names near ones), a folder that is no program, or closed.
     """
-    script = Path(call.script)
     if call.module:
         return
+    script = Path(call.script)
     if not script.exists():
         raise UsageError(f"there is no script {call.script!r}{near_paths(script)}")
     if not os.access(script, os.R_OK):

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator, Sequence
 from pathlib import Path, PurePosixPath
 
-from .folder import copy_file, plain_files, read_file
+from comgra_decl.errors import StoreError
+
+from .folder import PassedOver, copy_file, plain_files, read_file
 from .layout import DATABASE
 from .location import Location, Remote
 from .remote import Objects
@@ -19,15 +21,28 @@ DRAFT = ".compacting"
 _MOST = 4 << 30
 """Bytes of a file that is written to a bucket."""
 
-_OURS = (DATABASE, RANKS, DRAFT)
 
+def copy_files(
+    source: Location,
+    target: Location,
+    passed_over: PassedOver,
+    *,
+    databases: Sequence[Location] = (),
+) -> None:
+    """Copies what lies beside the databases, but no links, pipes and devices.
 
-def copy_files(source: Location, target: Location) -> None:
-    """Copies what lies beside the databases, but no links, pipes and devices."""
+    Args:
+        source: the run.
+        target: its copy.
+        passed_over: told of each file that is not copied.
+        databases: places of the run's databases, which are not copied.
+    """
+    ours = _ours(source, databases)
     if isinstance(source, Path) and isinstance(target, Path):
-        _copy_here(source, target)
+        for name in plain_files(source, passed_over, without=ours):
+            copy_file(source, str(name), target / name)
         return
-    for name, content in _contents(source):
+    for name, content in _contents(source, passed_over, ours):
         if isinstance(target, Remote):
             Objects(target).write(str(name), content)
         else:
@@ -36,28 +51,75 @@ def copy_files(source: Location, target: Location) -> None:
             path.write_bytes(content)
 
 
-def _copy_here(source: Path, target: Path) -> None:
-    for name in plain_files(source, without=_OURS):
-        copy_file(source, str(name), target / name)
+def _ours(source: Location, databases: Sequence[Location]) -> frozenset[str]:
+    """Returns the names, below a run, of what is no file beside its databases."""
+    below = [_below(source, place) for place in databases]
+    return frozenset(str(path / name) for path in below for name in (DATABASE, DRAFT))
 
 
-def _contents(source: Location) -> Iterator[tuple[PurePosixPath, bytes]]:
+def _below(source: Location, place: Location) -> PurePosixPath:
+    if isinstance(place, Remote):
+        assert isinstance(source, Remote)
+        return place.relative_to(source)
+    assert isinstance(source, Path)
+    return PurePosixPath(place.relative_to(source).as_posix())
+
+
+def _contents(
+    source: Location, passed_over: PassedOver, ours: Collection[str]
+) -> Iterator[tuple[PurePosixPath, bytes]]:
     """Yields the name, below the run, and the content of each file."""
     if isinstance(source, Remote):
         objects = Objects(source)
-        for key in filter(_is_plain, objects.names()):
+        for key in objects.names():
+            if _is_below(key, ours):
+                continue
+            if not _is_plain(key):
+                passed_over(key, "no file can have its name")
+                continue
             content = objects.read(key, most=_MOST)
             if content is not None:
                 yield PurePosixPath(key), content
         return
-    for name in plain_files(source, without=_OURS):
+    for name in plain_files(source, passed_over, without=ours):
         content = read_file(source, str(name), most=_MOST)
         if content is not None:
             yield name, content
 
 
+def _is_below(key: str, ours: Collection[str]) -> bool:
+    parts = key.split("/")
+    return any("/".join(parts[:end]) in ours for end in range(1, len(parts) + 1))
+
+
 def _is_plain(name: str) -> bool:
     """Whether an object may become a file of that name: nobody knows who has named it."""
     parts = name.split("/")
-    strange = any(part in ("", ".", "..") or set(part) & set("\\\0:") for part in parts)
-    return not strange and parts[0] not in _OURS
+    return not any(part in ("", ".", "..") or set(part) & set("\\\0:") for part in parts)
+
+
+def refuse_within(source: Location, target: Location) -> None:
+    """Raises StoreError if a copy or an export would lie in the run itself.
+
+    The next copy would hold it, too, and a compaction or a reader find files that are none of
+    the run's.
+    """
+    run = source.parent.parent if source.parent.name == RANKS else source
+    if isinstance(run, Path) and isinstance(target, Path):
+        place = target.resolve()
+        inside = any(_is_same(path, run) for path in (place, *place.parents))
+    elif isinstance(run, Remote) and isinstance(target, Remote):
+        inside = f"{target}/".startswith(f"{run}/")
+    else:
+        inside = False
+    if inside:
+        raise StoreError(
+            f"{str(target)!r} lies in the run itself, {str(run)!r}. Choose a place outside of it."
+        )
+
+
+def _is_same(one: Path, other: Path) -> bool:
+    try:
+        return one.samefile(other)
+    except OSError:  # one of them is not there
+        return False

@@ -2,14 +2,21 @@
 
 from __future__ import annotations
 
+import logging
 import os
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import overload
 
-from comgra_decl.errors import DamagedRunError, RunNotFoundError, StoreError
+from comgra_decl.errors import (
+    DamagedRunError,
+    RunNotFoundError,
+    StoreError,
+    UnknownNameError,
+    UnwrittenRunError,
+)
 
-from .beside import RANKS, copy_files
+from .beside import RANKS, copy_files, refuse_within
 from .commit import Commit
 from .database import (
     Database,
@@ -18,6 +25,7 @@ from .database import (
     newest_version,
 )
 from .drafts import drafted
+from .folder import PassedOver
 from .inventory import Region, edge_of, fact_regions, is_superseded, keys_of
 from .layout import HEAD_KEY, RUN_KEY, RecordColumn
 from .location import Location, Remote, Where, location
@@ -26,6 +34,11 @@ from .remote import Objects, databases_within
 from .sums import SumsReader
 
 Progress = Callable[[str, int, int], None]
+
+_log = logging.getLogger("comgra_decl")
+
+_NO_VERSION = "Version where generation_number="
+"""What TensorStore says of a version that is not, or no longer, there."""
 
 _READ = 512
 """Keys read side by side."""
@@ -42,6 +55,7 @@ def copy_run(
     version: int | None = None,
     compact: bool = False,
     progress: Progress | None = None,
+    passed_over: PassedOver | None = None,
 ) -> Path: ...
 @overload
 def copy_run(
@@ -51,6 +65,7 @@ def copy_run(
     version: int | None = None,
     compact: bool = False,
     progress: Progress | None = None,
+    passed_over: PassedOver | None = None,
 ) -> Location: ...
 def copy_run(
     path: Where,
@@ -59,11 +74,13 @@ def copy_run(
     version: int | None = None,
     compact: bool = False,
     progress: Progress | None = None,
+    passed_over: PassedOver | None = None,
 ) -> Location:
     """Copies a run into the folder `to`, which appears when it is whole; also from or to a bucket.
 
     The copy is the run as of the moment of the call. That of a run which is still being written
-    is "stopped", and says so. Other files in the run's folder are copied too; links are not.
+    is "stopped", and says so. Other files in the run's folder are copied too; links, pipes, and
+    files that claim to be large and hold nothing are not.
 
     Args:
         path: the run's folder, or its place in a bucket.
@@ -72,6 +89,8 @@ def copy_run(
         version: of the database (see `verify`), to rescue what a damaged run held before.
         compact: leave out what is stored twice.
         progress: told of every step of the work.
+        passed_over: told the name of each file beside the databases that is not copied, and why;
+            without it the log says so.
 
     Returns:
         The folder of the copy; a `Remote` if that is in a bucket.
@@ -79,7 +98,8 @@ def copy_run(
     Raises:
         RunNotFoundError: there is no run.
         DamagedRunError: something in it cannot be read.
-        StoreError: the target exists, or cannot be written.
+        StoreError: the target exists, lies in the run, or cannot be written.
+        UnknownNameError: there is no such version.
     """
     source = location(path)
     source = source if isinstance(source, Remote) else source.resolve()
@@ -94,9 +114,10 @@ def copy_run(
             reader = pinned(part, version)
             copy = Database(_counterpart(part, source, target), new_context(cache_bytes=0))
             transfer(reader, copy, head=_ended(reader), compact=compact, progress=progress)
-        copy_files(source, target)
+        copy_files(source, target, passed_over or _log_passed_over, databases=sources)
 
     target = location(to)
+    refuse_within(source, target)
     if isinstance(target, Remote):
         return _into_bucket(_free(target, source.name), fill)
     return _into_folder(_target(source, target), fill)
@@ -160,8 +181,27 @@ def databases(run: Location) -> Sequence[Location]:
 
 def pinned(run: Location, version: int | None = None) -> Reader:
     """Opens a run as it is now, or was in a version, for good and past all caches."""
-    number = newest_version(run) if version is None else version
-    return Reader(run, version=number, context=new_context(cache_bytes=0, copy_threads=2))
+    newest = newest_version(run)
+    number = newest if version is None else version
+    unknown = version is not None and newest is not None and not 1 <= version <= newest
+    if not unknown:
+        try:
+            return Reader(run, version=number, context=new_context(cache_bytes=0, copy_threads=2))
+        except (RunNotFoundError, UnwrittenRunError):
+            if version is None:
+                raise
+        except DamagedRunError as error:
+            if version is None or _NO_VERSION not in str(error):
+                raise
+    span = "" if newest is None else f"; its versions are numbered up to {newest}, the newest"
+    raise UnknownNameError(
+        f"{str(run)!r} has no version {version}{span}. The first ones hold no run yet, and "
+        f"compacting removes old ones. `comgra-decl verify` names the newest that is whole."
+    )
+
+
+def _log_passed_over(name: str, why: str) -> None:
+    _log.warning("comgra: %s is not copied: %s", name, why)
 
 
 def transfer(

@@ -10,7 +10,7 @@ from __future__ import annotations
 import os
 import shutil
 import stat
-from collections.abc import Collection, Iterator
+from collections.abc import Callable, Collection, Iterator
 from pathlib import Path, PurePosixPath
 
 from comgra_decl.errors import DamagedRunError
@@ -66,23 +66,48 @@ def copy_file(folder: Path, name: str, target: Path) -> None:
     shutil.copystat(folder / name, target)
 
 
-def plain_files(folder: Path, *, without: Collection[str] = ()) -> Iterator[PurePosixPath]:
+PassedOver = Callable[[str, str], None]
+"""Told the name of a file, below the run, that is passed over, and why."""
+
+
+def plain_files(
+    folder: Path, passed_over: PassedOver, *, without: Collection[str] = ()
+) -> Iterator[PurePosixPath]:
     """Yields the plain files below a folder, by name; links, pipes and devices are passed over.
 
     So are files that claim to be large and hold nothing: a copy of one would fill the disk.
 
     Args:
         folder: the folder.
-        without: names in it that are passed over with all that they hold.
+        passed_over: told of each of those.
+        without: names below it that are not looked at, with all that they hold.
     """
+    yield from _plain_files(folder, PurePosixPath(), passed_over, without)
+
+
+def _plain_files(
+    folder: Path, below: PurePosixPath, passed_over: PassedOver, without: Collection[str]
+) -> Iterator[PurePosixPath]:
     for entry in sorted(os.scandir(folder), key=lambda found: found.name):
-        if entry.name in without:
+        name = below / entry.name
+        if str(name) in without:
             continue
         found = entry.stat(follow_symlinks=False)
+        strange = _strangeness(found)
         if stat.S_ISDIR(found.st_mode):
-            yield from (entry.name / name for name in plain_files(Path(entry.path)))
-        elif stat.S_ISREG(found.st_mode) and not _is_hollow(found):
-            yield PurePosixPath(entry.name)
+            yield from _plain_files(Path(entry.path), name, passed_over, without)
+        elif strange is None:
+            yield name
+        else:
+            passed_over(str(name), strange)
+
+
+def _strangeness(found: os.stat_result) -> str | None:
+    """Returns what a file is if not a plain one that can be copied."""
+    if stat.S_ISREG(found.st_mode):
+        return f"it claims {found.st_size} bytes and holds none" if _is_hollow(found) else None
+    kinds = {stat.S_IFLNK: "a link", stat.S_IFIFO: "a pipe", stat.S_IFSOCK: "a socket"}
+    return f"it is {kinds.get(stat.S_IFMT(found.st_mode), 'a device')}"
 
 
 def strange_file(database: Path) -> str | None:

@@ -71,11 +71,11 @@ def location(where: Where) -> Location:
     """Returns the place that a path or a URL names.
 
     Raises:
-        StoreError: it is a URL, but not of a bucket.
+        StoreError: it is a URL, but not of a bucket; or it is empty.
     """
     if isinstance(where, Remote):
         return where
-    text = os.fspath(where)
+    text = require_path(os.fspath(where))
     found = _URL.match(text)
     # pathlib makes one slash of two, and a command line hands over paths
     if found is None or not (found["scheme"] in SCHEMES or len(found["slashes"]) > 1):
@@ -89,9 +89,23 @@ def location(where: Where) -> Location:
     return Remote(found["scheme"], bucket, "/".join(_parts(key)))
 
 
+def require_path(text: str) -> str:
+    """Returns what was given as a path, unless it is empty: pathlib would take that for `.`.
+
+    Raises:
+        StoreError: it is.
+    """
+    if not text:
+        raise StoreError(
+            "a path must be a non-empty string, got '' (a variable of the shell that is not set?); "
+            "write '.' for the current folder"
+        )
+    return text
+
+
 def joined(base: Path, where: str) -> Location:
     """Returns the place that is meant by `where` in the folder `base`."""
-    place = location(where)
+    place = location(where or ".")
     return place if isinstance(place, Remote) else base.absolute() / place.expanduser()
 
 

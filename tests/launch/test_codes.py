@@ -7,7 +7,7 @@ import os
 import re
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, get_args, get_type_hints
 
 import pytest
 import typer
@@ -15,6 +15,7 @@ import typer
 import comgra_decl as comgra
 from comgra_decl.launch.cli import main
 from comgra_decl.launch.commands import register
+from comgra_decl.store.database import newest_version
 from tests.support.forked import forked
 
 SCRIPTS = ("run", "plan", "overfit-one-batch", "batch-mixing", "thermometer")
@@ -131,6 +132,59 @@ def test_a_wrong_path_is_said_at_once(
     assert "Traceback" not in told.err
     assert not told.out
     assert sorted(place.rglob("*")) == before
+
+
+EMPTY = {
+    **{f"{command} RUN": (command, "", *rest) for command, rest in RUNS.items()},
+    **{f"{command} SCRIPT": (command, "") for command in SCRIPTS},
+    **{f"{command} SCRIPT ARGUMENT": (command, "", "more") for command in SCRIPTS},
+    **{f"{command} -m MODULE": (command, "-m", "") for command in SCRIPTS},
+    **{f"{command} ROOT": (command, "") for command in ROOTS},
+    **{f"{command} TARGET": (command, "{run}", "") for command in ("cp", "export")},
+    "diagnose --rules": ("diagnose", "{run}", "--rules", ""),
+    "view --views": ("view", "{run}", "--views", ""),
+    "run --spec": ("run", "--spec", "", "train.py"),
+    "plan --spec": ("plan", "--spec", "", "train.py"),
+    "overfit-one-batch --for": ("overfit-one-batch", "--for", "", "train.py"),
+    "batch-mixing --for": ("batch-mixing", "--for", "", "train.py"),
+}
+
+
+def test_every_argument_that_is_a_path_is_tested_to_be_empty() -> None:
+    app = typer.Typer()
+    passed_on = register(app)
+    paths = {
+        f"{name} {parameter}"
+        for command in app.registered_commands
+        if (name := command.name or "") not in passed_on and command.callback is not None
+        for parameter, type_ in get_type_hints(command.callback).items()
+        if Path in (type_, *get_args(type_)) or parameter == "rules"
+    }
+    assert len(paths) > 10
+    assert paths <= {case.lower().replace("--", "") for case in EMPTY}
+
+
+@pytest.mark.parametrize("case", EMPTY)
+def test_an_empty_path_is_no_path(
+    case: str,
+    runs: Path,
+    place: Path,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    (place / "train.py").write_text("")
+    monkeypatch.setattr("comgra_decl.viewer.serve.serve", lambda *_, **__: pytest.fail("served"))
+    monkeypatch.chdir(runs / "fine")  # what `.` means is a run
+    before = sorted(runs.rglob("*"))
+    arguments = [argument.format(run=runs / "fine") for argument in EMPTY[case]]
+    assert code(*arguments) == 2
+    told = capsys.readouterr()
+    assert re.search(
+        "non-empty|no script|needs a (value|name)|does not exist|not set|''", told.err
+    ), told.err
+    assert "Traceback" not in told.err
+    assert not told.out
+    assert sorted(runs.rglob("*")) == before
 
 
 @pytest.mark.usefixtures("place")
@@ -295,6 +349,65 @@ def test_a_damaged_verdict_is_said_by_all_that_read_a_run(
             ]
             assert answer["colour"] == "unchecked"
             assert "checks/batch_mixing.json" in answer["evidence"]
+
+
+@pytest.mark.usefixtures("place")
+@pytest.mark.parametrize("version", ["-1", "0", "1", "999999", str(2**70)])
+def test_a_version_that_is_not_there_is_said_with_those_that_are(
+    runs: Path, version: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert code("cp", "--version", version, str(runs / "fine"), "copy") == 2
+    (told,) = capsys.readouterr().err.splitlines()
+    newest = newest_version(runs / "fine")
+    assert f"has no version {version}; its versions are numbered up to {newest}" in told
+    assert "verify" in told
+    assert not Path("copy").exists()
+    assert code("cp", "--version", str(newest), str(runs / "fine"), "copy") == 0
+
+
+@pytest.mark.usefixtures("place")
+@pytest.mark.parametrize("command", [["cp"], ["export", "--format", "csv"]])
+@pytest.mark.parametrize(
+    "target", ["fine", "fine/sub", "fine/a/b", "fine/trace.ocdbt/d", "link/sub"]
+)
+def test_a_run_is_neither_copied_nor_exported_into_itself(
+    runs: Path, command: list[str], target: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    Path("link").symlink_to(runs / "fine")
+    before = sorted(runs.rglob("*"))
+    place = Path("link/sub") if target == "link/sub" else runs / target
+    assert code(*command, str(runs / "fine"), str(place)) == 2
+    assert "lies in the run itself" in capsys.readouterr().err
+    assert sorted(runs.rglob("*")) == before
+
+
+@pytest.mark.usefixtures("place")
+def test_what_a_copy_leaves_out_is_said(runs: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert code("cp", str(runs / "fine"), "odd") == 0
+    assert not capsys.readouterr().err
+    checks = Path("odd/checks")
+    checks.mkdir()
+    os.mkfifo(checks / "pipe")
+    (checks / "link").symlink_to("/etc")
+    with (checks / "sparse").open("wb") as file:
+        file.truncate(1 << 30)
+    (checks / "note.txt").write_text("mine")
+    Path("odd/ranks/more").mkdir(parents=True)
+    Path("odd/ranks/more/note.txt").write_text("mine too")
+    assert code("cp", "odd", "copy", "--json") == 0
+    told = capsys.readouterr()
+    left_out = json.loads(told.out)["left_out"]
+    assert left_out == {
+        "checks/link": "it is a link",
+        "checks/pipe": "it is a pipe",
+        "checks/sparse": f"it claims {1 << 30} bytes and holds none",
+    }
+    assert told.err.splitlines() == [
+        f"comgra-decl: {name} is not copied: {why}" for name, why in left_out.items()
+    ]
+    copied = {str(path.relative_to("copy")) for path in Path("copy").rglob("*") if path.is_file()}
+    assert {"checks/note.txt", "ranks/more/note.txt", "spec.yaml"} <= copied
+    assert not {*left_out} & {str(p.relative_to("copy")) for p in Path("copy").rglob("*")}
 
 
 ENDS: list[tuple[list[str], str, int]] = [

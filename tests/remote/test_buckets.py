@@ -172,7 +172,7 @@ def test_a_copy_that_breaks_off_leaves_nothing(
 ) -> None:
     write(tmp_path / "run")
     write(root / "copy-of-another", commits=1)
-    monkeypatch.setattr("comgra_decl.store.copying.copy_files", lambda *_: 1 / 0)
+    monkeypatch.setattr("comgra_decl.store.copying.copy_files", lambda *_, **__: 1 / 0)
     with pytest.raises(ZeroDivisionError):
         copy_run(tmp_path / "run", root / "copy")
     assert Objects(root / "copy").names() == []

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import sys
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
 from comgra_decl.launch.printing import AsJson, RunPath, print_json, run_folder, say
+from comgra_decl.visible import visible
 
 PANEL = "Keep"
 
@@ -35,9 +37,19 @@ def command(
     from comgra_decl.store.location import location
 
     folder = run_folder(run)
+    left_out: dict[str, str] = {}
     with bar() as tell:
-        copy = copy_run(folder, location(target), version=version, compact=compact, progress=tell)
+        copy = copy_run(
+            folder,
+            location(target),
+            version=version,
+            compact=compact,
+            progress=tell,
+            passed_over=left_out.__setitem__,
+        )
+    for name, why in left_out.items():
+        sys.stderr.write(f"comgra-decl: {visible(name)} is not copied: {why}\n")
     if as_json:
-        print_json({"path": str(copy), "source": str(folder)})
+        print_json({"path": str(copy), "source": str(folder), "left_out": left_out})
     else:
         say(str(copy))
