@@ -169,7 +169,7 @@ class Gate(Router):
 
     def _is_open(self, request: HTTPServerRequest) -> bool:
         prefix = self._application.prefix
-        return request.path in (f"{prefix}{LOGIN}", f"{prefix}{LOGOUT}")
+        return bool(request.path == f"{prefix}{LOGIN}")
 
 
 class _Answer(HTTPMessageDelegate):
@@ -216,6 +216,8 @@ def _is_garbled(request: HTTPServerRequest) -> bool:
 def _to_login(request: HTTPServerRequest, prefix: str) -> _Answer:
     """Sends somebody who wants to see the page to the form; says no to everything else."""
     pages = (prefix, f"{prefix}/", f"{prefix}/viewer")
+    if request.method == "GET" and request.path == f"{prefix}{LOGOUT}":
+        return _Answer(request, 302, "Log in first.\n", location=f"{prefix}{LOGIN}")
     if request.path in pages and request.method == "GET" and "Upgrade" not in request.headers:
         target = f"{prefix}{LOGIN}?next={quote(request.uri or '', safe='')}"
         return _Answer(request, 302, "Log in first.\n", location=target)

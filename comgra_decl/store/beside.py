@@ -106,10 +106,9 @@ def refuse_within(source: Location, target: Location) -> None:
     """
     run = source.parent.parent if source.parent.name == RANKS else source
     if isinstance(run, Path) and isinstance(target, Path):
-        place = target.resolve()
-        inside = any(_is_same(path, run) for path in (place, *place.parents))
+        inside = any(_is_same(path, run) for path in target.resolve().parents)
     elif isinstance(run, Remote) and isinstance(target, Remote):
-        inside = f"{target}/".startswith(f"{run}/")
+        inside = str(target).startswith(f"{run}/")
     else:
         inside = False
     if inside:

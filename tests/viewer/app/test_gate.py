@@ -290,13 +290,19 @@ def _cookie(viewed: Viewed, **headers: str) -> str:
     return "; ".join(line.partition(";")[0] for line in given)
 
 
-@pytest.mark.parametrize("path", [path for path in ROUTES if path not in ("/login", "/logout")])
+@pytest.mark.parametrize("path", [path for path in ROUTES if path != "/login"])
 def test_without_the_password_no_route_says_anything(closed: Viewed, path: str) -> None:
     answer = Answer(closed.url, path, UPGRADE if path.endswith("/ws") else {})
     assert answer.status in (302, 403)
     assert len(answer.text) < 100
     forged = Answer(closed.url, path, {"Cookie": "user=me; is_guest=1"})
     assert forged.status in (302, 403)
+
+
+def test_who_was_let_in_can_leave_and_a_stranger_is_shown_the_form(closed: Viewed) -> None:
+    stranger = Answer(closed.url, "/logout", {})
+    assert (stranger.status, stranger.headers["Location"]) == (302, "/login")
+    assert "logged out" in Answer(closed.url, "/logout", {"Cookie": _cookie(closed)}).text
 
 
 def test_with_the_password_it_is_as_without(closed: Viewed) -> None:
