@@ -63,11 +63,7 @@ class Optimizers:
         """
         self.note(optimizer)
         models = list(called)
-        for model in models:
-            searched = self._searched.get(id(model))
-            if searched is None or searched() is not model:
-                self._searched[id(model)] = weakref.ref(model)
-                self._search(model)
+        self._search(models)
         if len(self._known) == 1:
             return Seen([id(model) for model in models], {})
         mine = set(_parameters(optimizer))
@@ -115,12 +111,15 @@ class Optimizers:
             if optimizer is not None and not parameters.isdisjoint(_parameters(optimizer)):
                 yield number
 
-    def _search(self, model: nn.Module) -> None:
-        """Finds the optimizers of a model that is called for the first time, among all objects.
+    def _search(self, models: list[nn.Module]) -> None:
+        """Finds the optimizers of models that are called for the first time, among all objects.
 
-        An optimizer that is made later is known when it steps.
+        Those of frozen models, too: while its critic steps, a generator may have no
+        `requires_grad`. An optimizer that is made later is known when it steps.
         """
-        held = {id(p) for p in model.parameters() if p.requires_grad}
+        new = [model for model in models if not self._is_searched(model)]
+        self._searched.update((id(model), weakref.ref(model)) for model in new)
+        held = {id(parameter) for model in new for parameter in model.parameters()}
         known = (o for reference in self._known.values() if (o := reference()) is not None)
         for optimizer in known:
             held -= set(_parameters(optimizer))
@@ -128,6 +127,10 @@ class Optimizers:
             for optimizer in instances_of(Optimizer):
                 if not held.isdisjoint(_parameters(optimizer)):
                     self.note(optimizer)
+
+    def _is_searched(self, model: nn.Module) -> bool:
+        searched = self._searched.get(id(model))
+        return searched is not None and searched() is model
 
 
 def _parameters(optimizer: Optimizer) -> Iterator[int]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Collection, Mapping
 from typing import NamedTuple
 
@@ -12,11 +13,24 @@ Model = int
 """Stands for a model, or a part of one, that the program calls by itself."""
 
 _PATIENCE = 8
-"""Steps that one optimizer may repeat before those that have not stepped are no longer waited for:
-a critic often steps five times for each step of its generator."""
+"""Steps of one optimizer after which those that have not stepped are no longer waited for: a critic
+often steps five times for each step of its generator."""
 
 _ODD = 100
 """Optimizer steps without the end of a step after which that is said."""
+
+_IN_VAIN = (
+    f"an optimizer was expected to step, and another one has stepped {_PATIENCE} times meanwhile: "
+    "the step has ended without it. If the two belong to one step, set schedule.step to the class "
+    "or the number of the optimizer that ends it"
+)
+
+_TOLD_APART = (
+    "the first steps of optimizers that take turns were counted one by one, because only now it is "
+    "seen that they belong together: from here on step numbers are at least {} higher than the "
+    "rounds of the training. To count them right from the start, set schedule.step to the class or "
+    "the number of the optimizer that ends a step"
+)
 
 
 class Seen(NamedTuple):
@@ -77,6 +91,9 @@ class StepClock:
         self._ender_before: Optimizer | None = None
         self._alternate: set[frozenset[Optimizer]] = set()  # pairs that end every other step each
         self._turns: set[frozenset[Optimizer]] = set()  # pairs that take turns all the same
+        self._in_doubt = False  # whether others may still belong to the step that ends
+        self._unsure: set[Optimizer] = set()  # those that have only ended steps that nobody saw
+        self._apart: Counter[frozenset[Optimizer]] = Counter()  # steps in doubt, by who stepped
         self._order: list[Optimizer] = []  # by first steps
         self._last: Optimizer | None = None
         self._ended = False  # an optimizer ended the last step, and nothing was said since
@@ -99,6 +116,8 @@ class StepClock:
         for known in (self._habits, self._taken, self._waiting):
             known.pop(optimizer, None)
         self._given_up.discard(optimizer)
+        self._unsure.discard(optimizer)
+        self._forget_apart(optimizer)
 
     # -- what happens --------------------------------------------------------------------------
 
@@ -112,6 +131,7 @@ class StepClock:
         if model not in self._moved or not self.complete:
             return False
         self._given_up.update(self._waiting)
+        self._in_doubt = True
         return True
 
     @property
@@ -167,6 +187,7 @@ class StepClock:
 
     def end(self) -> None:
         """The step of the training is over, whatever ended it."""
+        self._count_apart(frozenset(self._taken))
         last = next(reversed(self._taken), None)
         if last is not None and self._ender is not None:
             if last == self._ender:
@@ -191,17 +212,31 @@ class StepClock:
         self._moved.update(seen.own)
         self._given_up.discard(optimizer)
         absent = {o: m for o, m in seen.others.items() if o not in self._taken}
+        took_turns = optimizer != self._ender and (
+            self._left_out is None or optimizer in self._left_out
+        )
+        pairs = {frozenset((optimizer, other)) for other in seen.others}
+        if took_turns and self._left_out is None and self._stepped_before(absent):
+            self._turns.update(pairs)  # a round begins, of which the last one was not seen
         left_out = {o for o in absent if self._goes_alone(o, optimizer)}
         expected = absent.keys() - left_out - self._given_up
         self._waiting = {o: absent[o] for o in expected}
         if self._waiting and times < _PATIENCE:
             return False
+        if self._waiting:
+            self._warn(_IN_VAIN)
         self._given_up.update(self._waiting)
-        took_turns = self._left_out is None or optimizer in self._left_out
-        if took_turns and optimizer != self._ender:
-            self._turns.update(frozenset((optimizer, other)) for other in seen.others)
+        if took_turns:
+            self._turns.update(pairs)
         self._left_out = left_out
+        self._unsure.discard(optimizer)
+        self._in_doubt = bool(left_out)
         return not seen.aside or times > 1 or not self._others_end(optimizer)
+
+    def _stepped_before(self, others: Collection[Optimizer]) -> bool:
+        """Whether the one that has just stepped did so, ever, before all of these."""
+        first = self._order.index(self._last) if self._last is not None else 0
+        return all(o in self._habits and self._order.index(o) > first for o in others)
 
     def _goes_alone(self, optimizer: Optimizer, beside: Optimizer) -> bool:
         """Whether one that has not stepped is none that another one's step waits for."""
@@ -213,13 +248,40 @@ class StepClock:
         habit = self._habits.get(optimizer)
         if habit is None:
             self.unfamiliar, self._left_out = True, None
+            self._in_doubt = True
+            self._unsure.add(optimizer)
             return True
+        self._in_doubt = optimizer in self._unsure
         complete = all(self._taken.get(o, 0) >= n for o, n in habit.taken.items())
         if times <= habit.taken.get(optimizer, 0):
             return habit.ends and complete
         if not complete:  # the others step no longer
             self._taken = {optimizer: 1}
         return True
+
+    def _count_apart(self, taken: frozenset[Optimizer]) -> None:
+        """Says so if it turns out that steps were counted that are parts of one.
+
+        Args:
+            taken: the optimizers that stepped in the step that has just ended.
+        """
+        doubt, self._in_doubt = self._in_doubt, False
+        if doubt:
+            self._apart[taken] += 1
+            if self._apart[taken] > _PATIENCE * (1 + self._apart.total() - self._apart[taken]):
+                del self._apart[taken]  # one that goes on like this takes no turns
+            return
+        parts = {part: times for part, times in self._apart.items() if part < taken}
+        rounds = min(sum(n for part, n in parts.items() if o in part) for o in taken or [0])
+        higher = sum(parts.values()) - rounds
+        if higher > 0:
+            self._warn(_TOLD_APART.format(higher))
+        for optimizer in taken:
+            self._forget_apart(optimizer)
+
+    def _forget_apart(self, optimizer: Optimizer) -> None:
+        for part in [part for part in self._apart if optimizer in part]:
+            del self._apart[part]
 
     def _others_end(self, optimizer: Optimizer) -> bool:
         """Whether another optimizer ends steps, to which one that trains no model then belongs.

@@ -169,6 +169,58 @@ def test_adversaries_that_begin_unseen_take_turns_after_one_round() -> None:
     assert training.steps == [*"aaadg", *["dg"] * 5]
 
 
+def said(training: Training) -> str:
+    (warning,) = training.warnings
+    return warning
+
+
+@given(critic=st.integers(1, 7), pretrained=st.sampled_from(["", "G .g", "D .d"]))
+def test_adversaries_of_any_rhythm_are_one_step_per_round_or_that_is_said(
+    critic: int, pretrained: str
+) -> None:
+    once = "G D .d " * critic + "G D .g "
+    training = Training(ADVERSARIES).play(f"{pretrained} ".split() * 3)
+    training.play((once * 5).split())
+    steps, whole = training.steps[3 * bool(pretrained) :], "d" * critic + "g"
+    if pretrained != "G .g":
+        assert (steps, training.warnings) == ([whole] * 5, [])
+    else:  # it has ended its steps alone until then
+        assert steps == [*whole, *[whole] * 4]
+        assert f"step numbers are at least {critic} higher" in said(training)
+
+
+@given(critic=st.integers(1, 7), seen_from=st.integers(1, 7))
+def test_a_first_round_that_is_not_seen_counts_more_often_and_that_is_said(
+    critic: int, seen_from: int
+) -> None:
+    events = ("G D .d " * critic + "G D .g").split()
+    training = Training(ADVERSARIES).play(events[: 3 * seen_from], seen=False)
+    training.play(events[3 * seen_from :])
+    training.play(events * 4)
+    whole = "d" * critic + "g"
+    assert training.steps[-4:] == [whole] * 4
+    higher = len(training.steps) - 5
+    assert f"step numbers are at least {higher} higher" in said(training)
+
+
+def test_what_is_trained_apart_is_not_said_to_take_turns() -> None:
+    layers = {"a": "A", "b": "B", "c": "C"}
+    for holds, events in (
+        (layers, "A .a " * 5 + "A B .b " * 5 + "A B C .c " * 5),
+        ({"c": "C", "a": "A"}, "C .c C .c A C .a " * 5),
+        ({"a": "M", "b": "M"}, "M .a M .a M .b M .b " * 5),
+        ({"t": "", "c": "C", "a": "A"}, "A C .c A C .a .t " * 5),
+        (ADVERSARIES, f"{GAN} " * 5),
+    ):
+        for seen in (True, False):
+            assert Training(holds).play(events.split(), seen=seen).warnings == []
+
+
+def test_one_that_steps_too_often_to_be_waited_with_is_said() -> None:
+    training = Training(ADVERSARIES).play(("G D .d " * 8 + "G D .g ").split() * 3)
+    assert "has stepped 8 times meanwhile" in training.warnings[0]
+
+
 # -- other rules ----------------------------------------------------------------------------------
 
 

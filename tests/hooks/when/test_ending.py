@@ -130,6 +130,61 @@ def test_a_critic_that_steps_five_times_and_its_generator_are_one_step() -> None
         assert run.has("Sequential.0", "weight", pass_="grad", step=number)
 
 
+def adversarial_round(
+    models: Sequence[nn.Module],
+    updates: Sequence[torch.optim.Optimizer],
+    *,
+    made: str,
+    frozen: bool,
+) -> None:
+    """One round of a GAN, D, D, G; `made` says how the critic's fakes come about."""
+    critic, generator = models
+    for _ in range(2):
+        critic.requires_grad_(True)
+        generator.requires_grad_(not frozen)
+        with torch.set_grad_enabled(made != "no_grad"):
+            fake = generator(torch.randn(4, 3))
+        critic.zero_grad()
+        critic(fake.detach() if made == "detached" else fake).sum().backward()
+        updates[0].step()
+    critic.requires_grad_(not frozen)
+    generator.requires_grad_(True)
+    generator.zero_grad()
+    critic(generator(torch.randn(4, 3))).sum().backward()
+    updates[1].step()
+
+
+LATE = {**EVERYTHING, "schedule": {"steps": [10, 12]}}
+
+
+@pytest.mark.parametrize("spec", [EVERYTHING, SPARSE, LATE], ids=["dense", "sparse", "late"])
+@pytest.mark.parametrize("frozen", [True, False], ids=["requires_grad in turns", "always"])
+@pytest.mark.parametrize("made", ["no_grad", "detached"])
+def test_each_round_of_adversaries_is_one_step(
+    made: str,
+    frozen: bool,
+    spec: dict[str, Any],
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    """Where nothing is recorded yet the first counts as two, and that is said."""
+    monkeypatch.setattr("comgra_decl.hooks.manager.anything_compiled", lambda: False)
+    models = [nn.Linear(3, 1), nn.Sequential(nn.Linear(3, 3), nn.BatchNorm1d(3))]
+    updates = [torch.optim.Adam(model.parameters()) for model in models]
+    with caplog.at_level(logging.WARNING), recording(spec) as run:
+        for _ in range(15):
+            adversarial_round(models, updates, made=made, frozen=frozen)
+    assert run.faults == []
+    numbers = {id(EVERYTHING): [*range(15)], id(SPARSE): [0, 7, 14], id(LATE): [10, 12]}
+    assert [s.info.step for s in run.steps] == numbers[id(spec)]
+    for position in range(len(run.steps)):
+        assert run.has("Linear", iteration=2, step=position)
+        assert not run.has("Linear", iteration=3, step=position)
+    said = [r.getMessage() for r in caplog.records if "take turns" in r.getMessage()]
+    assert len(said) == (spec is LATE)
+    assert all("step numbers are at least 1 higher" in message for message in said)
+
+
 @pytest.mark.parametrize("spec", [EVERYTHING, SPARSE], ids=["dense", "sparse"])
 def test_layers_that_are_trained_one_after_another(spec: dict[str, Any]) -> None:
     layers = nn.ModuleList([nn.Linear(3, 3) for _ in range(3)])
