@@ -307,9 +307,11 @@ class Attachment(ABC):
         return self._tracer.thread not in (0, get_ident()) and not is_backward()
 
     def _on_loss(self, loss: torch.Tensor, backwarded: torch.Tensor) -> None:
-        if not self._train.open:
-            return
         try:
+            if self._evaluation.capture.open:
+                self._evaluation.capture.backwards.name()
+            if not self._train.open:
+                return
             self._settle_tuning()
             with torch._C.DisableTorchFunction():
                 self._tracer.read_loss(self._train, loss, backwarded)

@@ -126,6 +126,7 @@ class Choosing(Closing):
             self._end_step()
         self._roots.evaluating = False
         if in_training(root):
+            self._in_training_mode = True
             self._roots.trains(root)
 
     def _in_step(self, root: nn.Module, top: Top, kind: RootCall) -> StepCapture | None:

@@ -28,6 +28,16 @@ _CUT = (
     "of {} for example. To record more of them: schedule.max_iterations (null: all)"
 )
 
+_UNENDED_STEP = (
+    "step {} has begun and not ended: backward() was called after the last step of an optimizer, "
+    "or the last comgra.step(). Its losses are kept; there is no record of it"
+)
+
+_SECOND_PHASE = (
+    "the evaluation after the last step has a record (step {}); what was called with gradients "
+    "after that is not in it, only its losses are kept"
+)
+
 
 class Closing(Attachment):
     """Closes records when it is told that something has ended; `HookManager` tells it when."""
@@ -38,8 +48,27 @@ class Closing(Attachment):
     _evaluated: list[weakref.ref[nn.Module]]  # evaluated in this step, likewise, or with gradients
     _asides: int  # calls without gradient in this step
     _usual: int  # calls with gradient in the step before
+    _in_training_mode: bool  # whether a model was called in training mode in this step
+    _tuned_before: bool  # whether none was in the last recorded step, as far as is known
     _deferred: bool  # whether the step is decided about again at its end
     _stepped: bool  # whether an optimizer has stepped, or the program has said that a step ends
+
+    def _finish_unended(self) -> None:
+        """The program is over, and `backward` was called after the last step had ended.
+
+        A model that is trained in training mode, and is called in the other one now, is evaluated
+        with gradients: a saliency map, an adversarial example, an image made to please it.
+        """
+        tuned = self._train.open and self._train.root_calls > 0 and not self._in_training_mode
+        if self._roots.evaluating or (tuned and not self._tuned_before):
+            self._scalars.unended = _EVAL
+            if tuned and self._evaluation.recorded == self._step:
+                self._reporter.warn(_SECOND_PHASE.format(self._step))
+            elif tuned:
+                self._evaluation.forget()
+                self._emit_undecided()
+        else:
+            self._reporter.warn(_UNENDED_STEP.format(self._step))
 
     def _close_train(self) -> float | None:
         """Closes the record of the step that has ended; returns what it cost the schedule's budget.

@@ -90,6 +90,7 @@ class HookManager(Choosing):
         self._evaluated = []
         self._kept_enough = False
         self._stepped = False
+        self._in_training_mode, self._tuned_before = False, True
         self._incoming: deque[tuple[Spec | None, str]] = deque()
         self._agenda = Agenda(spec, self._budget)
         self._watch = RootWatch(self._on_watched_call, on_fault=self._fault)
@@ -183,8 +184,11 @@ class HookManager(Choosing):
                 self._end_by_hand()
             elif self._clock.complete:
                 self._end_step()
-            if self._train.open and not self._stepped and len(self._train):
+            never_ended = not (self._stepped or self._clock.running)
+            if self._train.open and never_ended and len(self._train):
                 self._finish_unstepped()
+            elif self._scalars.losses or (self._train.open and "loss" in self._train.calls):
+                self._finish_unended()
         except Exception as error:
             self._fault(error)
         if not self._stopped:
@@ -339,6 +343,7 @@ class HookManager(Choosing):
 
     def _on_backward_done(self) -> None:
         self._train.backwards.end()
+        self._evaluation.capture.backwards.end()
         if self._hand.pending:
             self._tracer.parameters.keep_gradients()
 
@@ -418,6 +423,7 @@ class HookManager(Choosing):
         cost = None
         if self._armed:
             lanes.followed.record = self._step
+            self._tuned_before = self._train.root_calls > 0 and not self._in_training_mode
             cost = self._close_train()
         elif self._agenda.typed:
             self._agenda.end(recorded=False)
@@ -429,6 +435,7 @@ class HookManager(Choosing):
         if lanes.several:
             self._end_unfinished(lanes.prune())
         self._asides = 0
+        self._in_training_mode = False
         self._undecided.clear()
         self._evaluated.clear()
         self._roots.evaluating = False

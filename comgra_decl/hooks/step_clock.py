@@ -105,6 +105,11 @@ class StepClock:
         return self.rule == "explicit"
 
     @property
+    def running(self) -> bool:
+        """Whether any optimizer has been seen to step."""
+        return self._last is not None
+
+    @property
     def simple(self) -> Optimizer | None:
         """The optimizer that stepped last, if every step of any one ends a step of the training."""
         if self.rule != "last_optimizer" or self._last not in self._habits:

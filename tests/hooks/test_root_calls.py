@@ -13,7 +13,7 @@ from torch import nn
 from torch.nn import functional as F
 
 from comgra_decl.hooks import HookManager
-from comgra_decl.records import RawStep
+from comgra_decl.records import RawStep, Said
 from comgra_decl.spec import load_spec
 from tests.support.recording import EVERYTHING, Recording, recording
 
@@ -318,6 +318,136 @@ def test_an_evaluation_with_gradients_is_an_evaluation() -> None:
     expected = [x for k in range(3) for x in ((k, "train"), (k + 1, "eval"))]
     assert records(run) == expected
     assert [s.info.batch_size for s in run.of("eval")] == [7, 7, 7]
+
+
+# -- backward after the last step -----------------------------------------------------------------
+
+
+@pytest.mark.parametrize("before", [False, True], ids=["trained plainly", "and adversarially"])
+def test_what_backward_is_called_on_after_the_training_is_an_evaluation(before: bool) -> None:
+    """Saliency, DeepDream, FGSM; adversarial examples may have been made in the steps as well."""
+    model = net()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    made, said = [], []
+    with recording() as run:
+        for _ in range(3):
+            if before:
+                x = torch.randn(4, 3, requires_grad=True)
+                model.eval()(x).sum().backward()
+            trained(model.train(), optimizer, torch.randn(4, 3))
+        model.eval()
+        image = torch.randn(5, 3, requires_grad=True)
+        for _ in range(4):
+            out = model(image)
+            said.append(out.detach().clone())
+            out.sum().backward()
+            made.append(image.grad.clone() if image.grad is not None else None)
+            image.data += 0.1
+            image.grad = None
+    assert run.faults == []
+    assert records(run) == [(0, "train"), (1, "train"), (2, "train"), (3, "eval")]
+    for iteration, (out, gradient) in enumerate(zip(said, made, strict=True)):
+        np.testing.assert_array_equal(run.value("2", iteration=iteration, step=3), out.numpy())
+        assert gradient is not None
+        assert run.has("2", pass_="grad", iteration=iteration, step=3)
+    passes = {key.pass_ for key in run.slots if key.node == "2" and key.role == "output"}
+    assert "grad:autograd.grad" not in passes
+
+
+def test_calls_with_gradients_in_a_recorded_phase_have_the_pass_of_their_backward() -> None:
+    model = net()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    schedule = {"first": 1, "every": None, "eval": {"batches": 3}}
+    with recording(EVERYTHING, schedule=schedule) as run:
+        for _ in range(3):
+            trained(model, optimizer, torch.randn(4, 3))
+        model.eval()
+        for k in range(3):
+            out = model(torch.randn(5, 3))
+            if k == 0:
+                out.sum().backward()
+            if k == 1:
+                torch.autograd.grad(out.sum(), [*model.parameters()])
+    assert run.faults == []
+    assert records(run) == [(0, "train"), (3, "eval")]
+    assert run.has("2", pass_="grad", iteration=0, step=1)
+    assert not run.has("2", pass_="grad:autograd.grad", iteration=0, step=1)
+    assert run.has("2", pass_="grad:autograd.grad", iteration=1, step=1)
+
+
+def test_saliency_after_a_test_that_has_a_record_is_said(caplog: pytest.LogCaptureFixture) -> None:
+    model = net()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    with caplog.at_level(logging.WARNING), recording() as run:
+        trained(model, optimizer, torch.randn(4, 3))
+        model.eval()
+        with torch.no_grad():
+            model(torch.randn(7, 3))
+        model(torch.randn(5, 3)).sum().backward()
+    assert run.faults == []
+    assert [(*r, s.info.batch_size) for r, s in zip(records(run), run.steps, strict=True)] == [
+        (0, "train", 4),
+        (1, "eval", 7),
+    ]
+    (message,) = [r.getMessage() for r in caplog.records]
+    assert message.startswith("the evaluation after the last step has a record (step 1); what was")
+
+
+def losses_said(schedule: dict[str, object], program: Callable[[], None]) -> list[tuple[int, str]]:
+    """The steps and the types of all losses of a program."""
+    said: list[Said] = []
+    faults: list[BaseException] = []
+    spec = load_spec({**EVERYTHING, "schedule": schedule})
+    manager = HookManager(spec, lambda _: None, on_fault=faults.append, scalars=said.append)
+    manager.attach()
+    try:
+        program()
+    finally:
+        manager.detach()
+    assert faults == []
+    steps = [int(step) for part in said for step in part.steps]
+    return list(zip(steps, [t for part in said for t in part.types], strict=True))
+
+
+@pytest.mark.parametrize("schedule", [{"first": 9}, {"first": 1, "every": None}])
+def test_losses_of_an_evaluation_after_the_last_step_are_those_of_no_step(
+    schedule: dict[str, object], caplog: pytest.LogCaptureFixture
+) -> None:
+    model = net()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+
+    def program() -> None:
+        for _ in range(2):
+            trained(model, optimizer, torch.randn(4, 3))
+        model.eval()
+        for _ in range(2):
+            model(torch.randn(4, 3)).sum().backward()
+
+    with caplog.at_level(logging.WARNING):
+        types = losses_said(schedule, program)
+    assert types == [(0, "train"), (1, "train"), (2, "eval"), (2, "eval")]
+    assert not caplog.records
+
+
+@pytest.mark.parametrize("schedule", [{"first": 9}, {"first": 1, "every": None}, {"steps": [2]}])
+@pytest.mark.parametrize("evaluated", [False, True], ids=["train mode", "tuned in eval mode"])
+def test_a_step_that_the_program_does_not_end_is_said(
+    schedule: dict[str, object], evaluated: bool, caplog: pytest.LogCaptureFixture
+) -> None:
+    """As after Ctrl-C, or where the last batches of an epoch are not enough for an update."""
+    model = net().train(not evaluated)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+
+    def program() -> None:
+        for _ in range(2):
+            trained(model, optimizer, torch.randn(4, 3))
+        model(torch.randn(4, 3)).sum().backward()
+
+    with caplog.at_level(logging.WARNING):
+        types = losses_said(schedule, program)
+    assert types == [(k, "train") for k in range(3)]
+    (message,) = [r.getMessage() for r in caplog.records]
+    assert message.startswith("step 2 has begun and not ended: backward() was called after")
 
 
 # -- names ----------------------------------------------------------------------------------------

@@ -73,9 +73,7 @@ class Ends:
         graph: Provenance | None,
     ) -> None:
         """Reads a tensor that `backward()` was called on (`loss`: before the AMP scale)."""
-        backwards = capture.backwards
-        # of several tensors in one `backward` call, the first has named the pass
-        pass_ = backwards.current or backwards.begin()
+        pass_ = capture.backwards.name()
         number = capture.count("loss")
         node = loss_node(pass_)
         iteration = capture.iteration(pass_, node)

@@ -39,6 +39,10 @@ class Backwards:
         self._lines.clear()
         self.current = None
 
+    def name(self) -> str:
+        """Returns the pass of the `backward` that is being called, on one of its tensors."""
+        return self.current or self.begin()
+
     def begin(self) -> str:
         """Returns the pass that begins with the `backward` that is being called."""
         places = calling_places()

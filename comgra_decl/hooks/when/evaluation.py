@@ -34,6 +34,7 @@ class EvaluationPhases:
         self.capture = capture
         self.tags: dict[str, None] = {}  # what the program called the phase in progress
         self.step = -1  # optimizer steps completed when the phase began
+        self.recorded = -1  # likewise, of the last phase that has a record
         self._clock = clock
         self._phase = -1
         self._limit = 1
@@ -97,6 +98,8 @@ class EvaluationPhases:
         """What was taken for a phase is none."""
         self.capture.drop()
         self.close()
+        if self.step < 0:
+            return
         self._phase -= 1
         self.step = -1
         if self._spec is not None and self._phase < 0:
@@ -112,6 +115,7 @@ class EvaluationPhases:
     def taken(self) -> None:
         """There is a record of this phase."""
         self._pending = False
+        self.recorded = self.step
         if self._countdown is not None:
             self._countdown.recorded(self._phase)
 

@@ -78,6 +78,7 @@ class Scalars:
         self._due = -math.inf
         self.talks = False  # the program has said something
         self.saying = Saying()
+        self.unended = "train"  # the type of the step in progress, if it never ends
         self._one_at_a_time = threading.Lock()
         self._looking = threading.Lock()
         self._closed: list[_Step] = []
@@ -87,8 +88,14 @@ class Scalars:
         """What was said until now is handed over."""
         with suppress(Exception):  # a fault of ours may be why this ends
             self._look()
-            self._end(self.saying, "train")
+            self._end(self.saying, self.unended)
             self._hand_over()
+
+    @property
+    def losses(self) -> int:
+        """How many losses the step in progress has."""
+        self._look()
+        return self.saying.losses
 
     def resume(self, step: int, text: str = "") -> None:
         """The training goes on with `step`, which is the one in progress."""
