@@ -53,6 +53,13 @@ def is_called_by_module(frame: FrameType | None) -> bool:
     return frame is not None
 
 
+def is_in_optimizer(frame: FrameType | None) -> bool:
+    """Whether a frame, or one that it was called from, is the step of an optimizer: its closure."""
+    while frame is not None and frame.f_code is not _OPTIMIZER_STEP:
+        frame = frame.f_back
+    return frame is not None
+
+
 def is_nested_step(frame: FrameType | None, optimizer: object) -> bool:
     """Whether a frame was called by an optimizer's step that its own step has called.
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 import weakref
 from threading import get_ident
 from typing import TYPE_CHECKING
@@ -9,6 +10,7 @@ from typing import TYPE_CHECKING
 import torch
 
 from comgra_decl.hooks import modes
+from comgra_decl.hooks.calling import is_in_optimizer
 from comgra_decl.hooks.closing import Closing
 from comgra_decl.hooks.limits import CUDA_GRAPH
 from comgra_decl.hooks.root_calls import RootCall
@@ -88,10 +90,16 @@ class Choosing(Closing):
             self._reporter.warn(CUDA_GRAPH)
             return None
         kind = self._roots.kind(root)
+        if kind is RootCall.EVALUATION and self._is_in_closure(top):
+            kind = RootCall.TRAINING
+            self._roots.tunes(root)
+            if not self._evaluation.capture.open:
+                self._evaluation.forget()
         if kind is RootCall.UNDECIDED and not self._train.open:
             kind = RootCall.EVALUATION
         elif kind is RootCall.EVALUATION and self._may_train(top):
             kind = RootCall.UNDECIDED
+            self._train.root_calls = 0  # of a network that is called while it is being built
         if kind is RootCall.EVALUATION:
             self._structures.pause()
             self._evaluation.begin(self._step, self._train.root_calls)
@@ -104,10 +112,17 @@ class Choosing(Closing):
     def _may_train(self, top: Top) -> bool:
         """Whether what looks like an evaluation may be a step of fine-tuning in that mode.
 
-        Gradients can flow, and nothing else was called in this step: `backward` will tell.
+        Gradients can flow, and nothing else was called in this step, or `backward` never yet: it
+        will tell.
         """
         may = torch.is_grad_enabled() and top.parametric and self._train.open
-        return may and not self._train.root_calls
+        never_trained = "loss" not in self._train.calls and not self._clock.running
+        return may and (never_trained or not self._train.root_calls)
+
+    def _is_in_closure(self, top: Top) -> bool:
+        """Whether an optimizer calls this, as its closure: it trains what stays in this mode."""
+        may = torch.is_grad_enabled() and top.parametric
+        return may and is_in_optimizer(sys._getframe(1))
 
     def _note_evaluated(self, root: nn.Module, top: Top) -> None:
         """Remembers what is evaluated before anything is trained, or with gradients."""

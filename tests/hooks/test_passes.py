@@ -93,6 +93,22 @@ def test_micro_batches_are_one_pass() -> None:
         assert run.has("loss", iteration=i)
 
 
+def test_an_input_that_is_trained_has_its_gradients_in_the_iterations_it_was_given_in() -> None:
+    """Two calls before each backward: both are shown what reached the input from them together."""
+    model = nn.Linear(3, 2)
+    image = torch.randn(4, 3, requires_grad=True)
+    arrived: list[torch.Tensor] = []
+    image.register_hook(lambda gradient: arrived.append(gradient.clone()))
+    with recording() as run:
+        for _ in range(3):
+            (model(image) * model(image)).sum().backward()
+    assert run.faults == []
+    for iteration in range(6):
+        found = run.value("input", "input", iteration=iteration, pass_="grad")
+        np.testing.assert_array_equal(found, arrived[iteration // 2].numpy())
+    assert {key.pass_ for key in run.slots} == {"forward", "grad"}
+
+
 def test_phases_of_a_training_that_name_their_loss_alike_share_the_pass() -> None:
     model = nn.Sequential(nn.Linear(3, 2))
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)

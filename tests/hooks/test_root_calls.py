@@ -320,6 +320,89 @@ def test_an_evaluation_with_gradients_is_an_evaluation() -> None:
     assert [s.info.batch_size for s in run.of("eval")] == [7, 7, 7]
 
 
+def style_transfer(
+    make: Callable[[list[torch.Tensor]], torch.optim.Optimizer], *, steps: int
+) -> tuple[list[list[torch.Tensor]], list[list[torch.Tensor]]]:
+    """Returns what the network says and the gradients of the image: each call of each step."""
+    layers = [nn.Linear(3, 3), nn.ReLU(), nn.Linear(3, 3)]
+    network = nn.Sequential()
+    for number, layer in enumerate(layers):
+        network.add_module(str(number), layer.eval())
+        network(torch.randn(2, 3)).detach()  # what is wanted of this layer
+    network.eval().requires_grad_(False)
+    image = torch.randn(2, 3, requires_grad=True)
+    optimizer = make([image])
+    said: list[list[torch.Tensor]] = []
+    arrived: list[list[torch.Tensor]] = []
+
+    def closure() -> float:
+        optimizer.zero_grad()
+        out = network(image)
+        loss = (out - 1).square().mean()
+        loss.backward()
+        assert image.grad is not None
+        said[-1].append(out.detach().clone())
+        arrived[-1].append(image.grad.clone())
+        return float(loss.detach())
+
+    for _ in range(steps):
+        said.append([])
+        arrived.append([])
+        if isinstance(optimizer, torch.optim.LBFGS):
+            optimizer.step(closure)
+        else:
+            closure()
+            optimizer.step()
+    return said, arrived
+
+
+@pytest.mark.parametrize(
+    "make",
+    [lambda p: torch.optim.LBFGS(p, lr=0.1, max_iter=12), lambda p: torch.optim.Adam(p)],
+    ids=["closure", "plain"],
+)
+@pytest.mark.parametrize("every", [1, 2])
+def test_an_image_is_trained_by_a_network_that_was_called_while_it_was_built(
+    make: Callable[[list[torch.Tensor]], torch.optim.Optimizer], every: int
+) -> None:
+    """Neural style transfer; what builds the network is the first iterations of the first step."""
+    with recording(EVERYTHING, schedule={"first": 1, "every": every}) as run:
+        said, arrived = style_transfer(make, steps=3)
+    assert run.faults == []
+    numbers = [*range(0, 3, every)]
+    assert records(run) == [(k, "train") for k in numbers]
+    for position, number in enumerate(numbers):
+        for k, out in enumerate(said[number]):
+            called, given = (k + 1, k + 3) if number == 0 else (k, k)  # of 3 parts, then of 1 whole
+            found = run.value("2", iteration=called, step=position)
+            np.testing.assert_array_equal(found, out.numpy())
+            found = run.value("input", "input", iteration=given, pass_="grad", step=position)
+            np.testing.assert_array_equal(found, arrived[number][k].numpy())
+    assert {key.pass_ for key in run.slots} == {"forward", "grad"}
+
+
+@pytest.mark.parametrize("first", [0, 1])
+def test_a_closure_is_no_evaluation_even_where_its_step_is_not_recorded(first: int) -> None:
+    with recording(EVERYTHING, schedule={"first": first, "steps": [2]}) as run:
+        style_transfer(lambda p: torch.optim.LBFGS(p, lr=0.1, max_iter=3), steps=4)
+    assert run.faults == []
+    assert records(run) == [(2, "train")]
+
+
+def test_an_evaluation_with_gradients_before_the_training_is_none_of_its_calls() -> None:
+    model = net()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    with recording() as run:
+        model(torch.randn(2, 3))  # to see whether it runs
+        model.eval()
+        model(torch.randn(7, 3))
+        trained(model.train(), optimizer, torch.randn(4, 3))
+    assert run.faults == []
+    assert records(run) == [(0, "eval"), (0, "train")]
+    assert run.steps[1].info.batch_size == 4
+    assert not run.has("2", iteration=1, step=1)
+
+
 # -- backward after the last step -----------------------------------------------------------------
 
 

@@ -40,13 +40,18 @@ class TensorRecorder:
 
     def __init__(self, *, on_fault: Callable[[BaseException], None]) -> None:
         self._on_fault = on_fault
-        self._leaf_hooks: list[RemovableHandle] = []
+        self._leaf_hooks: dict[int, list[RemovableHandle]] = {}
+        self._reached: set[int] = set()  # leaves that a gradient has reached
 
     def release(self) -> None:
         """Takes the hooks off leaves, which outlive their step; those of others die with it."""
-        for handle in self._leaf_hooks:
+        for leaf in [*self._leaf_hooks]:
+            self._release_leaf(leaf)
+
+    def _release_leaf(self, leaf: int) -> None:
+        for handle in self._leaf_hooks.pop(leaf, ()):
             handle.remove()
-        self._leaf_hooks.clear()
+        self._reached.discard(leaf)
 
     def read(
         self,
@@ -132,9 +137,23 @@ class TensorRecorder:
             return []
 
     def _hook(self, tensor: torch.Tensor, hook: Callable[[torch.Tensor], None]) -> None:
-        handle = tensor.register_hook(hook)
-        if tensor.is_leaf:
-            self._leaf_hooks.append(handle)
+        if not tensor.is_leaf:
+            tensor.register_hook(hook)
+            return
+        leaf = id(tensor)
+        if leaf in self._reached:  # it is given anew: an image that is trained, in each iteration
+            self._release_leaf(leaf)
+        handle = tensor.register_hook(partial(self._on_leaf, leaf, hook))
+        self._leaf_hooks.setdefault(leaf, []).append(handle)
+
+    def _on_leaf(
+        self,
+        leaf: int,
+        hook: Callable[[torch.Tensor], None],
+        gradient: torch.Tensor,
+    ) -> None:
+        self._reached.add(leaf)
+        hook(gradient)
 
     def _on_gradient(
         self,
