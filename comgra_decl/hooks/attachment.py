@@ -15,7 +15,6 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import nn
-from torch.optim.optimizer import register_optimizer_step_pre_hook
 
 from comgra_decl.hooks import modes
 from comgra_decl.hooks.calling import is_backward, is_nested_step
@@ -30,6 +29,7 @@ from comgra_decl.hooks.report import Reporter
 from comgra_decl.hooks.root_calls import RootCalls
 from comgra_decl.hooks.tracer import ModuleTracer
 from comgra_decl.hooks.tree import Owners, Top
+from comgra_decl.hooks.walked import Placed, before_steps
 from comgra_decl.hooks.when.budget import Budget, Meter
 from comgra_decl.hooks.when.evaluation import EvaluationPhases
 from comgra_decl.hooks.when.resting import Rest
@@ -40,8 +40,6 @@ from comgra_decl.records import RawStep, Said
 from comgra_decl.stats import Reducer
 
 if TYPE_CHECKING:
-    from torch.utils.hooks import RemovableHandle
-
     from comgra_decl.hooks.lanes import Lane
     from comgra_decl.hooks.limits import Captures
     from comgra_decl.hooks.optimizers import Optimizers
@@ -116,7 +114,7 @@ class Attachment(ABC):
             together=self._together,
             on_fault=self._fault,
         )
-        self._before_step: RemovableHandle | None = None  # only while a step is recorded
+        self._before_step: Placed | None = None  # only while a step is recorded
 
     @property
     def _step(self) -> int:
@@ -245,7 +243,7 @@ class Attachment(ABC):
         followed = self._tracer.provenance is not None
         self._direct.install(all_classes=followed or not self._stepped)
         if self._before_step is None:
-            self._before_step = register_optimizer_step_pre_hook(self._before_optimizer)
+            self._before_step = before_steps.add(self._before_optimizer)
 
     def _install(self) -> None:
         self._stance.force()

@@ -22,7 +22,6 @@ from torch.nn.modules.module import (
     register_module_module_registration_hook,
     register_module_parameter_registration_hook,
 )
-from torch.optim.optimizer import register_optimizer_step_post_hook
 
 from comgra_decl.hooks.calling import is_backward, is_nested_step, is_within_call
 from comgra_decl.hooks.choosing import Choosing
@@ -35,6 +34,7 @@ from comgra_decl.hooks.patches import run_natively, watch_mode
 from comgra_decl.hooks.root_calls import RootCall
 from comgra_decl.hooks.step_clock import Seen, StepClock
 from comgra_decl.hooks.tree import has_parameters
+from comgra_decl.hooks.walked import Placed, after_steps, tidy
 from comgra_decl.hooks.when.agenda import Agenda, Plan
 from comgra_decl.hooks.when.budget import Meter
 from comgra_decl.hooks.when.pace import Pace
@@ -107,7 +107,7 @@ class HookManager(Choosing):
         )
         self._hearing = Hearing(self)
         self._scale_said = -1  # the last step of which the gradient scale was said
-        self._handles: list[RemovableHandle] = []
+        self._handles: list[RemovableHandle | Placed] = []
         self._resumption: Resumption | None = None  # until a resumed training has made a step
 
     def _new_labeller(self, spec: Spec) -> Labeller | None:
@@ -131,7 +131,7 @@ class HookManager(Choosing):
         run_natively(self._rest.after_optimizer, self._on_mode, self._on_skip, self._say_scale)
         run_natively(self._owners.note, self._owners.note_parameter)
         self._handles = [
-            register_optimizer_step_post_hook(self._rest.after_optimizer),
+            after_steps.add(self._rest.after_optimizer),
             register_module_module_registration_hook(self._owners.note),
             register_module_parameter_registration_hook(self._owners.note_parameter),
         ]
@@ -173,6 +173,7 @@ class HookManager(Choosing):
     def detach(self) -> None:
         """Stops following; a program that never stepped still gets what it computed recorded."""
         if self._stopped:
+            tidy()  # it may have ended in the midst of an optimizer's hooks
             return
         try:
             self._end_unfinished(lane for lane in self._lanes if lane is not self._lanes.followed)

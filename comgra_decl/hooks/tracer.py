@@ -32,6 +32,7 @@ from comgra_decl.hooks.reading.recomputed import Recomputed
 from comgra_decl.hooks.reading.recorder import TensorRecorder
 from comgra_decl.hooks.reading.slots import Slot
 from comgra_decl.hooks.tree import Owners, Top, has_parameters, unwrapped_class
+from comgra_decl.hooks.walked import ModuleHook
 
 if TYPE_CHECKING:
     from torch.utils.hooks import RemovableHandle
@@ -185,10 +186,12 @@ class ModuleTracer:
             return
         if module._forward_hooks and id(module) not in self._late:
             self._late.add(id(module))
-            self._handles.append(module.register_forward_hook(self._after_late, always_call=True))
+            self._handles.append(
+                module.register_forward_hook(ModuleHook(self._after_late), always_call=True)
+            )
         if plan.reads_inputs and module._forward_pre_hooks and -id(module) not in self._late:
             self._late.add(-id(module))
-            hook = module.register_forward_pre_hook(self._before_late, with_kwargs=True)
+            hook = module.register_forward_pre_hook(ModuleHook(self._before_late), with_kwargs=True)
             self._handles.append(hook)
 
     # -- following calls -----------------------------------------------------------------------

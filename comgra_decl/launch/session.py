@@ -19,9 +19,8 @@ from comgra_decl.launch.room import LEFT, Room, demand
 from comgra_decl.records import Note, RawStep, Said, StepBatch
 
 if TYPE_CHECKING:
-    from torch.utils.hooks import RemovableHandle
-
     from comgra_decl.hooks import HookManager
+    from comgra_decl.hooks.walked import Placed
     from comgra_decl.hooks.when.budget import Meter
     from comgra_decl.keep import Keeper, Request
     from comgra_decl.launch.acting import Actions
@@ -62,7 +61,7 @@ class Session:
         self._keeper: Keeper | None = None
         self._rules: LiveRules | None = None
         self._actions: Actions | None = None
-        self._ending: RemovableHandle | None = None  # what may end the program
+        self._ending: Placed | None = None  # what may end the program
         self._say: Callable[[Said], None] = lambda _: None
         self._pid = os.getpid()
         self._place: Place | None = None
@@ -340,9 +339,9 @@ class Session:
         self._actions = actions
         self._rules = rules = LiveRules(self._spec, act=actions)
         if self._spec.on_finding.stop != "never":
-            from torch.optim.optimizer import register_optimizer_step_pre_hook
+            from comgra_decl.hooks.walked import before_steps
 
-            self._ending = register_optimizer_step_pre_hook(actions.end_if_told)
+            self._ending = before_steps.add(actions.end_if_told)
         return rules.close
 
     def _note(self, note: Note) -> None:

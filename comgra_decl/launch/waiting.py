@@ -22,11 +22,11 @@ import torch
 from torch import nn
 from torch.nn.modules.module import register_module_forward_pre_hook
 from torch.optim import Optimizer
-from torch.optim.optimizer import register_optimizer_step_post_hook
 
 from comgra_decl.hooks.calling import is_no_step, torch_variable
 from comgra_decl.hooks.patches import Patch
 from comgra_decl.hooks.tree import has_parameters
+from comgra_decl.hooks.walked import Placed, after_steps
 from comgra_decl.launch import environment
 from comgra_decl.launch.environment import RECORDED_BY
 
@@ -78,7 +78,7 @@ class Waiting:
         self._construction = Patch(Optimizer, "__init__", self._construct)
         self._compilation = Patch(torch, "compile", self._compile)
         self._calls: RemovableHandle | None = None
-        self._steps: RemovableHandle | None = None
+        self._steps: Placed | None = None
         self._compiled = False  # whether there may be compiled code, which no hook may be seen by
         self._starting = threading.Lock()
         self._session: Session | None = None
@@ -95,7 +95,7 @@ class Waiting:
         self._compilation.apply()
         if RECORDED_BY not in os.environ:
             self._await_call()
-        self._steps = register_optimizer_step_post_hook(lambda *_: self._start())
+        self._steps = after_steps.add(lambda *_: self._start())
 
     def stop(self) -> None:
         """Waits no longer."""
