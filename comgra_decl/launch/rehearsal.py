@@ -17,9 +17,8 @@ from comgra_decl.launch.session import Session
 from comgra_decl.records import RawStep, StepBatch
 
 if TYPE_CHECKING:
-    from torch.utils.hooks import RemovableHandle
-
     from comgra_decl.hooks import HookManager
+    from comgra_decl.hooks.walked import Placed
     from comgra_decl.launch.context import RunContext
     from comgra_decl.launch.ranks import Rank
     from comgra_decl.spec import Spec
@@ -61,7 +60,7 @@ class Rehearsal(Session):
         self._began = time.perf_counter()
         self._step = 0
         self._over = False
-        self._refusal: RemovableHandle | None = None
+        self._refusal: Placed | None = None
         self.exit_code = _FAILED
 
     def finish(self) -> None:
@@ -130,10 +129,13 @@ class Rehearsal(Session):
 
     def _leave(self) -> None:
         """The traced program has ended; what comes after it, in a notebook for one, may train."""
+        from comgra_decl.hooks.walked import tidy
+
         super().finish()
         if self._refusal is not None:
             self._refusal.remove()
             self._refusal = None
+        tidy()  # the program was ended in the midst of its optimizer's hooks
 
     def _present(self) -> None:
         self._measured.last_bytes = _size(self._folder)
@@ -192,14 +194,14 @@ def _rehearsed(spec: Spec, folder: Path) -> Spec:
     return load_spec(content)
 
 
-def _refuse_further_steps(exit_code: int) -> RemovableHandle:
+def _refuse_further_steps(exit_code: int) -> Placed:
     """Ends the program at its next optimizer step, should it live on."""
-    from torch.optim.optimizer import register_optimizer_step_pre_hook
+    from comgra_decl.hooks.walked import before_steps
 
     def refuse(*_: Any) -> None:
         raise SystemExit(exit_code)
 
-    return register_optimizer_step_pre_hook(refuse)
+    return before_steps.add(refuse)
 
 
 def _now() -> float:

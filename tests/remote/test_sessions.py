@@ -225,7 +225,7 @@ def test_the_command_line_takes_urls(
     assert asked("show", f"{root}/g")["path"] == f"{root}/g/run"
     assert asked("verify", f"{root}/g/run")["whole"]
     copy = asked("cp", f"{root}/g/run", str(tmp_path / "copy"))
-    assert copy == {"path": str(tmp_path / "copy"), "source": f"{root}/g/run"}
+    assert copy == {"path": str(tmp_path / "copy"), "source": f"{root}/g/run", "left_out": {}}
     assert asked("cp", str(tmp_path / "copy"), f"{root}/g/copy")["path"] == f"{root}/g/copy"
     exported = asked("export", f"{root}/g/run", str(tmp_path / "tables"), "--format", "csv")
     assert (Path(exported["path"]) / "statistics.csv").exists()
