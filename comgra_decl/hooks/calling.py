@@ -23,8 +23,10 @@ def _code_within(function: Any, name: str) -> CodeType | None:
 _graph_task: Callable[[], int] = torch._C._current_graph_task_id
 _tracing_state: Callable[[], Any] = torch._C._get_tracing_state
 _MODULE_CALL = nn.Module._call_impl.__code__
-_OPTIMIZER_STEP = _code_within(torch.optim.Optimizer.profile_hook_step, "wrapper")
 _TORCH = f"{Path(torch.__file__).resolve().parent}{os.sep}"
+
+OPTIMIZER_STEP = _code_within(torch.optim.Optimizer.profile_hook_step, "wrapper")
+"""What calls the step of an optimizer, and the hooks around it; None in a torch without it."""
 
 
 def is_no_step() -> bool:
@@ -55,7 +57,7 @@ def is_called_by_module(frame: FrameType | None) -> bool:
 
 def is_in_optimizer(frame: FrameType | None) -> bool:
     """Whether a frame, or one that it was called from, is the step of an optimizer: its closure."""
-    while frame is not None and frame.f_code is not _OPTIMIZER_STEP:
+    while frame is not None and frame.f_code is not OPTIMIZER_STEP:
         frame = frame.f_back
     return frame is not None
 
@@ -68,7 +70,7 @@ def is_nested_step(frame: FrameType | None, optimizer: object) -> bool:
     """
     steps = 0
     while frame is not None and steps < 2:
-        if frame.f_code is _OPTIMIZER_STEP:
+        if frame.f_code is OPTIMIZER_STEP:
             given = torch_variable(frame, "args")
             steps += bool(given) and given[0] is optimizer
         frame = frame.f_back

@@ -114,11 +114,12 @@ def _held(code: CodeType, func: Any) -> Callable[..., Any] | None:
         for held in gc.get_referents(holder):
             if type(held) is FunctionType and held.__code__ is code:
                 return held
-            if id(held) in seen or isinstance(held, FrameType | CodeType):
+            kind = type(held)  # `isinstance` wakes lazy proxies
+            if id(held) in seen or kind in (FrameType, CodeType):
                 continue
             seen.add(id(held))
-            leads_far = isinstance(held, ModuleType | type) or (
-                type(held) is dict and "__builtins__" in held
+            leads_far = issubclass(kind, ModuleType | type) or (
+                kind is dict and "__builtins__" in held
             )
             (far if leads_far else near).append(held)
     return None

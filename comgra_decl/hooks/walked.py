@@ -11,28 +11,22 @@ import dis
 import sys
 from collections.abc import Callable, Iterator, MutableMapping
 from contextlib import nullcontext
-from types import CodeType, FrameType
+from types import FrameType
 from typing import Any, cast
 
-from torch.optim import Optimizer
 from torch.optim import optimizer as _of_torch
 from torch.utils.hooks import RemovableHandle
 
-Hook = Callable[..., Any]
+from comgra_decl.hooks.calling import OPTIMIZER_STEP
 
-_STEP = next(
-    found
-    for found in Optimizer.profile_hook_step.__code__.co_consts
-    if isinstance(found, CodeType) and found.co_name == "wrapper"
-)
-"""What calls an optimizer's step, and the hooks around it."""
+Hook = Callable[..., Any]
 
 
 def _lines_with(name: str) -> list[int]:
     """Returns where that code has a name, in lines."""
     return [
         each.positions.lineno
-        for each in dis.get_instructions(_STEP)
+        for each in (() if OPTIMIZER_STEP is None else dis.get_instructions(OPTIMIZER_STEP))
         if each.argval == name and each.positions is not None and each.positions.lineno is not None
     ]
 
@@ -113,7 +107,7 @@ def _lines() -> Iterator[int]:
     for frame in sys._current_frames().values():
         above: FrameType | None = frame
         while above is not None:
-            if above.f_code is _STEP:
+            if above.f_code is OPTIMIZER_STEP:
                 yield above.f_lineno
             above = above.f_back
 

@@ -279,3 +279,22 @@ def test_torchs_own_functions_are_not_looked_for_among_all_objects(
             ).backward()
             optimizer.step()
     assert len(comgra.open_run(tmp_path / "g" / "r").steps) == 3
+
+
+def test_nothing_that_is_met_on_the_way_to_an_original_is_woken() -> None:
+    """A lazy proxy loads what it stands for as soon as somebody asks for its class."""
+    woken: list[int] = []
+
+    class Lazy:
+        @property  # type: ignore[misc]
+        def __class__(self) -> type:
+            woken.append(1)
+            return dict
+
+    original, proxy = torch.autograd.backward, Lazy()
+
+    def backward(*args: Any, **kwargs: Any) -> Any:
+        return proxy, original(*args, **kwargs)
+
+    assert genuine._held(torch.autograd.backward.__code__, backward) is original
+    assert woken == []

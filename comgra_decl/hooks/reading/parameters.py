@@ -264,25 +264,29 @@ class Parameters:
         """Reads what no optimizer asked for: gradients left over, and the shares of backwards."""
         for plan in list(self._raw):
             self._write_raw(plan, capture)
-        fresh = [plan for plan in self._found if self._is_fresh(plan)]
+        fresh = self._fresh()
         if self._read_of:  # an optimizer has stepped
             self._read_beside(fresh, capture)
-        for plan in self._found:
-            parameter = plan.tensor
-            plan.trainable = parameter is not None and parameter.requires_grad
-        for plan in fresh:  # some are trained by turns, and frozen when their turn is over
-            plan.trainable = True
         for plan, shares in self._shares.items():
             for pass_, gradient in shares.items() if len(shares) > 1 else ():
                 slot = unused(capture, plan.slot, capture.backwards.share(pass_))
                 capture.add(slot, gradient, batch_dim=None, values=plan.capture.values)
         self.release()
 
-    def _is_fresh(self, plan: TensorPlan) -> bool:
-        """Whether the step in progress has given a parameter a gradient, or changed it."""
-        parameter, (before, version) = plan.tensor, self._found[plan]
-        gradient = None if parameter is None else parameter.grad
-        return gradient is not None and (gradient is not before or gradient._version != version)
+    def _fresh(self) -> list[TensorPlan]:
+        """Returns the parameters whose gradients the step in progress has made, or changed."""
+        fresh = []
+        for plan, (before, version) in self._found.items():
+            parameter = plan.tensor
+            gradient = None if parameter is None else parameter.grad
+            changed = gradient is not None and (
+                gradient is not before or gradient._version != version
+            )
+            # some are trained by turns, and frozen when their turn is over
+            plan.trainable = changed or (parameter is not None and parameter.requires_grad)
+            if changed:
+                fresh.append(plan)
+        return fresh
 
     def _read_beside(self, fresh: list[TensorPlan], capture: StepCapture) -> None:
         """Reads the gradients of what the program updates itself, beside its optimizers."""
