@@ -1,11 +1,13 @@
 """Statistics: tensors to raw sums on the training thread, raw sums to records on the writer's."""
 
+from comgra_decl.stats.device import OVERWRITTEN
 from comgra_decl.stats.finalise import finalise
 from comgra_decl.stats.reducer import Reduced, Reducer
 from comgra_decl.stats.support import CannotReduceError, dtype_name, to_numpy
 from comgra_decl.stats.unusual import ordinary
 
 __all__ = [
+    "OVERWRITTEN",
     "CannotReduceError",
     "Reduced",
     "Reducer",

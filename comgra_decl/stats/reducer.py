@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable, Sequence
+from collections.abc import Callable, Hashable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from functools import partial
 from itertools import count
@@ -17,7 +18,7 @@ from torch import Tensor
 
 from comgra_decl.records import RAW_STATISTICS, Raw
 from comgra_decl.stats.batch import Batch, strided_sample
-from comgra_decl.stats.device import ASYNCHRONOUS, DeviceStep, Fetch
+from comgra_decl.stats.device import ASYNCHRONOUS, DeviceStep, Fetch, device_step
 from comgra_decl.stats.kernel import kernel_for
 from comgra_decl.stats.quiet import (
     HIDDEN_KEYS,
@@ -45,6 +46,8 @@ from comgra_decl.stats.trie import Form, Node
 ARENA_ELEMENTS = 32_000
 """Largest tensor that is copied and reduced later; copying a larger one costs more than it saves,
 and a row must stay below `batch.SERIAL_ELEMENTS`."""
+_REMEMBERED = 4
+"""Tensors that are recognised when they come again; not more: writes to `.data` are not counted."""
 MOST_NODES = 20_000
 """When the known sequences (shapes that change every step) outgrow this, they are forgotten."""
 
@@ -61,6 +64,7 @@ class Reduced:
 
     The contents of `raw`, `histogram_values` and `values` are valid only after `wait()` where that
     is not None; it may be called from another thread, and again. Nothing writes to them later.
+    `lost` are the tensors that were written before they could be read: they have no statistics.
     Steps with equal `signature` share the very same layout: `starts` to `shapes`, and
     `histogram_starts`.
     """
@@ -76,15 +80,17 @@ class Reduced:
     values: dict[int, NDArray[Any]]
     wait: Callable[[], None] | None
     signature: Hashable
+    lost: Sequence[int] = ()
 
 
-class _Last:
-    """Recognises the tensor that was reduced last, without keeping it alive."""
+class _Seen:
+    """Recognises a tensor that was reduced in this step, without keeping it alive."""
 
-    __slots__ = ("_batch_dim", "_ref", "_values", "_version")
+    __slots__ = ("_batch_dim", "_ref", "_values", "_version", "index")
 
-    def __init__(self, tensor: Tensor, batch_dim: int | None, values: bool) -> None:
+    def __init__(self, tensor: Tensor, batch_dim: int | None, values: bool, index: int) -> None:
         self._ref = ref(tensor)
+        self.index = index
         # tensors made in inference mode have no version counter: never recognised
         self._version = -1 if tensor.is_inference() else tensor._version
         self._batch_dim, self._values = batch_dim, values
@@ -127,15 +133,16 @@ class Reducer:
         self._root = Node()
         self._nodes = 0
         self._node = self._root
-        self._last: _Last | None = None
+        self._seen: dict[int, _Seen] = {}
         self._devices: dict[torch.device, DeviceStep] = {}
         self._restart()
 
     def add(self, tensor: Tensor, *, batch_dim: int | None, values: bool = False) -> int:
         """Reads a tensor of the step in progress; returns its number within the step.
 
-        The very same tensor twice in a row, unmodified as far as its version counter tells, may
-        get one number.
+        The very same tensor twice within a few (what a `Sequential` and its last module return,
+        the gradient that passes a sum) may get one number, if it is unmodified as far as its
+        version counter tells.
 
         Args:
             tensor: real, complex (its magnitude is reduced), integer or boolean; on any device.
@@ -147,13 +154,14 @@ class Reducer:
         """
         if type(tensor) not in PLAIN or is_functorch_wrapped(tensor):
             tensor = plain(tensor)
-        elif self._last is None and not (values or function_modes()):
+        elif not (values or function_modes()):
             index = self._copy(tensor, batch_dim)
             if index is not None:
                 return index
         with self._lock, self._no_functions, self._no_keys:
-            if self._last is not None and self._last.shows(tensor, batch_dim, values):
-                return self._node.index
+            seen = self._seen.get(id(tensor))
+            if seen is not None and seen.shows(tensor, batch_dim, values):
+                return seen.index
             try:
                 key = (tensor.shape, tensor.dtype, tensor.layout, tensor.device, batch_dim, values)
             except RuntimeError as error:
@@ -165,12 +173,16 @@ class Reducer:
                 self._values[node.index] = self._first_samples(node, tensor)
             if node.direct:
                 node.view(self._ring.slot).copy_(tensor)
-                self._last = None
             else:
                 self._reduce(node, tensor)
-                self._last = _Last(tensor, batch_dim, values)
+                self._remember(tensor, batch_dim, values, node.index)
             self._node = node
             return node.index
+
+    def _remember(self, tensor: Tensor, batch_dim: int | None, values: bool, index: int) -> None:
+        if len(self._seen) >= _REMEMBERED:
+            del self._seen[next(iter(self._seen))]
+        self._seen[id(tensor)] = _Seen(tensor, batch_dim, values, index)
 
     def _copy(self, tensor: Tensor, batch_dim: int | None) -> int | None:
         """Does for most tensors of most steps what `add` does for all, in half the time.
@@ -193,6 +205,27 @@ class Reducer:
             self._node = node
             return node.index
 
+    @contextmanager
+    def together(self) -> Iterator[None]:
+        """Reads what is added within before anything else runs, on a GPU in a few launches."""
+        with self._lock:
+            self._seen.clear()
+            steps = [step for step in self._devices.values() if step.launcher is not None]
+        with ExitStack() as stack:
+            for step in steps:
+                stack.enter_context(self._quietly(step))
+            yield
+
+    @contextmanager
+    def _quietly(self, step: DeviceStep) -> Iterator[None]:
+        with self._lock, self._no_functions, self._no_keys:
+            step.begin_together()
+        try:
+            yield
+        finally:
+            with self._lock, self._no_functions, self._no_keys:
+                step.end_together()
+
     def finish(self) -> Reduced:
         """Ends the step and returns what was captured; the next `add` begins another."""
         with self._lock, self._no_functions, self._no_keys:
@@ -213,7 +246,7 @@ class Reducer:
 
     def _restart(self) -> None:
         self._node = self._root
-        self._last = None
+        self._seen.clear()
         self._rows: list[Rows] = []
         self._picks: dict[int, NDArray[np.float32]] = {}
         self._values: dict[int, NDArray[Any]] = {}
@@ -228,7 +261,8 @@ class Reducer:
         node = Node(self._node)
         device = tensor.device if away else self._host
         node.describe(tensor, batch_dim, device=device, histogram=self._histogram)
-        if 0 < tensor.numel() <= ARENA_ELEMENTS and node.bytes < STEP_BYTES:
+        fused = away and self._device(tensor.device).launcher is not None
+        if 0 < tensor.numel() <= ARENA_ELEMENTS and node.bytes < STEP_BYTES and not fused:
             self._ring.place(node, work_dtype(tensor.dtype))
             node.direct = tensor.device.type == "cpu" and not (away or tensor.is_complex())
             same = tensor.layout is torch.strided and tensor.dtype is work_dtype(tensor.dtype)
@@ -253,7 +287,7 @@ class Reducer:
         elif away is None:
             self._reduce_large(node, tensor)
         else:
-            away.reduce(node, as_rows(real(tensor), node.shape.batch_dim))
+            away.reduce(node, as_rows(real(tensor), node.shape.batch_dim), tensor)
 
     def _reduce_large(self, node: Node, tensor: Tensor) -> None:
         shape, sums = node.shape, None
@@ -275,12 +309,12 @@ class Reducer:
         if away is None:
             self._rows.append(sums)
         else:
-            away.add_rows(torch.from_numpy(sums).to(node.device))
+            away.add_rows(node, torch.from_numpy(sums).to(node.device))
 
     def _device(self, device: torch.device) -> DeviceStep:
         step = self._devices.get(device)
         if step is None:
-            step = self._devices[device] = DeviceStep(device)
+            step = self._devices[device] = device_step(device)
         step.follow()
         return step
 
@@ -330,6 +364,7 @@ class Reducer:
             values=self._values,
             wait=wait,
             signature=form.signature,
+            lost=[index for step in self._devices.values() for index in step.lost],
         )
 
 

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from typing import Any
 
-import ml_dtypes
-import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor
@@ -16,10 +14,9 @@ from comgra_decl.stats.quiet import is_functorch_wrapped, quiet
 _DOUBLE_NAMES = ("float64", "complex128", "int32", "int64", "uint32", "uint64")
 _DOUBLE = frozenset(getattr(torch, n) for n in _DOUBLE_NAMES if hasattr(torch, n))
 
-# numpy dtypes that torch cannot hand over itself: reinterpreted from an integer of the same width
-_VIA_INTEGER: dict[torch.dtype, tuple[torch.dtype, np.dtype[Any]]] = {
-    torch.bfloat16: (torch.int16, np.dtype(ml_dtypes.bfloat16))
-}
+# dtypes that torch cannot hand over itself: reinterpreted from an integer of the same width, as the
+# type that `ml_dtypes` has under the same name
+_VIA_INTEGER: dict[torch.dtype, torch.dtype] = {torch.bfloat16: torch.int16}
 for _name in (
     "float8_e4m3fn",
     "float8_e4m3fnuz",
@@ -27,11 +24,8 @@ for _name in (
     "float8_e5m2fnuz",
     "float8_e8m0fnu",
 ):
-    if hasattr(torch, _name) and hasattr(ml_dtypes, _name):
-        _VIA_INTEGER[getattr(torch, _name)] = (
-            torch.uint8,
-            np.dtype(getattr(ml_dtypes, _name)),
-        )
+    if hasattr(torch, _name):
+        _VIA_INTEGER[getattr(torch, _name)] = torch.uint8
 
 # everything a copy into float32 or float64 understands; quantised and sub-byte types are not here
 _NUMBERS = frozenset(
@@ -158,9 +152,14 @@ def to_numpy(tensor: Tensor) -> NDArray[Any]:
 
 def as_numpy(host: Tensor) -> NDArray[Any]:
     """Returns a contiguous host tensor as a numpy array, sharing memory where torch can."""
-    if host.dtype in _VIA_INTEGER:
-        integer, dtype = _VIA_INTEGER[host.dtype]
-        return host.view(integer).numpy().view(dtype)
+    integer = _VIA_INTEGER.get(host.dtype)
+    if integer is not None:
+        import ml_dtypes  # only values need it, no statistic does
+
+        kind = getattr(ml_dtypes, str(host.dtype).removeprefix("torch."), None)
+        if kind is None:
+            raise CannotReduceError(f"ml_dtypes is too old to know {host.dtype}")
+        return host.view(integer).numpy().view(kind)
     if host.dtype == torch.complex32:
         host = host.to(torch.complex64)
     return host.resolve_conj().resolve_neg().numpy()

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Hashable, Iterable
 from dataclasses import dataclass, field
+from enum import Enum, auto
 from math import prod
 from typing import NamedTuple
 
@@ -59,6 +60,15 @@ class Group:
             self.rows[keep, : old.shape[1]].copy_(old[keep])
 
 
+class PutOff(Enum):
+    """Whether a tensor of an accelerator may be read later than it is seen."""
+
+    UNKNOWN = auto()
+    SEEN = auto()  # once; next time it is read both at once and later
+    SAFE = auto()  # that gave the same numbers
+    NEVER = auto()
+
+
 class Shape(NamedTuple):
     """A tensor as rows: one per sample (the first dim after moving the batch dim there)."""
 
@@ -95,6 +105,7 @@ class Node:
         "index",
         "kernel",
         "parent",
+        "put_off",
         "row",
         "shape",
         "stride",
@@ -112,6 +123,7 @@ class Node:
         self.direct = False  # a mere copy into the group of the host does it
         self.copied = 0  # bytes, where a contiguous tensor is the very memory of its rows
         self.kernel: Kernel | None = None  # reads the tensor where it lies, if that is contiguous
+        self.put_off = PutOff.UNKNOWN
         self.row = self.stride = self.count = 0
         self._views: list[Tensor] = []
         self._addresses: list[int] = []

@@ -6,14 +6,19 @@ import numpy as np
 import pytest
 import torch
 
-from comgra_decl.stats import Reducer
+from comgra_decl.stats import Reducer, device
 from comgra_decl.stats.device import ASYNCHRONOUS
 
 from .recording import Tensors, check, ready, reduce, reducer
 
 
+@pytest.fixture(autouse=True)
+def _without_triton(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(device, "launcher_class", lambda _: None)
+
+
 class Elsewhere(Reducer):
-    """Takes tensors of the host for tensors of an accelerator."""
+    """Takes tensors of the host for tensors of an accelerator without Triton."""
 
     _host = torch.device("cpu", 0)  # a name that no tensor's device has
     _away = (*ASYNCHRONOUS, "cpu")

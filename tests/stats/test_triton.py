@@ -1,0 +1,473 @@
+"""The kernels of GPUs, run here by Triton's interpreter on tensors of the host."""
+
+from __future__ import annotations
+
+import itertools
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from comgra_decl.records import Raw
+from comgra_decl.stats import Reducer, device
+from comgra_decl.stats.device import ASYNCHRONOUS
+from comgra_decl.stats.trie import PutOff
+
+from .recording import Tensors, Tolerance, check, ready, reduce, reducer
+
+pytest.importorskip("triton")
+from comgra_decl.stats.fused import Arena, Launcher, Plan, Rows, batches
+
+
+class OnGpu(Reducer):
+    """Takes tensors of the host for tensors of a GPU with Triton."""
+
+    _host = torch.device("cpu", 0)  # a name that no tensor's device has
+    _away = (*ASYNCHRONOUS, "cpu")
+
+    @property
+    def step(self) -> Any:
+        return self._device(torch.device("cpu"))
+
+
+# what a GPU computes without a word
+pytestmark = pytest.mark.filterwarnings("ignore::RuntimeWarning")
+
+
+@pytest.fixture(autouse=True)
+def _by_triton(request: pytest.FixtureRequest, caplog: pytest.LogCaptureFixture) -> Iterator[None]:
+    """Torch's operations would give the right numbers, too."""
+    yield
+    if "fails" not in request.node.name:
+        assert "Triton's kernels cannot be used" not in caplog.text
+
+
+def on_gpu(histogram_elements: int | None = None) -> OnGpu:
+    return OnGpu(histogram_elements=histogram_elements, sample_count=3)
+
+
+FLOATS = [torch.float32, torch.bfloat16, torch.float16, torch.float64]
+INTEGERS = [torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64, torch.bool]
+OTHERS = [
+    getattr(torch, name)
+    for name in ("uint16", "uint32", "uint64", "float8_e4m3fn", "float8_e5m2")
+    if hasattr(torch, name)
+]
+SHAPES: list[tuple[tuple[int, ...], int | None]] = [
+    ((), None),
+    ((1,), 0),
+    ((7,), None),
+    ((3, 16), 0),
+    ((40, 17), 0),  # many short rows
+    ((300, 3), 0),
+    ((2, 1025), 0),
+    ((3, 4096), 0),  # the longest of the short ones
+    ((2, 4097), 0),  # the shortest of the long ones
+    ((9000,), None),
+    ((2, 3, 3001), 0),
+    ((3, 5, 7), 1),  # samples are not in front
+]
+
+
+def numbers(shape: tuple[int, ...], dtype: torch.dtype, *, seed: int = 0) -> torch.Tensor:
+    generator = torch.Generator().manual_seed(seed)
+    x = torch.randn(shape, generator=generator, dtype=torch.float64) * 3
+    if dtype is torch.bool:
+        return x > 0
+    if not dtype.is_floating_point:
+        x = (x * 10).round().clamp(0 if "uint" in str(dtype) else -100, 100)
+    return x.to(dtype)
+
+
+@pytest.mark.parametrize("dtype", [*FLOATS, *INTEGERS, *OTHERS], ids=str)
+def test_triton_sums_equal_the_oracle(dtype: torch.dtype) -> None:
+    tensors = [(numbers(shape, dtype), batch_dim) for shape, batch_dim in SHAPES]
+    by = on_gpu()
+    check(tensors, reduce(tensors, by))
+    assert by.step.launcher is not None
+
+
+@pytest.mark.parametrize("dtype", FLOATS[:1], ids=str)
+@pytest.mark.parametrize("length", [60, 3000, 9000])
+@pytest.mark.parametrize("offset", [1e4, -1e4])
+def test_triton_keeps_the_spread_of_numbers_far_from_zero(
+    dtype: torch.dtype, length: int, offset: float
+) -> None:
+    x = (numbers((3, length), torch.float64) / 3 + offset).to(dtype)
+    check([(x, 0)], reduce([(x, 0)], on_gpu()), Tolerance(relative=1e-6, std=1e-6))
+
+
+BAD = [torch.nan, torch.inf, -torch.inf]
+
+
+@pytest.mark.parametrize("length", [33, 5000])
+@pytest.mark.parametrize("dtype", FLOATS, ids=str)
+@pytest.mark.parametrize("bad", [c for n in (1, 2, 3) for c in itertools.combinations(BAD, n)])
+def test_triton_treats_what_is_not_finite_as_numpy_does(
+    bad: tuple[float, ...], dtype: torch.dtype, length: int
+) -> None:
+    x = numbers((4, length), dtype)
+    for row, place in enumerate((0, length // 2, length - len(bad))):
+        x[row, place : place + len(bad)] = torch.tensor(bad)
+    check([(x, 0)], reduce([(x, 0)], on_gpu()))
+
+
+@pytest.mark.parametrize("length", [33, 9000])
+@pytest.mark.parametrize("scale", [1e-40, 1e-30, 1e18, 1e25, 1e37])
+def test_triton_reads_what_float32_cannot_add_up_once_more(scale: float, length: int) -> None:
+    x = numbers((3, length), torch.float32) * scale / 4
+    x[2] = 0
+    check([(x, 0)], reduce([(x, 0)], on_gpu()))
+
+
+@pytest.mark.parametrize(
+    "layout", ["transposed", "strided", "channels_last", "sliced", "expanded", "negated", "flipped"]
+)
+def test_triton_reads_numbers_however_they_lie_in_memory(layout: str) -> None:
+    x = numbers((4, 6, 8, 10), torch.float32)
+    tensor = {
+        "transposed": x.transpose(0, 3),
+        "strided": x[:, :, ::2],
+        "channels_last": x.contiguous(memory_format=torch.channels_last),
+        "sliced": x[1:, 2:],
+        "expanded": x[:, :1].expand(4, 6, 8, 10),
+        "negated": torch.complex(x, x).conj().imag,
+        "flipped": x.flip(1),
+    }[layout]
+    for dim in (0, 1, None):
+        check([(tensor, dim)], reduce([(tensor, dim)], on_gpu()))
+
+
+def test_triton_takes_complex_and_empty_tensors() -> None:
+    x = torch.complex(numbers((3, 5000), torch.float32), numbers((3, 5000), torch.float32, seed=1))
+    tensors: Tensors = [(x, 0), (x[:, :40], None), (torch.zeros(3, 0), 0), (torch.zeros(0, 3), 0)]
+    check(tensors, reduce(tensors, on_gpu()))
+
+
+@given(
+    st.lists(
+        st.tuples(st.integers(1, 30), st.sampled_from([1, 5, 64, 100, 1500, 4097, 9000])),
+        min_size=1,
+        max_size=4,
+    ),
+    st.integers(0, 5),
+)
+@settings(max_examples=15)
+def test_triton_gives_the_histogram_sample_of_the_host(
+    shapes: list[tuple[int, int]], seed: int
+) -> None:
+    """Whatever is read at once, together or later."""
+    by, host = on_gpu(histogram_elements=50), reducer(histogram_elements=50, sample_count=3)
+    for step in range(4):
+        made = [numbers(s, torch.float32, seed=seed + step) for s in shapes]
+        for one in (by, host):
+            for tensor in made:
+                one.add(tensor, batch_dim=0)
+        found, expected = ready(by.finish()), ready(host.finish())
+        check([(tensor, 0) for tensor in made], found)
+        np.testing.assert_array_equal(found.histogram_values, expected.histogram_values)
+        np.testing.assert_array_equal(found.histogram_starts, expected.histogram_starts)
+
+
+# -- tensors that are read later
+
+
+def launches(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """Returns a list to which each launch adds how many tensors it reads."""
+    counted: list[int] = []
+    launch = Launcher.launch
+
+    def counting(self: Launcher, tensors: Any, sizes: Any) -> Any:
+        counted.append(len(tensors))
+        return launch(self, tensors, sizes)
+
+    monkeypatch.setattr(Launcher, "launch", counting)
+    return counted
+
+
+def test_triton_reads_small_tensors_together_once_that_is_known_to_be_safe(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    by = on_gpu()
+    counted = launches(monkeypatch)
+    for step in range(4):
+        made: Tensors = [(numbers((4, 20), torch.float32, seed=10 * step + k), 0) for k in range(6)]
+        check(made, reduce(made, by))
+        if step == 0:
+            assert counted == [1] * 6
+        elif step == 1:
+            assert counted == [1] * 6 + [6]  # at once, and later to compare
+        else:
+            assert counted == [6]
+        counted.clear()
+
+
+def test_triton_reads_a_tensor_at_once_that_is_written_later_on() -> None:
+    by = on_gpu()
+    for step in range(4):
+        x = numbers((4, 20), torch.float32, seed=step)
+        expected = x.clone()
+        by.add(x, batch_dim=0)
+        x.mul_(2)
+        reduced = ready(by.finish())
+        assert reduced.lost == []
+        check([(expected, 0)], reduced)
+
+
+def test_triton_is_not_fooled_by_writes_that_are_not_counted() -> None:
+    by = on_gpu()
+    for step in range(4):
+        x = numbers((4, 20), torch.float32, seed=step)
+        expected = x.clone()
+        by.add(x, batch_dim=0)
+        x.data.mul_(2)
+        reduced = ready(by.finish())
+        assert reduced.lost == []
+        check([(expected, 0)], reduced)
+
+
+def test_triton_names_what_was_written_before_it_was_read() -> None:
+    """A program that begins to write in place does so once without a record."""
+    by = on_gpu()
+    for step in range(6):
+        x, y = (numbers((4, 20), torch.float32, seed=step + k) for k in (0, 50))
+        expected = x.clone()
+        by.add(x, batch_dim=0)
+        by.add(y, batch_dim=0)
+        if step >= 3:
+            x.mul_(2)
+        reduced = ready(by.finish())
+        if step == 3:
+            assert reduced.lost == [0]
+            assert np.isnan(reduced.raw[reduced.starts[0]]).all()
+            assert np.isfinite(reduced.raw[reduced.starts[1]]).all()
+        else:
+            assert reduced.lost == []
+            check([(expected, 0), (y, 0)], reduced)
+
+
+def test_triton_holds_no_more_than_it_may(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(device, "_MOST_HELD", 4)
+    by = on_gpu()
+    counted = launches(monkeypatch)
+    made: Tensors = [(numbers((2, 8), torch.float32, seed=k), 0) for k in range(10)]
+    for _ in range(3):
+        counted.clear()
+        check(made, reduce(made, by))
+    assert counted == [4, 4, 2]
+    monkeypatch.setattr(device, "_MOST_BYTES_HELD", 3 * 2 * 8 * 4)
+    counted.clear()
+    check(made, reduce(made, by))
+    assert counted == [3, 3, 3, 1]
+    assert by.step._step.held == []
+
+
+def test_triton_reads_all_that_is_added_together_in_one_launch_for_each_width(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Gradients of parameters: of any size, in the first step already."""
+    by = on_gpu()
+    by.add(torch.ones(2, 2), batch_dim=0)  # so that the device is known
+    by.finish()
+    counted = launches(monkeypatch)
+    shapes = [(40,), (300_000,), (3,), (500, 600), (2000,), (64, 64)]
+    made = [numbers(shape, torch.float32, seed=k) for k, shape in enumerate(shapes)]
+    with by.together():
+        for tensor in made:
+            by.add(tensor, batch_dim=None)
+        assert counted == []
+    assert sorted(counted) == [1, 1, 2, 2]  # of widths 16, 64 and 4096, and the long ones
+    copies = [tensor.clone() for tensor in made]
+    for tensor in made:
+        tensor.zero_()
+    check([(tensor, None) for tensor in copies], ready(by.finish()))
+
+
+def test_triton_reads_the_same_tensor_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    by = on_gpu()
+    counted = launches(monkeypatch)
+    x, y = numbers((4, 300), torch.float32), numbers((4, 300), torch.float32, seed=1)
+    numbered = [by.add(t, batch_dim=0) for t in (x, y, x)]
+    assert numbered == [0, 1, 0]
+    assert counted == [1, 1]
+    x.add_(1)
+    assert by.add(x, batch_dim=0) == 2
+
+
+def test_triton_that_fails_is_said_once_and_torch_takes_over(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    by = on_gpu(histogram_elements=20)
+    made: Tensors = [(numbers((4, 300), torch.float32, seed=k), 0) for k in range(3)]
+    check(made, reduce(made, by))
+
+    launch, left = Launcher.launch, [1]  # it fails in the midst of a step
+
+    def fails(*given: Any) -> Any:
+        left[0] -= 1
+        if left[0] < 0:
+            raise RuntimeError("ptxas is gone")
+        return launch(*given)
+
+    monkeypatch.setattr(Launcher, "launch", fails)
+    for _ in range(3):
+        check(made, reduce(made, by))
+    (said,) = [record.message for record in caplog.records]
+    assert "ptxas is gone" in said
+    assert "torch's operations serve" in said
+
+
+# -- what a launch covers
+
+
+def test_triton_plans_cover_each_element_once_beyond_32_bits() -> None:
+    """2^31 elements and more are a matter of index arithmetic, not of memory."""
+    for each in (
+        Rows(3, 2**31 + 17, 1, 0),
+        Rows(2**19 + 3, 4096, 1, 0),
+        Rows(1, 2**33, 2**20, 2**13),
+    ):
+        plan = Plan([each])
+        order = np.argsort(plan.table[:, 1])
+        first = plan.table[order, 1]
+        size = plan.table[order, 2] * plan.table[order, 3]
+        assert first[0] == 0
+        np.testing.assert_array_equal(first[1:], (first + size)[:-1])
+        assert first[-1] + size[-1] == each.rows * each.length
+        assert plan.table[:, 7].sum() == each.picked
+    assert plan.table[-1, 8] + plan.table[-1, 7] == 2**13
+
+
+def test_triton_plans_put_pieces_together_about_one_pivot() -> None:
+    rng = np.random.default_rng(0)
+    rows = Rows(4, 50_000, 1, 0)
+    plan = Plan([rows])
+    x = rng.normal(1e4, 1, (4, 50_000))
+    x[1, 49_000], x[2, 3], x[3, 5], x[3, 49_999] = np.inf, np.nan, np.inf, -np.inf
+    pieces = np.empty((plan.results, 8))
+    for entry in plan.table:
+        part = x.reshape(-1)[entry[1] : entry[1] + entry[2]]
+        pivot = part[0] if np.isfinite(part).all() else 0.0
+        with np.errstate(invalid="ignore"):
+            pieces[entry[4]] = (
+                pivot,
+                (part - pivot).sum(),
+                ((part - pivot) ** 2).sum(),
+                np.abs(part).sum(),
+                part.min(),
+                part.max(),
+                (part != 0).sum(),
+                (~np.isfinite(part)).sum(),
+            )
+    raw = plan.merged(pieces)
+    mean = raw[:, Raw.PIVOT] + raw[:, Raw.SUM] / 50_000
+    with np.errstate(invalid="ignore"):
+        np.testing.assert_allclose(mean, x.mean(1), rtol=1e-12)
+        np.testing.assert_array_equal(raw[:, Raw.MAX], x.max(1))
+        np.testing.assert_array_equal(raw[:, Raw.MIN], x.min(1))
+        variance = raw[:, Raw.SQUARES] / 50_000 - (raw[:, Raw.SUM] / 50_000) ** 2
+    np.testing.assert_allclose(np.sqrt(variance[0]), x[0].std(), rtol=1e-9)
+    np.testing.assert_array_equal(raw[:, Raw.NONFINITE], [0, 1, 1, 2])
+    assert np.isinf(raw[1, Raw.SUM])
+    assert np.isnan(raw[3, Raw.SUM])
+
+
+def test_triton_launches_are_told_apart_by_dtype_and_width() -> None:
+    kinds = [
+        (torch.float32, 10),
+        (torch.float32, 5000),
+        (torch.bfloat16, 10),
+        (torch.float32, 16),
+        (torch.float32, 90_000),
+    ]
+    sizes = [(dtype, Rows(2, length, 1, 0)) for dtype, length in kinds]
+    assert batches(sizes) == [[0, 3], [1, 4], [2]]
+
+
+def test_triton_uses_the_memory_of_a_step_again() -> None:
+    arena = Arena(torch.device("cpu"), torch.float64, 100, 8)
+    taken = [arena.take(size) for size in (60, 40, 1, 500, 10)]
+    assert taken == [(0, 0), (0, 60), (1, 0), (2, 0), (3, 0)]
+    blocks = [arena.block(0).data_ptr(), arena.block(1).data_ptr()]
+    assert [len(used) for used in arena.used()] == [100, 1, 500, 10]
+    arena.restart()
+    assert [*arena.used()] == []
+    assert arena.take(100) == (0, 0)
+    assert arena.take(100) == (1, 0)
+    assert [arena.block(0).data_ptr(), arena.block(1).data_ptr()] == blocks
+
+
+COMPILE = """
+import itertools, sys
+import triton
+import triton.language as tl
+from triton.backends.compiler import GPUTarget
+from triton.compiler import ASTSource
+from comgra_decl.stats import triton_kernels as kernels
+from comgra_decl.stats.fused import _BLOCK, _POINTERS, _TILE, _WIDTHS, _WORK, work_dtype
+
+ARGUMENTS = {"table": "*i64", "pointers": "*i64", "results": "*fp64", "samples": "*fp32"}
+NAMES = {"uint8": "u8", "int8": "i8", "int16": "i16", "int32": "i32", "int64": "i64"}
+
+def compiled(kernel, name, work, constants, target):
+    pointer = "*" + NAMES.get(name, name)
+    constants = constants | {"TYPE": tl.dtype(name), "WORK": tl.dtype(work)}
+    signature = {"x": pointer, **ARGUMENTS, "place": "i32", "sample_place": "i32"}
+    signature = {n: signature.get(n, "constexpr") for n in kernel.arg_names}
+    places = {(kernel.arg_names.index(n),): value for n, value in constants.items()}
+    source = ASTSource(fn=kernel, signature=signature, constexprs=places)
+    assert triton.compile(source, target=target).asm
+
+which = sys.argv[1]
+targets = {"cuda": GPUTarget("cuda", 90, 32), "hip": GPUTarget("hip", "gfx942", 64)}
+dtypes = {name: _WORK[work_dtype(dtype)] for dtype, name in _POINTERS.items()}
+every = sys.argv[2] == "all"
+for name, work in dtypes.items() if every else [("bf16", "fp32")]:
+    for many in (False, True) if every else (True,):
+        flags = {"MANY": many, "SAMPLED": many}
+        long = flags | {"BLOCK": _BLOCK, "ALIGNED": many}
+        compiled(kernels.long_rows, name, work, long, targets[which])
+        for width in _WIDTHS if every else (64,):
+            short = flags | {"WIDTH": width, "ROWS": _TILE // width}
+            compiled(kernels.short_rows, name, work, short, targets[which])
+print("compiled")
+"""
+
+
+@pytest.mark.parametrize(
+    ("target", "which"),
+    [
+        ("cuda", "few"),
+        pytest.param("cuda", "all", marks=pytest.mark.slow),
+        pytest.param("hip", "all", marks=pytest.mark.slow),
+    ],
+)
+def test_triton_compiles_the_kernels_for_gpus_that_are_not_here(
+    tmp_path: Path, target: str, which: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("TRITON_INTERPRET", raising=False)
+    monkeypatch.setenv("TRITON_CACHE_DIR", str(tmp_path))
+    done = subprocess.run(
+        [sys.executable, "-c", COMPILE, target, which], capture_output=True, text=True, check=False
+    )
+    assert done.stdout == "compiled\n", done.stderr[-2000:]
+
+
+def test_triton_puts_nothing_off_that_no_version_is_counted_for() -> None:
+    by = on_gpu()
+    for step in range(4):
+        with torch.inference_mode():
+            x = numbers((4, 20), torch.float32, seed=step)
+            expected = x.clone()
+            by.add(x, batch_dim=0)
+            x.mul_(2)
+        check([(expected, 0)], ready(by.finish()))
+    (node,) = by._root.children.values()
+    assert node.put_off is not PutOff.SAFE
