@@ -18,6 +18,17 @@ RESULTS = Path(__file__).with_name("results")
 def main(arguments: Sequence[str] | None = None) -> int:
     """Runs the benchmarks that the command line asks for; returns the exit status."""
     options = _options(arguments)
+    if options.device is not None:
+        from benchmarks.device import run
+
+        return run.main(
+            options.device,
+            smoke=options.smoke,
+            save=None if options.smoke and options.save == RESULTS else options.save,
+            only=options.parts,
+            store=options.store,
+            minutes=options.minutes,
+        )
     import torch
 
     from benchmarks import machine, peers, report, targets
@@ -50,6 +61,20 @@ def _options(arguments: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("--rounds", type=int, default=15, help="blocks per tool (%(default)s)")
     parser.add_argument("--save", type=Path, default=RESULTS, help="folder (%(default)s)")
     parser.add_argument("--no-save", dest="save", action="store_const", const=None)
+    device = parser.add_argument_group("on a device")
+    device.add_argument(
+        "--device", choices=("cuda", "cpu"), help="measure what tracing costs there"
+    )
+    device.add_argument("--smoke", action="store_true", help="tiny sizes, to try the code")
+    device.add_argument("--parts", nargs="+", metavar="NAME", help="default: all")
+    device.add_argument(
+        "--without-store",
+        dest="store",
+        action="store_const",
+        const=False,
+        help="drop the records (done where the packages of the store are absent)",
+    )
+    device.add_argument("--minutes", type=float, default=8.0, help="at most (%(default)g)")
     return parser.parse_args(arguments)
 
 

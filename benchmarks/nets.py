@@ -16,7 +16,9 @@ Criterion = Callable[[Tensor, Tensor], Tensor]
 class Training:
     """One training loop as a user would write it: it knows no tool.
 
-    `batches` are pairs of input [B, ...] and target, taken in turn.
+    `batches` are pairs of input [B, ...] and target, taken in turn. `autocast` is the dtype of
+    mixed precision, None for none. With `seed`, the random numbers of a training, too, are the
+    same after each reset.
     """
 
     model: nn.Module
@@ -24,6 +26,8 @@ class Training:
     criterion: Criterion
     batches: Sequence[tuple[Tensor, Tensor]]
     taken: int = 0
+    autocast: torch.dtype | None = None
+    seed: int | None = None
     _initial: dict[str, Tensor] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
@@ -39,10 +43,16 @@ class Training:
         x, y = self.batches[self.taken % len(self.batches)]
         self.taken += 1
         self.optimizer.zero_grad()
-        loss = self.criterion(self.model(x), y)
+        loss = self._loss(x, y)
         loss.backward()
         self.optimizer.step()
         return loss
+
+    def _loss(self, x: Tensor, y: Tensor) -> Tensor:
+        if self.autocast is None:
+            return self.criterion(self.model(x), y)
+        with torch.autocast(x.device.type, self.autocast):
+            return self.criterion(self.model(x), y)
 
     def reset(self) -> None:
         """Puts parameters, optimizer and data back to the start, in the same memory.
@@ -54,6 +64,8 @@ class Training:
         self.model.load_state_dict(self._initial)
         self.model.zero_grad()
         self.optimizer.state.clear()
+        if self.seed is not None:
+            torch.manual_seed(self.seed)
 
 
 @dataclass(frozen=True)
@@ -114,11 +126,11 @@ def build_tutorial() -> Training:
 
 
 class Attention(nn.Module):
-    """Causal self-attention with four heads."""
+    """Causal self-attention."""
 
-    def __init__(self, width: int, *, heads: int = 4) -> None:
+    def __init__(self, width: int, *, heads: int = 4, dropout: float = 0.0) -> None:
         super().__init__()
-        self.heads = heads
+        self.heads, self.dropout = heads, dropout
         self.qkv = nn.Linear(width, 3 * width)
         self.proj = nn.Linear(width, width)
 
@@ -127,17 +139,18 @@ class Attention(nn.Module):
         batch, time, width = x.shape
         split = self.qkv(x).view(batch, time, 3, self.heads, width // self.heads)
         q, k, v = split.permute(2, 0, 3, 1, 4)
-        mixed = functional.scaled_dot_product_attention(q, k, v, is_causal=True)
+        dropout = self.dropout if self.training else 0.0
+        mixed = functional.scaled_dot_product_attention(q, k, v, dropout_p=dropout, is_causal=True)
         return torch.as_tensor(self.proj(mixed.transpose(1, 2).reshape(batch, time, width)))
 
 
 class Block(nn.Module):
     """A pre-norm transformer block."""
 
-    def __init__(self, width: int) -> None:
+    def __init__(self, width: int, *, heads: int = 4, dropout: float = 0.0) -> None:
         super().__init__()
         self.ln1 = nn.LayerNorm(width)
-        self.attn = Attention(width)
+        self.attn = Attention(width, heads=heads, dropout=dropout)
         self.ln2 = nn.LayerNorm(width)
         self.mlp = nn.Sequential(
             nn.Linear(width, 4 * width), nn.GELU(), nn.Linear(4 * width, width)
@@ -150,20 +163,38 @@ class Block(nn.Module):
 
 
 class Gpt(nn.Module):
-    """A character-level transformer: 12 blocks, width 256, 9.6M parameters."""
+    """A transformer; as it is built by default: 12 blocks, width 256, 9.6M parameters.
 
-    def __init__(self, *, tokens: int = 128, width: int = 256, blocks: int = 12) -> None:
+    With `tied`, the head has the weight of the embedding and no bias, as in GPT-2.
+    """
+
+    def __init__(
+        self,
+        *,
+        tokens: int = 128,
+        width: int = 256,
+        blocks: int = 12,
+        heads: int = 4,
+        context: int = 64,
+        dropout: float = 0.0,
+        tied: bool = False,
+    ) -> None:
         super().__init__()
         self.tok = nn.Embedding(tokens, width)
-        self.pos = nn.Embedding(64, width)
-        self.blocks = nn.ModuleList(Block(width) for _ in range(blocks))
+        self.pos = nn.Embedding(context, width)
+        self.blocks = nn.ModuleList(
+            Block(width, heads=heads, dropout=dropout) for _ in range(blocks)
+        )
         self.norm = nn.LayerNorm(width)
-        self.head = nn.Linear(width, tokens)
+        self.head = nn.Linear(width, tokens, bias=not tied)
+        if tied:
+            nn.init.normal_(self.tok.weight, std=0.02)
+            self.head.weight = self.tok.weight
 
     def forward(self, ids: Tensor) -> Tensor:
         """Maps token ids [B, T] to logits [B, T, tokens]."""
         # Positions are expanded to the batch: comgra wants a batch dimension on every tensor.
-        positions = torch.arange(ids.shape[1]).expand(ids.shape)
+        positions = torch.arange(ids.shape[1], device=ids.device).expand(ids.shape)
         x = self.tok(ids) + self.pos(positions)
         for block in self.blocks:
             x = block(x)

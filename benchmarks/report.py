@@ -47,7 +47,7 @@ def to_markdown(
     """Returns the whole report."""
     parts = ["# What tracing costs", _facts(machine), LEGEND]
     parts += [_scenario(result) for result in results]
-    parts += ["## Targets", _table([("target", "measured", "met"), *map(_verdict, verdicts)])]
+    parts += ["## Targets", table([("target", "measured", "met"), *map(verdict_row, verdicts)])]
     return "\n\n".join(parts) + "\n"
 
 
@@ -86,7 +86,7 @@ def _scenario(result: ScenarioResult) -> str:
     facts = f"{result.parameters:,} parameters, {result.rounds} rounds."
     lines = [_line(summary) for summary in result.tools.values()]
     notes = [f"Left out: {label} ({why})." for label, why in result.left_out.items()]
-    return "\n\n".join([title, facts, _table([COLUMNS, *lines]), *_costs(result), *notes])
+    return "\n\n".join([title, facts, table([COLUMNS, *lines]), *_costs(result), *notes])
 
 
 def _line(summary: Summary) -> tuple[str, ...]:
@@ -127,12 +127,14 @@ def _costs(result: ScenarioResult) -> list[str]:
     return [added + "; ".join(costs) + "."] if costs else []
 
 
-def _verdict(verdict: Verdict) -> tuple[str, ...]:
+def verdict_row(verdict: Verdict) -> tuple[str, ...]:
+    """Returns a verdict as a line of a table."""
     met = {True: "yes", False: "NO", None: "-"}[verdict.met]
     return verdict.target, verdict.measured or "not run", met
 
 
-def _table(rows: Sequence[Sequence[str]]) -> str:
+def table(rows: Sequence[Sequence[str]]) -> str:
+    """Returns rows as a Markdown table, of which the first is the heading."""
     widths = [max(len(row[i]) for row in rows) for i in range(len(rows[0]))]
     lines = [
         [

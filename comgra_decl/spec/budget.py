@@ -67,7 +67,8 @@ class BudgetSpec(SpecModel):
 
     time: Annotated[str, AfterValidator(_checked_share)] | None = None
     """Share of the training's time that recording may take, such as "3%": after the first steps,
-    records are so far apart that it stays below. The writer's processor time counts as well."""
+    records are so far apart that it stays below. The writer's processor time counts as well. On
+    CUDA, the device's clock counts, whether or not the program waits for the device."""
 
     disk: Annotated[str, BeforeValidator(_bytes_as_text), AfterValidator(_checked_size)] | None = (
         None

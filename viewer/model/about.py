@@ -9,7 +9,7 @@ from typing import Any
 
 import yaml
 
-from comgra_decl.query.remarks import remarks
+from comgra_decl.query.remarks import price_text, remarks
 from comgra_decl.viewer.model.numbers import count, duration
 from comgra_decl.viewer.model.runview import RunView
 
@@ -80,7 +80,10 @@ def _summary(view: RunView) -> Facts:
         ("nodes", count(len(view.nodes))),
         ("series (slots)", count(len(view.slots))),
         ("parameters of the model", count(parameters) if parameters else "not known"),
-        ("cost per record", duration(cost) if cost else "not known"),
+        (
+            "cost per record",
+            price_text(run.report or {}) or (duration(cost) if cost else "not known"),
+        ),
     ]
     return tuple(facts)
 

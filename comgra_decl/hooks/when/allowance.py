@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import math
+from collections import deque
 from collections.abc import Callable
+from statistics import median
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
@@ -11,6 +13,9 @@ if TYPE_CHECKING:
 
 _SAY_AGAIN = 2.0
 """What was chosen is said again when it has changed by more than this factor."""
+
+_RECENT = 5
+"""Records whose median cost is said."""
 
 _NEVER = 4.0**15
 """Gaps that are so many times longer are not worth saying: the budget is as good as used up."""
@@ -20,7 +25,8 @@ class Allowance:
     """A share of the time and a size on disk, and what of them is used.
 
     Time: every record makes a debt of what it cost, which is paid off with `share` of the time that
-    passes without these records; while there is a debt, none of them is due.
+    passes from its beginning on; while there is a debt, none of them is due. A record can begin
+    only where a step does, so it begins up to a step later than it might: that time is not lost.
 
     Disk: whenever half of what remained is used, gaps become four times longer. So each half of the
     remainder lasts twice as long as the one before, and a training of unknown length is recorded
@@ -46,7 +52,7 @@ class Allowance:
         self._say = say
         self._records_of = f"records of type {whose!r}" if whose else "records"
         self._record_of = f"a record of type {whose!r}" if whose else "a record"
-        self._cost = 0.0  # of the last record
+        self._costs: deque[float] = deque(maxlen=_RECENT)  # of the newest records
         self._paid = -math.inf  # when the debt is paid off
         self._said: dict[str, float] = {}
         self.bytes = 0.0  # at the newest measurement
@@ -61,21 +67,33 @@ class Allowance:
         """Whether past records are still to be paid off."""
         return now < self._paid
 
-    def charge(self, now: float, cost: float) -> None:
-        """A record has cost so many seconds."""
+    def charge(self, began: float, cost: float, *, step: float) -> None:
+        """A record has cost so many seconds, or will turn out to.
+
+        Args:
+            began: when its step began.
+            cost: in seconds.
+            step: what a step without a record takes.
+        """
         if self._share is not None:
-            self._cost = cost
-            self._paid = max(self._paid, now) + cost * (1 / self._share - 1)
+            self._paid = max(self._paid, began - step) + cost / self._share
+
+    def correct(self, difference: float, *, cost: float) -> None:
+        """It is known what a record has cost, and by how much that is more than was charged."""
+        if self._share is not None:
+            self._costs.append(cost)
+            self._paid += difference / self._share
 
     def tell_gap(self, plain: float) -> None:
         """Says how far apart records are from now on, if a step without one takes `plain` s."""
-        if self._share is None or not self._cost:
+        cost = median(self._costs) if self._costs else 0.0
+        if self._share is None or cost <= 0:
             return
-        gap = max(1, math.ceil(self._cost * (1 / self._share - 1) / max(plain, 1e-9)))
+        gap = max(1, math.ceil(cost * (1 / self._share - 1) / max(plain, 1e-9)))
         if self._is_news("time", gap):
             self._say(
                 "time",
-                f"{self._record_of} costs about {_seconds(self._cost)} and a step without one "
+                f"{self._record_of} costs about {_seconds(cost)} and a step without one "
                 f"takes {_seconds(plain)}: to stay below {self._spec.time} of the time, "
                 f"{self._records_of} are at least {gap} steps apart",
             )

@@ -2,21 +2,22 @@
 
 from __future__ import annotations
 
-import math
 import time
 from collections import deque
 from collections.abc import Callable, Collection, Mapping
+from dataclasses import dataclass
 from functools import partial
 from statistics import median
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from comgra_decl.hooks.when.allowance import Allowance
+from comgra_decl.hooks.when.laps import Lap, Laps
 
 if TYPE_CHECKING:
     from comgra_decl.spec.budget import BudgetSpec
 
 _REMEMBERED = 32
-"""Steps without a record whose median duration is that of a plain step."""
+"""Steps without a record whose median duration is that of a plain step; records, likewise."""
 
 _ENOUGH = 5
 """Steps without a record from which on their median is worth saying."""
@@ -39,12 +40,66 @@ class Meter:
         self.writer_seconds = 0.0
 
 
+@dataclass(slots=True, eq=False)
+class _Record:
+    """A record and what was charged for it.
+
+    Attributes:
+        cost: seconds of the training thread that its capture has measured itself.
+        to: what is charged for it.
+        charged: what was charged at first.
+        host: by how much it made its step longer by the host's clock, as soon as that is known.
+        device: the same by the device's clock, None if it cannot be told.
+        timed: whether the device's clock timed its step.
+    """
+
+    cost: float
+    to: list[Allowance]
+    charged: float = 0.0
+    host: float = 0.0
+    device: float | None = None
+    timed: bool = False
+
+
+class Times:
+    """What was measured of each step of one kind, by both clocks: the newest, in seconds."""
+
+    def __init__(self) -> None:
+        self.count = 0
+        self.host: deque[float] = deque(maxlen=_REMEMBERED)
+        self.device: deque[float] = deque(maxlen=_REMEMBERED)
+
+    def add(self, host: float | None, device: float | None) -> None:
+        """Adds what is known of a step."""
+        self.count += 1
+        if host is not None:
+            self.host.append(host)
+        if device is not None:
+            self.device.append(device)
+
+    def medians(self) -> dict[str, float | None]:
+        """Returns the median by each clock, None where nothing was measured."""
+        return {
+            "host": median(self.host) if self.host else None,
+            "device": median(self.device) if self.device else None,
+        }
+
+
 class Budget:
     """Measures what records cost, and charges it to all of them and to those of their types.
 
-    A record cost what its step took longer than a plain one, but at least what the capture itself
-    measured, and the processor time of the writer on top. On disk it took its part of what the
-    run's folder has grown by while it was written, one of several its equal part.
+    A record cost what its step took longer than a plain one. Where a device is at work, that is
+    told by its clock (`laps`): by the host's alone, a record would cost nothing but the time to ask
+    for it as long as the program does not wait for the device. It is known some steps later; until
+    then records are taken to cost what they cost before. Without a device, a record cost at least
+    what the capture itself measured.
+
+    The processor time of the writer thread comes on top. Beside a device, it counts only as far as
+    steps without a record have taken longer than their median: what is written while the training
+    waits for the device costs it nothing.
+
+    On disk a record took its part of what the run's folder has grown by while it was written, one
+    of several its equal part.
 
     Args:
         spec: the budget of all records together; None in it means no limit.
@@ -53,6 +108,7 @@ class Budget:
             sentence).
         types: budgets of types of execution; "*" for each of those that are not named.
         clock: seconds that pass evenly.
+        laps: tells how long steps take.
         before: the budget until now, where the spec has changed while the run lives.
     """
 
@@ -64,6 +120,7 @@ class Budget:
         say: Callable[[str, str, str], None],
         types: Mapping[str, BudgetSpec] | None = None,
         clock: Callable[[], float] = time.perf_counter,
+        laps: Laps | None = None,
         before: Budget | None = None,
     ) -> None:
         self._types = types or {}
@@ -77,12 +134,17 @@ class Budget:
         whole = None if before is None else before._all
         self._all: Allowance = Allowance(spec, say=partial(say, "budget"), before=whole)
         self._own: dict[str, Allowance] = {}  # of types that have been asked for
+        self._laps = laps or Laps()
+        self._plain, self._added = Times(), Times()  # steps without a record; what records add
         if before is not None:
             for label in before._own:
                 self._of(label)
+            self._laps, self._plain, self._added = before._laps, before._plain, before._added
         self._before = None
-        self._plain: deque[float] = deque(maxlen=_REMEMBERED)
-        self._last: float | None = None  # end of the last step
+        self._unknown = False  # whether nothing is known yet that a record could be compared with
+        self._last: _Record | None = None  # if the step after it is not known yet
+        self._late = 0.0  # by how much plain steps have taken longer than their median
+        self._written = 0.0  # processor time of the writer since then
         self._writer = meter.writer_seconds
         self._polls, self._size = 0, self._all.bytes
         self._parts: dict[str, float] = {}  # of what was written last, by type
@@ -109,6 +171,8 @@ class Budget:
         """Whether past records, all or those of a type, are still to be paid off."""
         if not self.timed:
             return False
+        if self._unknown:
+            return True
         now = self._clock()
         return any(each.indebted(now) for each in self._concerned(labels))
 
@@ -134,34 +198,127 @@ class Budget:
         for each in self._concerned(labels):
             each.records += 1
 
-    def step_ended(self, cost: float | None, labels: Collection[str] = ()) -> None:
+    def step_ended(
+        self, cost: float | None, labels: Collection[str] = (), *, steps: int = 1
+    ) -> None:
         """A step has ended.
 
         Args:
             cost: what its record is known to have cost, in seconds; None without one.
             labels: its types of execution.
+            steps: how many steps have ended since the last call; one, if there is a record.
         """
         now = self._clock()
-        took = None if self._last is None else now - self._last
-        self._last = now
-        if cost is not None:
-            plain = median(self._plain) if self._plain else math.inf
-            self._charge(now, max(cost, 0.0 if took is None else took - plain), labels)
-        elif took is not None:
-            self._plain.append(took)
-        if len(self._plain) == _ENOUGH or (cost is not None and len(self._plain) > _ENOUGH):
-            for each in (self._all, *self._own.values()):
-                each.tell_gap(median(self._plain))
+        record = None if cost is None else _Record(cost, self._concerned(labels))
+        lap = self._laps.end(now, steps=steps, record=record)
+        if record is not None and self.timed:
+            self._charge_at_first(record, now, lap)
+        for known in self._laps.known():
+            if known.record is None:
+                self._learn_plain(known)
+            else:
+                self._learn_record(known)
 
-    def _charge(self, now: float, cost: float, labels: Collection[str]) -> None:
+    def _charge_at_first(self, record: _Record, now: float, lap: Lap) -> None:
+        """Charges what is known of a record at once: its cost, or what such records cost before."""
+        self._unknown = self._laps.away and not self._plain.count
+        began = now - (record.cost if lap.host is None else lap.host)
+        plain = self._plain.medians()
+        step = plain["device"] or plain["host"] or 0.0
+        known = median(self._added.device) if self._added.device else None
+        record.charged = record.cost if known is None else known
+        for each in record.to:
+            each.charge(began, record.charged, step=step)
+
+    def _learn_plain(self, lap: Lap) -> None:
+        """It is known how long a step without a record took."""
+        self._unknown = False
+        late = None
+        if lap.device is not None and self._plain.device and (self.timed or self._last):
+            usual = median(self._plain.device)
+            late = min(lap.device - usual, usual)  # more than that is not of our making
+            if self._last is None:
+                self._late = max(self._late + late, -usual)
+        self._settle(late or 0.0)
+        self._plain.add(lap.host, lap.device)
+        if self._plain.count == _ENOUGH:
+            self._tell_gaps()
+
+    def _learn_record(self, lap: Lap) -> None:
+        """It is known how long a step with a record took."""
+        self._settle(0.0)
+        record: _Record = lap.record
+        plain = self._plain.medians()
+        host = _difference(lap.host, plain["host"])
+        record.host = record.cost if host is None else max(host, record.cost)
+        record.device = _difference(lap.device, plain["device"])
+        record.timed = lap.device is not None
+        self._last = record
+        if record.device is None:
+            self._settle(0.0)
+
+    def _settle(self, late: float) -> None:
+        """Settles what the last record has cost, now that the step after it is known.
+
+        Args:
+            late: by how much that step took longer at the device: less than none, where the device
+                had put off some of the record's work that it then had time for.
+        """
+        record, self._last = self._last, None
+        if record is None:
+            return
+        if record.device is not None:
+            record.device += late
+            cost = record.device
+        elif record.timed or self._laps.away:
+            cost = record.charged  # there is nothing yet to compare it with
+        else:
+            cost = record.host
+        self._added.add(record.host, record.device)
+        cost += self._writers_part(beside_device=record.timed)
+        for each in record.to:
+            each.correct(cost - record.charged, cost=cost)
+        if self._plain.count >= _ENOUGH:
+            self._tell_gaps()
+
+    def _writers_part(self, *, beside_device: bool) -> float:
+        """Returns what the writer thread has cost since this was last asked."""
         written = self._meter.writer_seconds
-        cost, self._writer = cost + written - self._writer, written
-        for each in self._concerned(labels):
-            each.charge(now, cost)
+        self._written, self._writer = self._written + written - self._writer, written
+        part = self._written
+        if beside_device:
+            part = min(part, max(self._late, 0.0))
+            self._late -= part
+        self._written -= part
+        return part
+
+    def _tell_gaps(self) -> None:
+        if not self.timed:
+            return
+        plain = self._plain.medians()
+        step = plain["device"] or plain["host"]
+        if step is not None:
+            for each in (self._all, *self._own.values()):
+                each.tell_gap(step)
 
     def restart(self) -> None:
         """What has passed since the last step was no training step (an evaluation, a pause)."""
-        self._last = None
+        self._laps.restart()
+
+    @property
+    def price(self) -> dict[str, Any] | None:
+        """What was measured until now, in seconds; None as long as a record has nothing beside it.
+
+        `plain`: what a step without a record takes. `added`: by how much a record makes a step
+        longer. Both by the clock of the host and by that of the device (None without one).
+        """
+        if not self._added.count or not self._plain.count:
+            return None
+        return {
+            "records": self._added.count,
+            "plain": self._plain.medians(),
+            "added": self._added.medians(),
+        }
 
     # -- the disk ------------------------------------------------------------------------------
 
@@ -181,3 +338,7 @@ class Budget:
 
     def _per_record(self, allowance: Allowance) -> float:
         return allowance.per_record() or self._all.per_record()
+
+
+def _difference(took: float | None, plain: float | None) -> float | None:
+    return None if took is None or plain is None else took - plain

@@ -7,14 +7,14 @@ at these counts now and then knows, at no cost for the training.
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Iterable, Iterator
 from contextlib import suppress
 from itertools import islice
-from types import FrameType
 
 import torch
 from torch.optim import optimizer as _torch_optimizer
+
+from comgra_decl.hooks.threads import running
 
 _LOOKED_AT = 64
 """Parameters whose changes are counted; all of a model's change together."""
@@ -36,20 +36,22 @@ class UnendedSteps:
     def __init__(self) -> None:
         self.found: int | None = None
         """The step that was found not to end."""
-        self._step = -1
+        self._at = (-1, 0)
         self._changes: int | None = None
         self._seen = 0
 
-    def look(self, step: int, parameters: Iterable[torch.Tensor]) -> bool:
+    def look(self, step: int, parameters: Iterable[torch.Tensor], *, signs: int = 0) -> bool:
         """Looks once; returns whether it turns out now that nobody says when a step ends.
 
         Args:
             step: the number of the step in progress.
             parameters: of the models that are trained.
+            signs: how often something was seen to change parameters that did not end this step: an
+                optimizer after which another one is waited for, a step of another thread.
         """
         changes = _changes(parameters)
-        if step != self._step or changes is None:
-            self._step, self._seen = step, 0
+        if (step, signs) != self._at or changes is None:
+            self._at, self._seen = (step, signs), 0
         elif changes != self._changes and not _is_stepping():
             self._seen += 1
         self._changes = changes
@@ -73,10 +75,4 @@ def _versions(parameters: Iterable[torch.Tensor]) -> Iterator[int]:
 
 def _is_stepping() -> bool:
     """Whether an optimizer is at work: one that calls a closure changes parameters for long."""
-    for frame in sys._current_frames().values():
-        at: FrameType | None = frame
-        while at is not None:
-            if at.f_code.co_filename == _torch_optimizer.__file__:
-                return True
-            at = at.f_back
-    return False
+    return bool(running(lambda code: code.co_filename == _torch_optimizer.__file__))

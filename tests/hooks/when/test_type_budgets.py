@@ -79,10 +79,12 @@ def simulated(
         now += took
         if due:
             recorded.append(step)
-            over = took - median(durations[-32:]) if durations and step else 0.0
+            usual = median(durations[-32:]) if durations else 0.0
+            over = took - usual if durations and step else 0.0
             cost = max(costs[labels[0]], over)
+            began = now - (took if step else costs[labels[0]])
             for name in concerned:
-                paid[name] = max(paid[name], now) + cost * (1 / shares[name] - 1)
+                paid[name] = max(paid[name], began - usual) + cost / shares[name]
         elif step:
             durations.append(took)
     return recorded

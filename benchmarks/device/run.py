@@ -1,0 +1,479 @@
+"""All checks and measurements in the order of their worth, until the time is over."""
+
+from __future__ import annotations
+
+import gc
+import json
+import os
+import sys
+import threading
+import time
+import traceback
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass, field, replace
+from datetime import date
+from pathlib import Path
+from statistics import median
+from typing import Any, cast
+
+import torch
+from torch import nn
+
+from benchmarks import machine
+from benchmarks.device import checks, kernels
+from benchmarks.device.nets import FULL, TINY, GptSize, Sizes, gpt, mlp
+from benchmarks.device.places import Place, place_of
+from benchmarks.device.recording import DEBUG, IDLE, LIGHT, RECORD, Declared, has_store
+from benchmarks.device.timing import Deadline, interleaved, within_one
+from benchmarks.nets import Training
+from benchmarks.report import table, verdict_row
+from benchmarks.results import Ratio
+from benchmarks.targets import Verdict
+
+MINUTES = 8.0
+_MARGIN = 15.0  # seconds left for what is written at the end
+_LAST_SECONDS = 3.0  # before it is ended, whatever it does
+_PACKAGES = ("torch", "triton", "numpy", "tensorstore", "comgra-decl")
+
+_SUMS_LIMIT = {torch.float32: 1.3, torch.bfloat16: 1.8}
+_IDLE_LIMIT = 1.02
+_COMPILED_IDLE_LIMIT = 1.05  # measured one after the other, so less sharply
+_ROUNDS_COMPILED = 5
+
+BACKEND = "inductor"
+"""What compiles; the tests have something quicker."""
+
+TEXT = """\
+# What tracing costs on a device
+
+{machine}
+
+Times are medians over interleaved blocks; the loop never waits for the device. A ratio is that to
+the same step with nothing attached, quartiles of the ratios round by round in brackets. *record*:
+outputs, output gradients and parameter gradients of every module, at every step; *light*, *debug*:
+the presets, at every step; *idle*: attached, no step recorded. {store}
+"""
+_WITH_STORE = "Records are written to a store."
+_WITHOUT_STORE = (
+    "Records are reduced to statistics by a thread of their own and then dropped: the packages of "
+    "the store (tensorstore, pandas, ml_dtypes) are not installed here."
+)
+
+
+@dataclass
+class Report:
+    """What has come of it until now; the order is that in which lines were announced."""
+
+    facts: dict[str, Any]
+    store: bool
+    verdicts: dict[str, Verdict] = field(default_factory=dict)
+    figures: dict[str, Any] = field(default_factory=dict)
+    notes: list[str] = field(default_factory=list)
+
+    def expect(self, target: str) -> None:
+        """Announces a line, which is not run so far."""
+        self.verdicts[target] = Verdict(target, None, None)
+
+    def say(self, target: str, measured: str, met: bool | None) -> None:
+        """Says what came of a line."""
+        assert target in self.verdicts, target
+        self.verdicts[target] = Verdict(target, measured, met)
+        print(f"{target}: {measured}", file=sys.stderr, flush=True)
+
+    @property
+    def markdown(self) -> str:
+        """The whole report."""
+        facts, packages = self.facts, self.facts["packages"]
+        versions = ", ".join(f"{name} {version}" for name, version in packages.items() if version)
+        described = (
+            f"{facts['device']}; {facts['processor']}, {facts['cores']} cores, Python "
+            f"{facts['python']}, {versions}; {facts['seconds']:.0f} s."
+        )
+        store = _WITH_STORE if self.store else _WITHOUT_STORE
+        rows = [("target", "measured", "met"), *map(verdict_row, self.verdicts.values())]
+        parts = [TEXT.format(machine=described, store=store), table(rows), *self.notes]
+        return "\n\n".join(part.strip() for part in parts) + "\n"
+
+    def save(self, folder: Path) -> Path:
+        """Writes `device-DATE.md` and `.json`; returns the former's path."""
+        folder.mkdir(parents=True, exist_ok=True)
+        day = date.today().isoformat()
+        document = {
+            "date": day,
+            "machine": self.facts,
+            "store": self.store,
+            "targets": [asdict(verdict) for verdict in self.verdicts.values()],
+            "figures": self.figures,
+            "notes": self.notes,
+        }
+        path = folder / f"device-{day}.md"
+        path.with_suffix(".json").write_text(json.dumps(document, indent=1) + "\n")
+        path.write_text(self.markdown)
+        return path
+
+
+# -- what is measured ----------------------------------------------------------------------------
+
+
+@dataclass
+class Bench:
+    """One run of the benchmark.
+
+    Args:
+        place: where it runs.
+        sizes: how large everything is.
+        store: whether records go into a store.
+        deadline: when it has to be over.
+        report: is filled.
+    """
+
+    place: Place
+    sizes: Sizes
+    store: bool
+    deadline: Deadline
+    report: Report
+    _plan: list[tuple[str, tuple[str, ...], Callable[..., None], float]] = field(
+        default_factory=list
+    )
+
+    def plan(self) -> None:
+        """Announces everything, with the seconds that each part may take."""
+        sizes, gpt2 = self.sizes, "GPT-2 124M bf16 B8 T1024"
+        medium, compiled = "GPT-2 350M bf16 B8 T1024", "compiled GPT-2 124M"
+        shown = [f"{_shape(dtype, shape)}" for dtype, shape in sizes.rows]
+        self._add(
+            "neutral",
+            40,
+            self._neutral,
+            "neutral: training bit for bit the same, float32",
+            "neutral: training bit for bit the same, mixed precision",
+        )
+        self._add("true", 30, self._true, "true: raw sums equal those of float64")
+        self._add(
+            "waits", 30, self._waits, "no operation waits: record", "no operation waits: debug"
+        )
+        self._add("kernels", 30, self._kernels, "kernels beyond a plain step, 4 layers <= 150")
+        self._add(
+            "sums",
+            50,
+            self._sums,
+            *(
+                f"raw sums {text} <= {_SUMS_LIMIT[dtype]:g} x.sum()"
+                for text, (dtype, _) in zip(shown, sizes.rows, strict=True)
+            ),
+        )
+        self._net("gpt2", 75, gpt2, sizes.gpt2, record=1.15, light=1.10, debug=1.6)
+        self._net("narrow", 45, "GPT 12x256 float32 B4 T64", sizes.narrow, record=1.35)
+        self._net("mlp", 25, "MLP 6x64", None, record=1.8)
+        self._add(
+            "memory",
+            45,
+            self._memory,
+            "memory: GPT-2 124M, record: +2 % or 64 MB",
+            "memory: 1e9 elements, 16 million samples: +2 % or 64 MB",
+        )
+        self._add(
+            "compiled",
+            130,
+            self._compiled,
+            f"{compiled}: record <= 1.35",
+            f"{compiled}: idle <= {_COMPILED_IDLE_LIMIT:g}",
+            f"{compiled}: compiling to record takes <= 1.1 of the plain graph",
+            f"{compiled}: memory +5 % or 64 MB",
+        )
+        self._net("medium", 75, medium, sizes.medium, record=1.15, light=1.10, debug=1.6)
+
+    def _net(
+        self, name: str, seconds: float, title: str, size: GptSize | None, **limits: float
+    ) -> None:
+        targets = {"idle": f"{title}: idle <= {_IDLE_LIMIT:g}"}
+        targets |= {tool: f"{title}: {tool} <= {limit:g}" for tool, limit in limits.items()}
+
+        def measure(*_: str, deadline: Deadline) -> None:
+            training = mlp(self.place, self.sizes.mlp) if size is None else gpt(self.place, size)
+            self._ratios(name, training, targets, {"idle": _IDLE_LIMIT, **limits}, deadline)
+
+        self._add(name, seconds, measure, *targets.values())
+
+    def _add(self, name: str, seconds: float, measure: Callable[..., None], *targets: str) -> None:
+        self._plan.append((name, targets, measure, seconds))
+        for target in targets:
+            self.report.expect(target)
+
+    def run(self, only: Sequence[str] | None = None) -> None:
+        """Measures one part after the other; what fails is said, and the next one goes on."""
+        for name, targets, measure, seconds in self._plan:
+            if only is not None and name not in only:
+                continue
+            left = self.deadline.left
+            if left < min(seconds / 3, 20.0):
+                self.report.notes.append(f"Left out, as the time was over: {name}.")
+                continue
+            began = time.monotonic()
+            try:
+                measure(*targets, deadline=Deadline(min(seconds, left)))
+            except Exception as error:  # noqa: BLE001 - the other parts still count
+                self._failed(name, targets, error)
+            _clean(self.place)
+            self.report.figures.setdefault(name, {})["seconds"] = time.monotonic() - began
+
+    def _failed(self, name: str, targets: Sequence[str], error: Exception) -> None:
+        text = f"{type(error).__name__}: {error}".splitlines()[0][:200]
+        for target in targets:
+            if self.report.verdicts[target].measured is None:
+                self.report.say(target, f"failed: {text}", None)
+        lines = "".join(traceback.format_exception(error)[-6:])
+        self.report.notes.append(f"{name} has failed:\n\n```\n{lines.rstrip()}\n```")
+
+    # -- the parts -------------------------------------------------------------------------------
+
+    def _neutral(self, *targets: str, deadline: Deadline) -> None:
+        del deadline
+        for target, half in zip(targets, (False, True), strict=True):
+            unlike = checks.difference(self.place, replace(self.sizes.shallow, half=half))
+            said = unlike or "losses, gradients, parameters, states, random numbers"
+            self.report.say(target, said, unlike is None)
+
+    def _true(self, target: str, *, deadline: Deadline) -> None:
+        del deadline
+        wrong, compared = checks.wrong_sums(self.place, 20_000 if self._tiny else 1_000_000)
+        self.report.figures["true"] = {"wrong": wrong, "compared": compared}
+        said = f"{compared:,} sums, {len(wrong)} kinds wrong"
+        self.report.say(target, "; ".join([said, *wrong[:3]]), not wrong and compared > 0)
+
+    def _waits(self, record: str, debug: str, *, deadline: Deadline) -> None:
+        del deadline
+        training = gpt(self.place, self.sizes.shallow)
+        half_idle = Declared(RECORD.source, ("schedule.first=5", "schedule.every=null"))
+        for target, what in ((record, half_idle), (debug, DEBUG)):
+            waits = checks.waits(self.place, training, what)
+            self.report.say(target, waits or "none does", waits is None)
+
+    def _kernels(self, target: str, *, deadline: Deadline) -> None:
+        del deadline
+        plain, traced = kernels.launched(self.place, gpt(self.place, self.sizes.shallow))
+        self.report.figures["kernels"] = {"plain": plain, "recorded": traced}
+        if not plain:
+            self.report.say(target, "the profiler sees no kernel", None)
+        else:
+            beyond = traced - plain
+            self.report.say(target, f"{beyond:,} beyond {plain:,}", beyond <= 150)
+
+    def _sums(self, *targets: str, deadline: Deadline) -> None:
+        found: list[dict[str, Any]] = []
+        self.report.figures["sums"] = {"shapes": found}
+        for target, (dtype, shape) in zip(targets, self.sizes.rows, strict=True):
+            if deadline.left < 0:
+                return
+            sums = kernels.sums(self.place, dtype, shape, most_bytes=self.sizes.copies)
+            if sums is None:
+                self.report.say(target, "the profiler sees no kernel", None)
+                continue
+            found.append(
+                {"dtype": str(dtype), "shape": shape, "ours": sums.ours, "sum": sums.torch}
+            )
+            said = f"{sums.ratio:.2f} ({1e6 * sums.ours:,.1f} us, sum {1e6 * sums.torch:,.1f} us)"
+            self.report.say(target, said, sums.ratio <= _SUMS_LIMIT[dtype])
+
+    def _ratios(
+        self,
+        name: str,
+        training: Training,
+        targets: dict[str, str],
+        limits: dict[str, float],
+        deadline: Deadline,
+    ) -> None:
+        known = {"idle": IDLE, "record": RECORD, "light": LIGHT, "debug": DEBUG}
+        attached = {"plain": None, "again": None, **{tool: known[tool] for tool in targets}}
+        times = interleaved(
+            self.place,
+            training,
+            attached,
+            store=self.store,
+            block=self.sizes.block,
+            deadline=deadline,
+        )
+        noise = times.ratio("again")
+        plain = times.median("plain")
+        self.report.figures[name] = {
+            "plain": plain,
+            "rounds": times.rounds,
+            "noise": asdict(noise),
+            "ratios": {tool: asdict(times.ratio(tool)) for tool in targets},
+        }
+        for tool, target in targets.items():
+            ratio = times.ratio(tool)
+            said = f"{_text(ratio)} of {1000 * plain:.2f} ms"
+            met: bool | None = ratio.value <= limits[tool]
+            if tool == "idle" and not met:  # what nothing against itself shows is no cost of ours
+                said += f"; nothing against itself {_text(noise)}"
+                met = ratio.low <= max(noise.high, _IDLE_LIMIT)
+            self.report.say(target, said, met)
+
+    def _memory(self, target: str, huge: str, *, deadline: Deadline) -> None:
+        del deadline
+        peaks = checks.peaks(self.place, gpt(self.place, self.sizes.gpt2))
+        self._say_peaks(target, peaks, 0.02)
+        _clean(self.place)
+        self._say_peaks(huge, checks.huge_peaks(self.place, self.sizes.huge), 0.02)
+
+    def _say_peaks(self, target: str, peaks: checks.Peaks | None, share: float) -> None:
+        if peaks is None:
+            self.report.say(target, "memory is not counted here", None)
+        else:
+            self.report.say(target, str(peaks), peaks.within(share))
+
+    def _compiled(
+        self, record: str, idle: str, compiling: str, memory: str, *, deadline: Deadline
+    ) -> None:
+        del deadline
+        place, block = self.place, self.sizes.block
+        plain = self._compiled_alone()
+        torch.compiler.reset()
+        _clean(place)
+        if self.deadline.left < plain.first:
+            raise RuntimeError("the time was over when the plain graph had been compiled")
+        training = _compile(gpt(place, self.sizes.gpt2))
+        traced = within_one(
+            place, training, RECORD, store=self.store, block=block, rounds=_ROUNDS_COMPILED
+        )
+        ratio, idle_step = traced.times.ratio("recorded", "idle"), traced.times.median("idle")
+        self.report.figures["compiled"] = {
+            "plain": plain.step,
+            "first_plain": plain.first,
+            "first_recorded": traced.first["recorded"],
+            "first_idle": traced.first["idle"],
+            "ratio": asdict(ratio),
+        }
+        said = f"{_text(ratio)} of {1000 * idle_step:.2f} ms"
+        self.report.say(record, said, ratio.value <= 1.35)
+        share = idle_step / plain.step
+        said = f"{share:.3f} of {1000 * plain.step:.2f} ms, measured one after the other"
+        self.report.say(idle, said, share <= _COMPILED_IDLE_LIMIT)
+        took = traced.first["recorded"]
+        said = (
+            f"{took:.1f} s; plain {traced.first['idle']:.1f} s beside it, {plain.first:.1f} s alone"
+        )
+        self.report.say(compiling, said, took <= 1.1 * plain.first + 1.0)
+        known = plain.peak is not None and traced.peak is not None
+        peaks = checks.Peaks(plain.peak or 0, traced.peak or 0) if known else None
+        self._say_peaks(memory, peaks, 0.05)
+
+    def _compiled_alone(self) -> _Alone:
+        """Measures the compiled training without any tracing."""
+        place, block = self.place, self.sizes.block
+        training = _compile(gpt(place, self.sizes.gpt2))
+        first = place.seconds(lambda: _steps(training, 1))
+        _steps(training, 1)
+        blocks = [
+            place.seconds(lambda: _steps(training, block)) / block for _ in range(_ROUNDS_COMPILED)
+        ]
+        return _Alone(first, median(blocks), place.peak(lambda: _steps(training, block)))
+
+    @property
+    def _tiny(self) -> bool:
+        return self.sizes is TINY
+
+
+@dataclass(frozen=True)
+class _Alone:
+    """A compiled training with nothing attached: seconds of the first step and of later ones."""
+
+    first: float
+    step: float
+    peak: int | None
+
+
+def _compile(training: Training) -> Training:
+    # anew, because the names of its parameters are others
+    return replace(
+        training, model=cast("nn.Module", torch.compile(training.model, backend=BACKEND))
+    )
+
+
+def _steps(training: Training, number: int) -> None:
+    for _ in range(number):
+        training.step()
+
+
+def _text(ratio: Ratio) -> str:
+    return f"{ratio.value:.3f} ({ratio.low:.3f} to {ratio.high:.3f})"
+
+
+def _shape(dtype: torch.dtype, shape: tuple[int, int]) -> str:
+    return f"{str(dtype).removeprefix('torch.')} [{shape[0]:,}, {shape[1]:,}]"
+
+
+def _clean(place: Place) -> None:
+    """Gives back what a part has left in memory."""
+    gc.collect()
+    if place.name == "cuda":
+        torch.cuda.empty_cache()
+
+
+# -- the command ---------------------------------------------------------------------------------
+
+
+def main(
+    device: str,
+    *,
+    smoke: bool,
+    save: Path | None,
+    only: Sequence[str] | None = None,
+    store: bool | None = None,
+    minutes: float = MINUTES,
+) -> int:
+    """Measures, prints the table, stores it; returns the exit status.
+
+    Args:
+        device: "cuda", or "cpu" to try the code.
+        smoke: tiny sizes.
+        save: folder of the results; None for none.
+        only: names of parts; None for all.
+        store: whether records go into a store; None: where its packages are installed.
+        minutes: after so many it is over, whatever is missing.
+
+    Returns:
+        0; 1 if a target is not met or a part has failed.
+    """
+    began = time.monotonic()
+    place = place_of(device)
+    facts = machine.machine_facts(_PACKAGES)
+    facts |= {"device": place.description, "seconds": 0.0}
+    stored = has_store() if store is None else store
+    report = Report(facts, stored)
+    deadline = Deadline(60 * minutes - _MARGIN)
+    bench = Bench(place, TINY if smoke else FULL, stored, deadline, report)
+    bench.plan()
+
+    def tell() -> None:
+        facts["seconds"] = time.monotonic() - began
+        print(report.markdown, flush=True)
+        if save is not None:
+            print(f"written to {report.save(save)}", file=sys.stderr, flush=True)
+
+    with _ended_after(60 * minutes, tell, report):
+        bench.run(only)
+    tell()
+    wanted = [verdict for verdict in report.verdicts.values() if verdict.measured is not None]
+    failed = any(verdict.measured.startswith("failed") for verdict in wanted if verdict.measured)
+    return int(failed or any(verdict.met is False for verdict in wanted))
+
+
+@contextmanager
+def _ended_after(seconds: float, tell: Callable[[], None], report: Report) -> Iterator[None]:
+    """Ends the process when the time is over, however long a part takes: what is known is told."""
+
+    def end() -> None:
+        report.notes.append("Ended before all parts were: the time was over.")
+        tell()
+        os._exit(1)
+
+    timer = threading.Timer(max(seconds - _LAST_SECONDS, 0.0), end)
+    timer.daemon = True
+    timer.start()
+    try:
+        yield
+    finally:
+        timer.cancel()

@@ -1,0 +1,163 @@
+"""Whole steps, timed in interleaved blocks until the time is over."""
+
+from __future__ import annotations
+
+import gc
+import random
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from benchmarks.device.places import Place
+from benchmarks.device.recording import Declared, recorded
+from benchmarks.nets import Training
+from benchmarks.results import Ratio
+
+_MOST_ROUNDS = 9
+_LEAST_ROUNDS = 3
+_WARMUP = 2  # recorded steps before the clock, of which the first discovers the model
+
+
+@dataclass(frozen=True)
+class Times:
+    """Seconds of a step by the name of what was attached, one for each round."""
+
+    seconds: Mapping[str, Sequence[float]]
+    rounds: int
+
+    def median(self, name: str) -> float:
+        """Returns the median over all rounds."""
+        return float(np.median(self.seconds[name]))
+
+    def ratio(self, name: str, to: str = "plain") -> Ratio:
+        """Returns the ratio of two medians, with the quartiles of the ratios round by round."""
+        mine, plain = (np.asarray(self.seconds[which]) for which in (name, to))
+        low, high = np.percentile(mine / plain, [25, 75])
+        return Ratio(float(np.median(mine) / np.median(plain)), float(low), float(high))
+
+
+class Deadline:
+    """A moment until which something should be done."""
+
+    def __init__(self, seconds: float, *, clock: Callable[[], float] = time.monotonic) -> None:
+        self._clock = clock
+        self._end = clock() + seconds
+
+    @property
+    def left(self) -> float:
+        """Seconds until then; negative afterwards."""
+        return self._end - self._clock()
+
+
+def interleaved(
+    place: Place,
+    training: Training,
+    attached: Mapping[str, Declared | None],
+    *,
+    store: bool,
+    block: int,
+    deadline: Deadline,
+) -> Times:
+    """Times blocks of `block` steps with each of `attached` (nothing: None), in turns.
+
+    Nothing in the loop waits for the device; a block is timed from and to a moment when nothing is
+    under way. The order is drawn anew for each round. There are nine rounds, fewer if the deadline
+    comes sooner, and three at least.
+
+    Raises:
+        RuntimeError: something was not recorded as it should have been.
+    """
+    seconds: dict[str, list[float]] = {name: [] for name in attached}
+    order, dice = [*attached], random.Random(0)
+    rounds, took = 0, 0.0
+    for name in order:  # what is made once: kernels that are compiled, memory that is kept
+        _block(place, training, attached[name], store=store, steps=1)
+    while rounds < _MOST_ROUNDS and (rounds < _LEAST_ROUNDS or deadline.left > took):
+        began = time.monotonic()
+        dice.shuffle(order)
+        for name in order:
+            spent = _block(place, training, attached[name], store=store, steps=block)
+            seconds[name].append(spent)
+        rounds, took = rounds + 1, time.monotonic() - began
+    return Times(seconds, rounds)
+
+
+def _block(
+    place: Place, training: Training, what: Declared | None, *, store: bool, steps: int
+) -> float:
+    """Returns the seconds of a step."""
+    training.reset()
+    gc.collect()
+
+    def work() -> None:
+        for _ in range(steps):
+            training.step()
+
+    if what is None:
+        _warm(training)
+        return place.seconds(work) / steps
+    with recorded(what, store=store) as recording:
+        _warm(training)
+        spent = place.seconds(work) / steps
+    recording.check(_WARMUP + steps if what.every else 1)
+    return spent
+
+
+def _warm(training: Training) -> None:
+    for _ in range(_WARMUP):
+        training.step()
+
+
+@dataclass(frozen=True)
+class Within:
+    """A training that was attached to once.
+
+    Attributes:
+        times: of "recorded" and "idle" blocks.
+        first: seconds of the first step of each, in which everything is compiled.
+        peak: most bytes allocated by recorded steps, None if nobody counts.
+    """
+
+    times: Times
+    first: Mapping[str, float]
+    peak: int | None
+
+
+def within_one(
+    place: Place, training: Training, what: Declared, *, store: bool, block: int, rounds: int
+) -> Within:
+    """Times blocks with and without records of a training that is attached to once.
+
+    For compiled models, whose variants would else be compiled for every block. Step 0 is recorded,
+    step 1 is not: everything is compiled. Idle and recorded blocks follow in turns; the first step
+    of each is not timed.
+
+    Raises:
+        RuntimeError: something was not recorded as it should have been.
+    """
+    length = block + 1
+    starts = [2 + (2 * i + 1) * length for i in range(rounds)]
+    last = starts[-1] + length
+    steps = [step for start in starts for step in range(start, start + length)]
+    steps += range(last, last + block)  # whose memory is counted
+    seconds: dict[str, list[float]] = {"recorded": [], "idle": []}
+    first: dict[str, float] = {}
+
+    def work(number: int = block) -> None:
+        for _ in range(number):
+            training.step()
+
+    training.reset()
+    gc.collect()
+    with recorded(what.with_steps(steps), store=store) as recording:
+        for name in ("recorded", "idle"):
+            first[name] = place.seconds(lambda: work(1))
+        for _ in range(rounds):
+            for name in ("idle", "recorded"):
+                work(1)
+                seconds[name].append(place.seconds(work) / block)
+        peak = place.peak(work)
+    recording.check(1 + len(steps))
+    return Within(Times(seconds, rounds), first, peak)
