@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 from pydantic import AfterValidator, BeforeValidator, model_validator
 
@@ -83,6 +83,11 @@ class Spec(SpecModel):
 
     graph: Bool = True
     """Whether the dependency graph of the recorded tensors is followed."""
+
+    compile: Literal["eager", "observed", "auto"] = "eager"
+    """How code under `torch.compile` runs in recorded steps: `eager`; `observed` as a second
+    compiled variant that shows its tensors; `auto` the same as long as it shows all that eager
+    code does. Where there can be no such variant, eagerly, which the log and the report say."""
 
     store: StoreSpec = StoreSpec()
     """How records travel to the disk."""

@@ -144,11 +144,12 @@ def test_the_stance_of_the_program_is_put_back() -> None:
 
 
 @pytest.mark.slow
-def test_inductor_rounds_otherwise_and_by_how_much(record_property: Any) -> None:
+@pytest.mark.parametrize("how", ["eager", "observed"])
+def test_inductor_rounds_otherwise_and_by_how_much(how: str, record_property: Any) -> None:
     """Compiled kernels add in another order: what is compared is how far the losses are apart."""
     plain = seeded(lambda t: train(t, whole, "inductor", INDUCTOR_STEPS), Told(listening=False))
     torch.compiler.reset()
-    with recording(SPEC) as traced:
+    with recording({**SPEC, "compile": how, "graph": False}) as traced:
         found = seeded(lambda t: train(t, whole, "inductor", INDUCTOR_STEPS), Told(listening=False))
     assert traced.faults == []
     loss = max(abs(a - b) for a, b in zip(plain.losses, found.losses, strict=True))

@@ -6,9 +6,13 @@ import contextlib
 import sys
 import warnings
 from collections.abc import Callable
-from typing import Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar
 
+from comgra_decl.hooks.calling import is_compiled_call
 from comgra_decl.hooks.patches import Patch
+
+if TYPE_CHECKING:
+    from comgra_decl.hooks.compiled.variant import Variant
 
 
 class EagerStance:
@@ -24,9 +28,24 @@ class EagerStance:
     _prior: ClassVar[Any] = None
     _filter: ClassVar[Any] = None
     _wishes: ClassVar[Patch | None] = None
+    _calls: ClassVar[Patch | None] = None
+    _variants: ClassVar[dict[int, Variant]] = {}  # of those of them that have one
 
     def __init__(self) -> None:
         self._needed = False
+
+    @property
+    def variant(self) -> Variant | None:
+        """What runs in the place of eager code where it can; None: nothing does."""
+        return self._variants.get(id(self))
+
+    @variant.setter
+    def variant(self, variant: Variant | None) -> None:
+        if variant is None:
+            self._variants.pop(id(self), None)
+        else:
+            self._variants[id(self)] = variant
+        _watch_calls(bool(self._variants))
 
     def force(self) -> None:
         """Enters eager execution; calling it twice is harmless."""
@@ -42,10 +61,11 @@ class EagerStance:
 
     def restore(self) -> None:
         """Returns to the stance found by `force`."""
+        self.variant = None
         if id(self) in self._forcing:
-            self._forcing.discard(id(self))
-            if not self._forcing:
+            if len(self._forcing) == 1:
                 _restore()
+            self._forcing.discard(id(self))  # not before: if that has failed, it is done again
 
 
 def _force() -> None:
@@ -84,6 +104,36 @@ def _wish(_original: Callable[..., Any], stance: Any) -> Any:
     """
     prior, EagerStance._prior = EagerStance._prior, stance
     return prior
+
+
+def _watch_calls(wanted: bool) -> None:
+    """Is asked at each call of compiled code what is to compile it, or no longer."""
+    cls = EagerStance
+    if wanted and cls._calls is None:
+        from torch._dynamo import eval_frame
+
+        cls._calls = Patch(eval_frame, "_callback_from_stance", _called)
+    if cls._calls is not None:
+        (cls._calls.apply if wanted else cls._calls.restore)()
+
+
+def _called(original: Callable[..., Any], compiler: Any) -> Any:
+    """Compiled code is called; returns what compiles it, None for eagerly.
+
+    As the program has it where the program has a stance, and eagerly where two record at once.
+    """
+    found = None
+    caller = sys._getframe(2)  # behind the stand-in
+    variants = [*EagerStance._variants.values()]
+    alone = len(variants) == len(EagerStance._forcing) == 1
+    if alone and compiler and is_compiled_call(caller) and _is_default():
+        found = variants[0].instead_of(compiler, caller)
+    return original(compiler) if found is None else found
+
+
+def _is_default() -> bool:
+    prior = EagerStance._prior
+    return prior.stance == "default" and prior.backend is None
 
 
 def anything_compiled() -> bool:

@@ -1,0 +1,147 @@
+"""How compiled code runs in a step that is recorded: eagerly, or as a variant with observers."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from typing import TYPE_CHECKING
+
+import torch
+
+from comgra_decl.hooks.compiled.stance import EagerStance, anything_compiled
+from comgra_decl.hooks.functions.functions import wants_calls
+from comgra_decl.hooks.limits import compiles_to_cuda_graphs
+
+if TYPE_CHECKING:
+    from comgra_decl.hooks.compiled.observers import Observers
+    from comgra_decl.hooks.compiled.variant import Variant
+    from comgra_decl.hooks.reading.slots import Slot
+    from comgra_decl.hooks.tracer import ModuleTracer
+    from comgra_decl.spec import Spec
+
+_EAGER = (
+    "compile: {}: recorded steps run eagerly, not as compiled code with observers: {}. They take "
+    "longer and round differently, as with `compile: eager`; all other steps run as compiled"
+)
+_INCOMPLETE = (
+    "compile: {}: compiled code does not show all that the step recorded eagerly before it had, "
+    "{} for example ({} in all): step {} is recorded without. {}"
+)
+_LATER = {
+    "auto": "From now on recorded steps run eagerly",
+    "observed": "compile: auto would run recorded steps eagerly from now on",
+}
+_SHOWN = 3
+
+
+class CompiledSteps:
+    """Decides, step by step, which of the two it is, and says once why it is not the variant.
+
+    The first record is made eagerly: it discovers the model. So are those whose dependency graph
+    is followed, because that is followed from call to call in Python. What an eager record has and
+    the next one with observers lacks could not be seen in compiled code.
+
+    Args:
+        spec: says which is wanted.
+        tracer: records what is shown.
+        named: returns the names that the program has given to tensors.
+        warn: told why recorded steps run eagerly.
+        on_fault: told about an error of our own.
+    """
+
+    def __init__(
+        self,
+        spec: Spec,
+        tracer: ModuleTracer,
+        *,
+        named: Callable[[], list[str]],
+        warn: Callable[[str], None],
+        on_fault: Callable[[BaseException], None],
+    ) -> None:
+        self._wanted = spec.compile
+        self._selects_functions = wants_calls(spec)
+        self._tracer = tracer
+        self._named = named
+        self._warn = warn
+        self._on_fault = on_fault
+        self._given_up = spec.compile == "eager"
+        self._variant: Variant | None = None
+        self._expected: dict[int, Slot] | None = None  # what the last eager record had, by id
+        self.observed = False  # whether the step in progress is
+
+    def begin(self, stance: EagerStance, *, followed: bool) -> None:
+        """A step is to be recorded; `stance` makes compiled code run eagerly.
+
+        Args:
+            stance: lets the variant run in the place of eager code.
+            followed: whether the dependency graph of this step is followed.
+        """
+        self.end(stance)
+        if self._given_up or followed or self._expected is None or not anything_compiled():
+            return
+        why = self._why_not()
+        if why is not None:
+            self._give_up(why)
+            return
+        observers = self._made().observers
+        observers.begin()
+        self._tracer.observers = observers
+        stance.variant = self._variant
+        self.observed = True
+
+    def end(self, stance: EagerStance) -> None:
+        """The step is over."""
+        if self.observed:
+            self.observed = False
+            stance.variant = None
+            observers, self._tracer.observers = self._tracer.observers, None
+            if observers is not None:
+                observers.end()
+
+    def recorded(self, slots: Iterable[Slot], step: int) -> None:
+        """The record of a step is complete: has compiled code shown what eager code does?"""
+        if self._given_up:
+            return
+        found = {slot.id: slot for slot in slots}
+        if not self.observed:
+            self._expected = found
+            return
+        missing = [slot for id_, slot in (self._expected or {}).items() if id_ not in found]
+        if missing:
+            names = ", ".join(_name(slot) for slot in missing[:_SHOWN])
+            later = _LATER[self._wanted]
+            self._warn(_INCOMPLETE.format(self._wanted, names, len(missing), step, later))
+            self._given_up = self._wanted == "auto"
+            self._expected = found
+
+    def _why_not(self) -> str | None:
+        from comgra_decl.hooks.compiled import variant
+
+        if self._selects_functions:
+            return "calls of functions are selected, and compiled code makes none"
+        if self._named():
+            return f"the program names tensors with comgra.node, {self._named()[0]!r} for example"
+        if torch.distributed.is_available() and torch.distributed.is_initialized():
+            return "the training is distributed"
+        if compiles_to_cuda_graphs():
+            return "compiled code uses CUDA graphs, whose replay runs no Python"
+        return variant.unsupported()
+
+    def _give_up(self, why: str) -> None:
+        if not self._given_up:
+            self._given_up = True
+            self._warn(_EAGER.format(self._wanted, why))
+
+    def _made(self) -> Variant:
+        """Compiling costs what it costs only where a step is recorded; so do these imports."""
+        if self._variant is None:
+            from comgra_decl.hooks.compiled.observers import Observers
+            from comgra_decl.hooks.compiled.variant import Variant
+
+            observers: Observers = Observers(self._tracer, warn=self._warn, on_fault=self._on_fault)
+            self._variant = Variant(observers, fail=self._give_up)
+        return self._variant
+
+
+def _name(slot: Slot) -> str:
+    pass_ = "" if slot.pass_ == "forward" else f" ({slot.pass_})"
+    return f"{slot.node()} {slot.role}{pass_}"

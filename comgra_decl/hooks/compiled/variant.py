@@ -1,0 +1,219 @@
+"""The second variant of what a program compiles: the same code, with observers inside.
+
+The compiler keeps what it has compiled by backend and by region. A recorded step asks for code of
+a backend and a region of its own, and so never meets the plain variant; all other steps never meet
+the one with observers, pass none of its guards, and run exactly what they would run untraced.
+"""
+
+from __future__ import annotations
+
+import copy
+import dataclasses
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+from types import FrameType
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch.nn.modules import module as torch_module
+
+from comgra_decl.hooks import modes
+from comgra_decl.hooks.calling import MODULE_HOOKS, is_module_call
+
+if TYPE_CHECKING:
+    from comgra_decl.hooks.compiled.observers import Observers
+
+_OURS = str(Path(__file__).resolve().parents[1])
+_GLOBAL_HOOKS = ("_global_forward_hooks", "_global_forward_pre_hooks")
+
+
+def unsupported() -> str | None:
+    """Returns why this torch cannot keep two variants apart; None if it can."""
+    from torch._dynamo import convert_frame, eval_frame, pgo
+
+    needed = (
+        (eval_frame, "set_eval_frame_isolate_recompiles_id"),
+        (eval_frame, "_next_isolate_recompiles_id"),
+        (eval_frame, "_callback_from_stance"),
+        (convert_frame, "CatchErrorsWrapper"),
+        (pgo, "get_code_state"),
+        (torch.library, "_register_effectful_op"),
+    )
+    if all(hasattr(owner, name) for owner, name in needed):
+        return None
+    return f"torch {torch.__version__} cannot keep it apart from the plain one (2.13 can)"
+
+
+class Variant:
+    """Compiles the code that a program has compiled once more, with observers.
+
+    Args:
+        observers: the hooks that it has inside.
+        fail: told why code could not be compiled; it runs eagerly then.
+    """
+
+    def __init__(self, observers: Observers, *, fail: Callable[[str], None]) -> None:
+        self.observers = observers
+        self.fail = fail
+        self._regions: dict[int, int] = {}  # by the program's own region
+        self._compilers: dict[int, _Compiler] = {}  # by the program's own
+        self.failed = False
+        self._known: Any = None  # what the compiler knows of sizes that change
+
+    def instead_of(self, compiler: Any, caller: FrameType) -> Any:
+        """Returns what is to compile a call that begins, in its own region; None: nothing is.
+
+        Args:
+            compiler: what would compile it in a step that is not recorded.
+            caller: the compiled callable.
+        """
+        from torch._dynamo import convert_frame
+
+        if not isinstance(compiler, convert_frame.CatchErrorsWrapper):
+            return None
+        if not hasattr(compiler._torchdynamo_orig_backend, "_clone_with_backend"):
+            return None
+        if modes.any_active() or not (self.observers.placed or is_module_call(caller)):
+            return None
+        found = self._compilers.get(id(compiler))
+        if found is None:
+            found = self._compilers[id(compiler)] = _Compiler(compiler, self)
+        self._enter_region()
+        return found
+
+    def _enter_region(self) -> None:
+        """The caller has entered one and leaves it in the end, whichever it is by then."""
+        from torch._dynamo import eval_frame
+
+        theirs = eval_frame.set_eval_frame_isolate_recompiles_id(-1)
+        ours = self._regions.get(theirs)
+        if ours is None:
+            ours = self._regions[theirs] = next(eval_frame._next_isolate_recompiles_id)
+        eval_frame.set_eval_frame_isolate_recompiles_id(ours)
+
+    @contextmanager
+    def knowing_sizes(self) -> Iterator[None]:
+        """What is compiled here teaches the program's compiler no size, and learns of none later.
+
+        Which sizes are dynamic depends on those seen before; the plain variant is compiled as if
+        recorded steps had not been.
+        """
+        from torch._dynamo import pgo
+
+        theirs = pgo.get_code_state()
+        if self._known is None:
+            self._known = copy.deepcopy(theirs)
+        pgo._CODE_STATE = self._known
+        try:
+            yield
+        finally:
+            self._known, pgo._CODE_STATE = pgo._CODE_STATE, theirs
+
+
+class _Backend:
+    """The program's own backend under another identity, by which compiled code is told apart."""
+
+    def __init__(self, backend: Callable[..., Any]) -> None:
+        self._backend = backend
+        self.__name__ = getattr(backend, "__name__", type(backend).__name__)
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        return self._backend(*args, **kwargs)
+
+
+class _Compiler:
+    """Stands for one compiler of the program: called with each frame that is not compiled yet."""
+
+    def __init__(self, compiler: Any, variant: Variant) -> None:
+        from torch._dynamo import convert_frame
+
+        inner = compiler._torchdynamo_orig_backend
+        backend = _Backend(inner._torchdynamo_orig_backend)
+        self._before = compiler.hooks.guard_filter_fn
+        hooks = dataclasses.replace(compiler.hooks, guard_filter_fn=self._guards)
+        self._variant = variant
+        self._kept = compiler  # so that its number stays its own
+        self._torchdynamo_orig_backend = convert_frame.CatchErrorsWrapper(
+            inner._clone_with_backend(backend), hooks
+        )
+
+    def __call__(self, frame: Any, *args: Any) -> Any:
+        if frame.f_code is MODULE_HOOKS:
+            return _eagerly(alone=True)  # where ours run, which say what is called
+        observes = self._variant.observers.placed and not self._variant.failed
+        if frame.f_code.co_filename.startswith(_OURS) or not observes:
+            return _eagerly()
+        try:
+            with ExitStack() as meanwhile:
+                meanwhile.enter_context(_without_global_hooks())
+                meanwhile.enter_context(self._variant.knowing_sizes())
+                meanwhile.enter_context(_compiling_all())
+                found = self._torchdynamo_orig_backend(frame, *args)
+        except Exception as error:
+            self._variant.failed = True
+            self._variant.fail(_first_line(error))
+            return _eagerly()
+        if found.guarded_code is None:
+            found.apply_to_code = False  # it says nothing about the plain variant
+        return found
+
+    def _guards(self, guards: Any) -> list[bool]:
+        """Leaves out those on hooks of all modules, of which there are none of the program's."""
+        kept = [True] * len(guards) if self._before is None else [*self._before(guards)]
+        return [
+            keep and not any(name in guard.name for name in _GLOBAL_HOOKS)
+            for keep, guard in zip(kept, guards, strict=True)
+        ]
+
+
+def _eagerly(*, alone: bool = False) -> Any:
+    """Returns what lets one frame run eagerly, this time.
+
+    Args:
+        alone: whether what it calls is asked about, or runs eagerly as well.
+    """
+    from torch._dynamo.types import ConvertFrameReturn, FrameAction, FrameExecStrategy
+
+    below = FrameAction.DEFAULT if alone else FrameAction.SKIP
+    strategy = FrameExecStrategy(FrameAction.SKIP, below)
+    return ConvertFrameReturn(frame_exec_strategy=strategy, apply_to_code=False)
+
+
+@contextmanager
+def _without_global_hooks() -> Iterator[None]:
+    """Takes our own hooks of all modules away from what is compiled.
+
+    Raises:
+        RuntimeError: the program has such hooks.
+    """
+    held = [getattr(torch_module, name) for name in _GLOBAL_HOOKS]
+    found = [dict(hooks) for hooks in held]
+    if any(not _is_ours(hook) for hooks in found for hook in hooks.values()):
+        raise RuntimeError("the program has hooks on all modules")
+    for hooks in held:
+        hooks.clear()
+    try:
+        yield
+    finally:
+        for hooks, before in zip(held, found, strict=True):
+            hooks.update(before)
+
+
+def _is_ours(hook: Any) -> bool:
+    return str(getattr(hook, "__module__", "")).startswith("comgra_decl.")
+
+
+@contextmanager
+def _compiling_all() -> Iterator[None]:
+    """Compiles the backward as well, now: an error in it would meet the program's `backward`."""
+    from torch._functorch import config
+
+    with config.patch(force_non_lazy_backward_lowering=True):
+        yield
+
+
+def _first_line(error: BaseException) -> str:
+    cause = getattr(error, "inner_exception", error)  # of a backend that has failed
+    text = str(cause).strip().partition("\n")[0]
+    return f"{type(cause).__name__}: {text}" if text else type(cause).__name__

@@ -1,0 +1,615 @@
+"""Compiled programs whose recorded steps stay compiled: `compile: observed`.
+
+The truth is what the same program holds uncompiled, with hooks of torch alone: the backends here
+change no arithmetic, so not a bit may differ.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import Any, NamedTuple
+
+import pytest
+import torch
+from torch import nn
+from torch.nn import functional as F
+from torch.utils.checkpoint import checkpoint
+
+import comgra_decl as comgra
+from comgra_decl.hooks.compiled.observers import Observers
+from tests.support.recording import Recording, recording
+from tests.ways.models import batches
+from tests.ways.proof import FULL, Outcome, Told, attached, outcome, same, seeded, verify
+from tests.ways.test_compiled import WAYS, Block, Graphs, model
+
+# what torch imports to compile warns of itself
+pytestmark = [
+    pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::UserWarning"),
+    pytest.mark.skipif(torch.__version__ < "2.13", reason="two variants cannot be kept apart"),
+]
+
+STEPS = 7
+RECORDED = [0, 2, 4, 6]
+SPEC = {
+    **FULL,
+    "compile": "observed",
+    "graph": False,
+    "schedule": {"first": 1, "every": 2},
+}
+Make = Callable[[], nn.Module]
+Step = Callable[[Any, torch.Tensor, torch.Tensor], torch.Tensor]
+
+
+@pytest.fixture(autouse=True)
+def _fresh() -> Iterator[None]:
+    torch.compiler.reset()
+    yield
+    torch.compiler.reset()
+
+
+@pytest.fixture
+def shown(monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, str]]:
+    """The nodes and passes of what compiled code shows, in order."""
+    seen: list[tuple[str, str]] = []
+    read, gradient = Observers.read, Observers.gradient
+
+    def reading(self: Observers, tensor: torch.Tensor, what: Any) -> int:
+        seen.append((self._plans[what.module].node(), "input" if what.entering else "output"))
+        return read(self, tensor, what)
+
+    def arriving(self: Observers, tensor: torch.Tensor, ticket: int) -> None:
+        seen.append(("", "gradient"))
+        gradient(self, tensor, ticket)
+
+    monkeypatch.setattr(Observers, "read", reading)
+    monkeypatch.setattr(Observers, "gradient", arriving)
+    return seen
+
+
+def compiled(net: nn.Module, backend: Any = "aot_eager", **arguments: Any) -> Any:
+    return torch.compile(net, backend=backend, **arguments)
+
+
+def uncompiled(net: nn.Module) -> Any:
+    return net
+
+
+def cross_entropy(called: Any, x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+    loss = F.cross_entropy(called(x), y)
+    loss.backward()
+    return loss
+
+
+@dataclass
+class Training:
+    """One program, which may be compiled; `sizes` are those of its batches in turn."""
+
+    make: Make
+    step: Step = cross_entropy
+    sizes: tuple[int, ...] = (8,)
+
+    def __call__(self, told: Told, compile_it: Callable[[nn.Module], Any]) -> Outcome:
+        net = self.make()
+        called = compile_it(net)
+        optimizer = torch.optim.Adam(net.parameters(), lr=0.01)
+        losses = []
+        for number in range(STEPS):
+            told.modules(net, *(name for name, _ in net.named_modules() if name))
+            ((x, y),) = batches(1, size=self.sizes[number % len(self.sizes)])
+            optimizer.zero_grad()
+            losses.append(self.step(called, x, y).item())
+            told.parameters(net)
+            optimizer.step()
+            told.end()
+        return outcome(losses, net, optimizers=[optimizer])
+
+
+def proven(
+    training: Training,
+    compile_it: Any = compiled,
+    *,
+    recorded: Sequence[int] = RECORDED,
+    **changes: Any,
+) -> Recording:
+    """Asserts that recording changes not a bit and that what is recorded is true."""
+    told = Told(listening=True)
+    truth = seeded(partial(training, compile_it=uncompiled), told)
+    plain = seeded(partial(training, compile_it=compile_it), Told(listening=False))
+    before = attached()
+    torch.compiler.reset()
+    with recording({**SPEC, **changes}) as traced:
+        found = seeded(partial(training, compile_it=compile_it), Told(listening=False))
+    assert traced.faults == []
+    assert attached() == before
+    same(plain, found)
+    assert [step.info.step for step in traced.steps] == list(recorded)
+    assert truth.losses == plain.losses, "the backend computes otherwise: there is no truth"
+    told.values = {key: value for key, value in told.values.items() if key[0] in recorded}
+    verify(traced, told)
+    return traced
+
+
+@pytest.mark.parametrize("way", WAYS)
+def test_observed_steps_of_compiled_code_change_nothing_and_are_true(
+    way: str, shown: list[tuple[str, str]]
+) -> None:
+    traced = proven(Training(model), lambda net: WAYS_OF_NET[way](net))
+    assert traced.report["warnings"] == []
+    assert {"0.one", "1.two"} <= {node for node, _ in shown}
+    assert ("", "gradient") in shown
+
+
+def _blocks(net: nn.Module, *, wrapped: bool) -> nn.Module:
+    assert isinstance(net, nn.Sequential)
+    for number in (0, 1):
+        if wrapped:
+            net[number] = compiled(net[number])
+        else:
+            net[number].compile(backend="aot_eager")
+    return net
+
+
+def _in_place(net: nn.Module) -> nn.Module:
+    net.compile(backend="aot_eager")
+    return net
+
+
+WAYS_OF_NET: dict[str, Callable[[nn.Module], Any]] = {
+    "whole": compiled,
+    "fullgraph": partial(compiled, fullgraph=True),
+    "in place": _in_place,
+    "blocks": partial(_blocks, wrapped=False),
+    "wrapped": partial(_blocks, wrapped=True),
+}
+assert WAYS_OF_NET.keys() == WAYS.keys()
+
+
+def graphs() -> dict[str, int]:
+    from torch._dynamo.utils import counters
+
+    return {**counters["stats"], **counters["frames"], **counters["recompiles"]}
+
+
+@pytest.mark.parametrize("way", WAYS)
+def test_observed_steps_leave_what_is_compiled_for_all_others_as_it_is(way: str) -> None:
+    """A backend that keeps count: the plain variant once, the other one once, when it is needed."""
+    counting, plain_counting = Graphs(), Graphs()
+    by_step: list[int] = []
+    counts: list[dict[str, int]] = []
+
+    def step(called: Any, x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+        loss = cross_entropy(called, x, y)
+        by_step.append(counting.compiled)
+        counts.append(graphs())
+        return loss
+
+    seeded(
+        lambda told: Training(model)(told, lambda net: _with(way, net, plain_counting)),
+        Told(listening=False),
+    )
+    torch.compiler.reset()
+    with recording(SPEC) as traced:
+        seeded(
+            lambda told: Training(model, step)(told, lambda net: _with(way, net, counting)),
+            Told(listening=False),
+        )
+    assert traced.faults == []
+    once = plain_counting.compiled
+    assert by_step == [0, once, 2 * once, 2 * once, 2 * once, 2 * once, 2 * once]
+    assert counts[2] == counts[-1], "the compiler has looked at something again"
+
+
+def test_observed_steps_take_up_none_of_the_recompilations_that_a_program_may_have(
+    shown: list[tuple[str, str]],
+) -> None:
+    with torch._dynamo.config.patch(recompile_limit=1):
+        traced = proven(Training(model))
+    assert traced.report["warnings"] == []
+    assert shown
+
+
+def test_sizes_of_observed_batches_are_no_news_for_all_other_steps() -> None:
+    """The first three steps are recorded; plain code for sizes that change has to see some."""
+    dynamic: list[bool] = []
+
+    def looking(graph: torch.fx.GraphModule, inputs: Any) -> Callable[..., Any]:
+        observed = any("comgra_decl" in str(node.target) for node in graph.graph.nodes)
+        if not observed:
+            dynamic.append(any(isinstance(given, torch.SymInt) for given in inputs))
+        return graph.forward
+
+    def seen(sizes: tuple[int, ...]) -> list[bool]:
+        torch.compiler.reset()
+        dynamic.clear()
+        with recording({**SPEC, "schedule": {"first": 3, "every": 100}}) as traced:
+            training = Training(model, sizes=sizes)
+            seeded(lambda t: training(t, lambda net: compiled(net, looking)), Told(listening=False))
+        assert traced.faults == []
+        return [*dynamic]
+
+    assert seen((8, 5, 7, 8, 8, 8, 8)) == [False]
+    assert seen((8, 8, 8, 8, 5, 7, 8)) == [False, True]
+
+
+def _with(way: str, net: nn.Module, backend: Any) -> Any:
+    if way == "whole":
+        return compiled(net, backend)
+    if way == "fullgraph":
+        return compiled(net, backend, fullgraph=True)
+    if way == "in place":
+        net.compile(backend=backend)
+        return net
+    assert isinstance(net, nn.Sequential)
+    for number in (0, 1):
+        if way == "wrapped":
+            net[number] = compiled(net[number], backend)
+        else:
+            net[number].compile(backend=backend)
+    return net
+
+
+class Broken(nn.Module):
+    """Cannot be compiled in one piece."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.one, self.two, self.last = Block(6), Block(8), nn.Linear(8, 3)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        hidden = self.one(x)
+        torch._dynamo.graph_break()
+        result: torch.Tensor = self.last(self.two(hidden))
+        return result
+
+
+class Changed(nn.Module):
+    """Outputs that are changed in place, views of each other, and what is given handed on."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.keep = nn.Identity()
+        self.one = nn.Linear(6, 8)
+        self.relu = nn.ReLU(inplace=True)
+        self.flat = nn.Flatten()
+        self.two = nn.Linear(8, 3)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        hidden = self.one(self.keep(x))
+        hidden += 1
+        hidden = self.relu(hidden)
+        hidden = self.flat(hidden.view(-1, 2, 4))
+        result: torch.Tensor = self.two(hidden)
+        result *= 2
+        return result
+
+
+class Looped(nn.Module):
+    """Calls a layer three times, and one without gradient."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first = nn.Linear(6, 8)
+        self.again = nn.Linear(8, 8)
+        self.aside = nn.Linear(8, 8)
+        self.last = nn.Linear(8, 3)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        hidden = self.first(x)
+        for _ in range(3):
+            hidden = torch.tanh(self.again(hidden))
+        with torch.no_grad():
+            shift = self.aside(hidden)
+        result: torch.Tensor = self.last(hidden + shift)
+        return result
+
+
+@pytest.mark.parametrize("make", [Broken, Changed, Looped])
+def test_observed_modules_may_do_what_modules_do(make: Make, shown: list[tuple[str, str]]) -> None:
+    traced = proven(Training(make))
+    assert traced.report["warnings"] == []
+    assert shown
+
+
+def test_observed_batches_may_change_their_size(shown: list[tuple[str, str]]) -> None:
+    proven(Training(model, sizes=(8, 8, 5, 5, 7, 8, 3)))
+    assert shown
+
+
+def test_observed_micro_batches_are_told_apart_in_backward(shown: list[tuple[str, str]]) -> None:
+    """Two calls of the same compiled code, whose gradients come in the opposite order."""
+
+    def step(called: Any, x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+        losses = [F.cross_entropy(called(part), y[:4]) for part in (x[:4], x[4:])]
+        for loss in reversed(losses):
+            loss.backward()
+        return losses[0] + losses[1]
+
+    proven(Training(model, step))
+    assert shown
+
+
+def test_observed_steps_may_follow_each_other(shown: list[tuple[str, str]]) -> None:
+    proven(Training(model), recorded=range(STEPS), schedule={"first": STEPS})
+    assert len([what for node, what in shown if (node, what) == ("0.one", "output")]) == STEPS - 1
+
+
+class Pair(NamedTuple):
+    """Two tensors."""
+
+    left: torch.Tensor
+    right: torch.Tensor
+
+
+class Gives(nn.Module):
+    """Returns several tensors in a form of its own."""
+
+    def __init__(self, form: str) -> None:
+        super().__init__()
+        self.form = form
+        self.one = nn.Linear(6, 8)
+        self.two = nn.Linear(6, 8)
+
+    def forward(self, x: torch.Tensor) -> Any:
+        one, two = self.one(x), self.two(x)
+        if self.form == "tuple":
+            return one, [two, one + two]
+        if self.form == "dict":
+            return {"one": one, "rest": (two,)}
+        return Pair(one, two)
+
+
+class Taken(nn.Module):
+    def __init__(self, form: str) -> None:
+        super().__init__()
+        self.gives = Gives(form)
+        self.last = nn.Linear(8, 3)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        got = self.gives(x)
+        if isinstance(got, dict):
+            hidden = got["one"] + got["rest"][0]
+        else:
+            second = got[1]
+            hidden = got[0] + (second[0] * second[1] if isinstance(second, list) else second)
+        result: torch.Tensor = self.last(hidden)
+        return result
+
+
+@pytest.mark.parametrize("form", ["tuple", "dict", "named tuple"])
+def test_observed_outputs_of_several_tensors_have_the_names_that_they_have_eagerly(
+    form: str, shown: list[tuple[str, str]]
+) -> None:
+    def training(called: Any, x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+        return cross_entropy(called, x, y)
+
+    records = {}
+    for how in ("eager", "observed"):
+        torch.compiler.reset()
+        with recording({**SPEC, "compile": how}) as traced:
+            seeded(
+                lambda told: Training(partial(Taken, form), training)(told, compiled),
+                Told(listening=False),
+            )
+        assert traced.faults == []
+        assert traced.report["warnings"] == []
+        records[how] = [(list(s.layout.slots), s.values, traced.slots) for s in traced.steps]
+    assert shown
+    for eager, observed in zip(records["eager"], records["observed"], strict=True):
+        assert sorted(eager[0]) == sorted(observed[0])
+        for slot, value in eager[1].items():
+            assert (value == observed[1][slot]).all()
+
+
+# -- where it cannot be ----------------------------------------------------------------------------
+
+
+def only_warning(traced: Recording) -> str:
+    (said,) = traced.report["warnings"]
+    return str(said)
+
+
+def test_an_observed_session_may_begin_when_all_is_compiled(shown: list[tuple[str, str]]) -> None:
+    net = model()
+    called = compiled(net)
+    optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
+    before = graphs()
+    for session in range(3):
+        with recording(SPEC if session else {**SPEC, "compile": "eager"}) as traced:
+            for x, y in batches(3):
+                cross_entropy(called, x, y)
+                optimizer.step()
+        assert traced.faults == []
+        assert bool(shown) == bool(session)
+        shown.clear()
+    assert graphs() != before
+
+
+class Named(nn.Module):
+    """Names a tensor within what is compiled."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.one, self.two = nn.Linear(6, 8), nn.Linear(8, 3)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        result: torch.Tensor = self.two(comgra.node(torch.tanh(self.one(x)), "hidden"))
+        return result
+
+
+def a_function(net: nn.Module) -> Any:
+    return torch.compile(lambda x: net(x), backend="aot_eager")
+
+
+@pytest.mark.parametrize(
+    ("make", "compile_it", "changes", "why"),
+    [
+        (model, a_function, {}, "a compiled function calls the model"),
+        (Named, compiled, {}, "names tensors with comgra.node, 'hidden' for example"),
+        (
+            model,
+            compiled,
+            {"nodes": {**FULL["nodes"], "tanh": {"select": {"function": "torch.tanh"}}}},
+            "calls of functions are selected",
+        ),
+    ],
+)
+@pytest.mark.parametrize("how", ["observed", "auto"])
+def test_what_cannot_be_observed_runs_eagerly_and_says_why(
+    make: Make,
+    compile_it: Any,
+    changes: dict[str, Any],
+    why: str,
+    how: str,
+    shown: list[tuple[str, str]],
+) -> None:
+    traced = proven(Training(make), compile_it, **changes, compile=how)
+    assert why in only_warning(traced)
+    assert shown == []
+
+
+class Refusing:
+    """A backend that compiles no graph in which it is shown anything."""
+
+    def __init__(self) -> None:
+        self.refused = 0
+
+    def __call__(self, graph: torch.fx.GraphModule, _: Any) -> Callable[..., Any]:
+        if any("comgra_decl" in str(node.target) for node in graph.graph.nodes):
+            self.refused += 1
+            raise RuntimeError("not this one")
+        return graph.forward
+
+
+@pytest.mark.parametrize("way", WAYS)
+def test_code_that_cannot_be_compiled_while_observed_runs_eagerly_and_says_why(way: str) -> None:
+    backend = Refusing()
+    traced = proven(Training(model), lambda net: _with(way, net, backend), compile="auto")
+    assert "not this one" in only_warning(traced)
+    assert backend.refused == 1
+
+
+class Alternating(nn.Module):
+    """Leaves a layer out, now and then."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.one, self.two, self.last = nn.Linear(6, 8), nn.Linear(8, 8), nn.Linear(8, 3)
+        self.calls = 0
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        hidden = torch.tanh(self.one(x))
+        if x.shape[0] == 8:
+            hidden = self.two(hidden)
+        result: torch.Tensor = self.last(hidden)
+        return result
+
+
+def test_what_observed_code_does_not_show_is_said_and_auto_goes_back_to_eager(
+    shown: list[tuple[str, str]],
+) -> None:
+    training = Training(Alternating, sizes=(8, 8, 5, 5))
+    traced = proven(training, compile="auto")
+    said = only_warning(traced)
+    assert "two" in said
+    assert "step 2 is recorded without" in said
+    assert "From now on recorded steps run eagerly" in said
+    assert len({node for node, what in shown if what == "output"}) == 2
+    torch.compiler.reset()
+    traced = proven(training, compile="observed")
+    assert "compile: auto would run recorded steps eagerly" in only_warning(traced)
+
+
+def test_steps_whose_graph_is_followed_run_eagerly(shown: list[tuple[str, str]]) -> None:
+    """The first two, and every tenth record."""
+    counts: list[int] = []
+
+    def step(called: Any, x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+        shown.clear()
+        loss = cross_entropy(called, x, y)
+        counts.append(len(shown))
+        return loss
+
+    traced = proven(Training(model, step), graph=True)
+    assert [count > 0 for count in counts[-STEPS:]] == [False] * 4 + [True, False, True]
+    assert ("1.two", "1") in traced.edges()
+
+
+def test_a_program_that_has_a_stance_keeps_it_in_observed_steps(
+    shown: list[tuple[str, str]],
+) -> None:
+    with torch.compiler.set_stance("force_eager"):
+        proven(Training(model))
+    assert shown == []
+
+
+class Checkpointed(nn.Module):
+    """Computes a block again in backward."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.one, self.block, self.last = nn.Linear(6, 8), Block(8), nn.Linear(8, 3)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        hidden = self.one(x)
+        if torch.compiler.is_compiling():  # else hooks would run in backward, too
+            hidden = checkpoint(self.block, hidden, use_reentrant=False)
+        else:
+            hidden = self.block(hidden)
+        result: torch.Tensor = self.last(hidden)
+        return result
+
+
+def test_checkpointed_code_is_observed_once_and_its_gradients_are_true(
+    shown: list[tuple[str, str]],
+) -> None:
+    traced = proven(Training(Checkpointed), compile="auto")
+    assert traced.report["warnings"] == []
+    assert ("block.two", "output") in shown
+
+
+# -- with inductor ---------------------------------------------------------------------------------
+
+
+class Collecting(nn.Module):
+    """Returns what the parts of a model return, from within one compiled graph."""
+
+    def __init__(self, net: nn.Sequential) -> None:
+        super().__init__()
+        self.net = net
+
+    def forward(self, x: torch.Tensor) -> list[torch.Tensor]:
+        found = []
+        for part in self.net:
+            x = part(x)
+            found.append(x)
+        return found
+
+
+@pytest.mark.slow
+def test_observed_code_of_inductor_shows_what_that_code_computes() -> None:
+    """Against the same model, compiled so that it returns its hidden tensors itself."""
+    torch.manual_seed(0)
+    net = model()
+    called = compiled(net, "inductor")
+    ((x, y),) = batches(1)
+    optimizer = torch.optim.SGD(net.parameters(), lr=0.0)
+    with recording({**SPEC, "schedule": {"first": 2}}) as traced:
+        for _ in range(2):
+            optimizer.zero_grad()
+            cross_entropy(called, x, y)
+            optimizer.step()
+    assert traced.faults == []
+    assert traced.report["warnings"] == []
+    hidden = compiled(Collecting(net), "inductor")(x)
+    for number, tensor in enumerate(hidden):
+        value = torch.from_numpy(traced.value(str(number), step=1))
+        torch.testing.assert_close(value, tensor.detach(), rtol=1e-6, atol=1e-7)
+    eager = Collecting(net)(x)
+    for tensor in eager:
+        tensor.retain_grad()
+    F.cross_entropy(eager[-1], y).backward()
+    for number, tensor in enumerate(eager):
+        value = torch.from_numpy(traced.value(str(number), step=1, pass_="grad"))
+        torch.testing.assert_close(value, tensor.grad, rtol=1e-5, atol=1e-7)
