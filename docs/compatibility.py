@@ -22,7 +22,7 @@ PAGE = Path(__file__).with_name("compatibility.md")
 PIECES = Path(__file__).with_name("compatibility")
 RESULTS = ROOT / "benchmarks" / "results"
 JUDGED = PIECES / "judged.md"
-BESIDE = ("ways.md", "distributed.md", "judged.md", "scripts.md")
+BESIDE = ("ways.md", "distributed.md", "judged.md")
 """Pages that become parts of this one: written by hand but for that about judged scripts."""
 
 Verdict = dict[str, Any]

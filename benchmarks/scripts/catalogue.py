@@ -63,15 +63,20 @@ class Entry(BaseModel):
     """Ctrl-C after so many optimizer steps; 0 for the script's own end."""
     door: Literal["COMGRA", "hydra"] = "COMGRA"
     """How tracing is switched on."""
-    steps: Literal["each", "round", "backward"] = "each"
-    """What is a step: each step of any optimizer; a round in which every optimizer has stepped; or
-    each backward pass, where the script writes its updates by hand or with a library's own."""
+    steps: Literal["each", "round", "seen", "backward"] = "each"
+    """What is a step: each step of any optimizer; a round in which every optimizer has stepped;
+    what the run has counted, where rounds differ (each loss must then be in one of its steps, in
+    order, and each step must hold what was seen between its losses); or each backward pass, where
+    the script writes its updates by hand or with a library's own."""
     runs: int = 1
     """Runs that one start of the script leaves: one for each process that trains."""
     target: bool = False
     """Whether the loss compares with targets that are given to no model."""
     forward: tuple[str, ...] = ()
     """Classes whose `forward` the script calls directly."""
+    evaluated: tuple[str, ...] = ()
+    """Parts of models that are only evaluated, each after another model in the same phase, of which
+    so many calls are recorded as a training step has."""
     bits: bool = True
     """Whether the steps can be compared bit by bit: not if recorded ones run other kernels."""
     processes: bool = False

@@ -79,7 +79,8 @@ Each script runs three times:
 times) and write the same files |
 | records | there is one run, with exactly the steps that `debug` declares, and a record of each \
 evaluation of a model that is trained |
-| modules | each module with parameters that the script calls has an output |
+| modules | each module with parameters that the script calls has an output, or the report says \
+that it is no part of a model |
 | numbers | at each recorded step, the mean of what each module first returned in training is that \
 which was watched |
 | gradients | each parameter that had a gradient when its optimizer stepped has it in the record, \
@@ -87,6 +88,14 @@ with the same norm |
 | losses | every step, recorded or not, has what `backward` was called on |
 | graph | what autograd connects is connected, inputs and targets reach a loss, no node is alone |
 | said | nothing that was called is said to be never called, and nothing failed |
+
+What a step is, and which class's `forward` a script calls directly, is read from the script and
+stands in [catalogue.yaml](../../benchmarks/scripts/catalogue.yaml). Where rounds of several
+optimizers differ (`steps: seen`), the steps are those that the run has counted: each loss must then
+be in exactly one of them, in order, and each step must hold what was watched between its losses.
+Left out: means of more calls than are recorded, of modules that are called before any that has
+parameters, and in the call that makes them; parts that are only evaluated, after another model in
+the same phase (`evaluated`).
 
 A number is how many comparisons held; **bold** is how many of how many did not. Findings are
 counted as errors / warnings / hints; whether they are right is not judged here. CPU is processor

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from functools import cache
+
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
@@ -47,6 +49,13 @@ def build(name: str) -> Program:
 
 def _smallest(name: str) -> tuple[nn.Module, int]:
     """Returns the model for the smallest images that it takes."""
+    options, size = _found(name)
+    return timm.create_model(name, **_SMALL, **options), size
+
+
+@cache
+def _found(name: str) -> tuple[dict[str, int], int]:
+    """Looks for its options and for the size, once: a traced program tries out no models."""
     for options in _SHALLOW:
         try:
             model = timm.create_model(name, **_SMALL, **options)
@@ -59,5 +68,5 @@ def _smallest(name: str) -> tuple[nn.Module, int]:
                     model(torch.zeros(1, 3, size, size))
             except (RuntimeError, AssertionError, ValueError):
                 continue
-            return model, size
+            return options, size
     raise ValueError(f"no small images fit {name}")

@@ -219,6 +219,7 @@ class Calls:
         self._to_loss: set[int] = set()
         self._drawn = 0
         self._closure = False
+        self._begun = False  # whether a module that has parameters was called
         _Stop()
 
     def attach(self) -> None:
@@ -244,6 +245,8 @@ class Calls:
         depth = getattr(self._depth, "value", 0)
         if depth == 0 and id(module) not in self._above:
             self._scan()  # only here: modules that are made within a call belong to nothing
+        if depth == 0 and not self._begun:
+            self._begun = next(module.parameters(), None) is not None
         self._depth.value = depth + 1
 
     def _leave(self, module: nn.Module, args: Any, kwargs: Any, output: Any) -> None:
@@ -266,11 +269,16 @@ class Calls:
             roots = now["roots"].setdefault(number, [])
             if mine not in roots:
                 roots.append(mine)
-        better = said["mean"] is None or (first.requires_grad and not said["trained"])
-        if grad and module.training and better:
-            said |= {"mean": self._mean(first), "trained": first.requires_grad}
+        known = id(module) in self._above  # else it was made in this very call
+        if grad and module.training and self._begun and known:
+            if said["mean"] is None:
+                said["mean"] = self._mean(first)
+            if first.requires_grad and said["trained"] is None:
+                said["trained"] = self._mean(first)
         if self._drawn < _DRAWN and first.grad_fn is not None:
-            self._made.setdefault(first.grad_fn, []).append(number)
+            given_by = [t.grad_fn for t in _found_tensors([args, kwargs])]
+            if first.grad_fn not in given_by:  # an identity has made nothing
+                self._made.setdefault(first.grad_fn, []).append(number)
 
     def _mean(self, tensor: Tensor) -> list[float] | None:
         if len(self._segments) > _DETAILED or tensor.dtype not in _NUMBERS or not tensor.numel():
@@ -404,8 +412,8 @@ class Calls:
                 continue
             here = self._made.get(node)
             if here is not None:
-                # Of modules that return the same tensor, the first one made it: its container and
-                # an identity only hand it on.
+                # Of modules that return the same tensor, the first one made it: its container
+                # only hands it on.
                 if sink is None:
                     self._to_loss.add(here[0])
                 else:
@@ -415,6 +423,10 @@ class Calls:
 
     def answer(self) -> dict[str, Any]:
         """Returns everything that was seen, as plain data."""
+        self._scan()
+        for number, found in list(self._ancestors.items()):
+            if len(found) == 1:  # maybe it was made in a call, and kept
+                self._name(self._kept[number], number)
         for number in [n for segment in self._segments for n in segment["calls"]]:
             self._number(self._kept[number])
         parameters = [
@@ -439,7 +451,7 @@ class Calls:
         }
 
 
-_UNCALLED = {"grad": 0, "plain": 0, "eval": 0, "mean": None, "trained": False, "fed": False}
+_UNCALLED = {"grad": 0, "plain": 0, "eval": 0, "mean": None, "trained": None, "fed": False}
 
 
 def _segment() -> dict[str, Any]:
