@@ -2,19 +2,29 @@
 
 from __future__ import annotations
 
+import functools
 import gc
 import os
 import signal
 import sys
 from collections.abc import Iterator
+from importlib.metadata import version
+from pathlib import Path
 from typing import Any
 
 import hypothesis
 import pytest
 
+from tests.support import freezing
+
+ROOT = Path(__file__).parents[1]
+
 # Before torch is imported, here and in the programs that tests start: tests run side by side, and
 # nets of a few numbers only wait for a second thread.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
+
+# Before Triton is imported: without a GPU its kernels are run by its interpreter.
+os.environ.setdefault("TRITON_INTERPRET", "1")
 
 # A machine that does something else meanwhile is no failure of what is tested.
 hypothesis.settings.register_profile("comgra", deadline=None)
@@ -36,8 +46,59 @@ def pytest_collection_finish() -> None:
 
     A test that thaws it has to freeze it again; what a test freezes beside it does no harm.
     """
-    gc.collect()
-    gc.freeze()
+    _freeze()
+
+
+def pytest_runtest_logfinish(nodeid: str) -> None:
+    """Does the same with what tests have imported, between one file and the next."""
+    global _file
+    file, before, _file = nodeid.partition("::")[0], _file, nodeid.partition("::")[0]
+    if file != before and len(sys.modules) > _imported + 200:
+        _freeze()
+
+
+_file, _imported = "", 0
+
+
+def _freeze() -> None:
+    global _imported
+    _imported = len(sys.modules)
+    freezing.set_aside()
+
+
+@pytest.fixture(autouse=True)
+def _frozen_is_what_a_test_freezes(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What we froze is none of a program's, and counting it would take long each time."""
+
+    def freeze() -> None:
+        monkeypatch.setattr(gc, "get_freeze_count", freezing.frozen)
+        freezing.freeze()
+
+    monkeypatch.setattr(gc, "get_freeze_count", lambda: 0)
+    monkeypatch.setattr(gc, "freeze", freeze)
+
+
+@functools.cache
+def _known_of_git() -> Any:
+    from comgra_decl.launch.git import git_facts
+
+    return git_facts(ROOT)
+
+
+_version = functools.cache(version)
+
+
+@pytest.fixture(autouse=True)
+def _facts_are_asked_for_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Git and the installed packages say of this repository the same for thousands of runs."""
+    context: Any = sys.modules.get("comgra_decl.launch.context")
+    if context is None:
+        return
+    ask = context.git_facts
+    monkeypatch.setattr(
+        context, "git_facts", lambda folder: _known_of_git() if folder == ROOT else ask(folder)
+    )
+    monkeypatch.setattr(context, "version", _version)
 
 
 @pytest.fixture(autouse=True)

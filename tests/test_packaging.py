@@ -89,7 +89,7 @@ class Environment:
     def install(self, wheel: Path) -> None:
         """Installs a wheel as pip does, without its dependencies."""
         pip = [sys.executable, "-m", "pip", "--python", str(self.python), "--no-cache-dir", "-q"]
-        run(*pip, "install", "--no-deps", "--no-index", wheel, cwd=Path("/"))
+        run(*pip, "install", "--compile", "--no-deps", "--no-index", wheel, cwd=Path("/"))
 
     def gained(self) -> set[str]:
         """Returns the names that installing has added to the top of site-packages."""

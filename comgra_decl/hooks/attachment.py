@@ -18,7 +18,8 @@ from torch import nn
 
 from comgra_decl.hooks import modes
 from comgra_decl.hooks.calling import is_backward, is_nested_step
-from comgra_decl.hooks.compiled import EagerStance
+from comgra_decl.hooks.compiled.stance import EagerStance
+from comgra_decl.hooks.compiled.steps import CompiledSteps
 from comgra_decl.hooks.direct_calls import DirectCalls
 from comgra_decl.hooks.functions.beside import Beside
 from comgra_decl.hooks.graph.structures import Structures
@@ -83,7 +84,7 @@ class Attachment(ABC):
         self._ending = False  # tracing ends as soon as that is possible
         self._error: BaseException | None = None  # why
         self._owners = Owners(on_fault=self._fault)
-        self._roots = RootCalls(self._owners)
+        self._roots = RootCalls(self._owners, held_in=lambda model: self._optimizers.held_in(model))
         self._direct = DirectCalls(before=self._before_direct, after=self._after_direct)
         self._owners.on_class = self._direct.note
         self._table = SlotTable()
@@ -93,6 +94,7 @@ class Attachment(ABC):
         self._reporter.on_uncalled = self._direct.suspect
         self._meter = meter
         self._budget = self._new_budget(spec.schedule)
+        self._reporter.price = lambda: self._budget.price
         self._evaluation = EvaluationPhases(
             _new_capture(spec, followed=False), spec.schedule.eval, factor=self._budget.factor
         )
@@ -221,6 +223,13 @@ class Attachment(ABC):
             on_fault=self._fault,
         )
         self._reporter.beside = self._beside
+        self._compiled = CompiledSteps(
+            spec,
+            self._tracer,
+            named=lambda: self._beside.names,
+            warn=self._reporter.warn,
+            on_fault=self._fault,
+        )
         for capture in (self._train, self._evaluation.capture):
             capture.max_iterations = spec.schedule.max_iterations
         self._spec = spec
@@ -241,7 +250,9 @@ class Attachment(ABC):
         self._install()
         self._tracer.provenance = self._structures.start()
         followed = self._tracer.provenance is not None
-        self._direct.install(all_classes=followed or not self._stepped)
+        self._compiled.begin(self._stance, followed=followed)
+        if not self._compiled.observed:  # a stand-in for `forward` would be compiled with it
+            self._direct.install(all_classes=followed or not self._stepped)
         if self._before_step is None:
             self._before_step = before_steps.add(self._before_optimizer)
 
@@ -264,9 +275,13 @@ class Attachment(ABC):
                 each.callback(self._tracer.remove)
                 each.callback(self._direct.remove)
             each.callback(self._stop_graph)
-            if self._before_step is not None:
-                each.callback(self._before_step.remove)
-                self._before_step = None
+            each.callback(self._compiled.end, self._stance)
+            each.callback(self._forget_steps)
+
+    def _forget_steps(self) -> None:
+        if self._before_step is not None:
+            self._before_step.remove()
+            self._before_step = None
 
     def _stop_graph(self) -> None:
         self._structures.stop()
@@ -288,9 +303,9 @@ class Attachment(ABC):
 
     def _before_optimizer(self, optimizer: Any, args: Any, kwargs: Any) -> None:
         """The optimizer's own arithmetic is no part of the graph (a closure's model calls are)."""
-        if self._is_elsewhere() or is_nested_step(sys._getframe(1), optimizer):
-            return
         try:
+            if self._is_elsewhere() or is_nested_step(sys._getframe(1), optimizer):
+                return
             self._structures.pause()
             self._beside.before_optimizer()
             if self._captures.active:

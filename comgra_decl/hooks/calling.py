@@ -23,6 +23,9 @@ def _code_within(function: Any, name: str) -> CodeType | None:
 _graph_task: Callable[[], int] = torch._C._current_graph_task_id
 _tracing_state: Callable[[], Any] = torch._C._get_tracing_state
 _MODULE_CALL = nn.Module._call_impl.__code__
+MODULE_HOOKS = _code_within(nn.Module._call_impl, "inner")
+"""What goes through the hooks of a module that is called; None in a torch without it."""
+_COMPILED_CALL = str(Path("torch", "_dynamo", "eval_frame.py"))
 _TORCH = f"{Path(torch.__file__).resolve().parent}{os.sep}"
 
 OPTIMIZER_STEP = _code_within(torch.optim.Optimizer.profile_hook_step, "wrapper")
@@ -84,6 +87,18 @@ def is_within_call(frame: FrameType | None) -> bool:
         calls += frame.f_code is _MODULE_CALL
         frame = frame.f_back
     return calls > 1
+
+
+def is_compiled_call(frame: FrameType) -> bool:
+    """Whether a frame is what `torch.compile` puts around something."""
+    code = frame.f_code
+    return code.co_name == "compile_wrapper" and code.co_filename.endswith(_COMPILED_CALL)
+
+
+def is_module_call(frame: FrameType) -> bool:
+    """Whether such a frame is around the call of a module: of `module.compile()`."""
+    called = getattr(torch_variable(frame, "fn"), "__func__", None)
+    return called is nn.Module._call_impl
 
 
 def torch_variable(frame: FrameType, name: str) -> Any:

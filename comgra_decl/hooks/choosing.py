@@ -29,7 +29,8 @@ if TYPE_CHECKING:
     from comgra_decl.hooks.tree import Top
 
 _MAX_ROOT_CALLS = 2000
-"""Model calls kept without an optimizer step before a record is given up (memory stays bounded)."""
+"""Calls of one model that a record has at most, and those of all after which, without an optimizer
+step, it is given up (memory stays bounded)."""
 
 _MOST_ASIDE = 8
 """Calls without gradient kept of a step, and two more for each call with."""
@@ -152,7 +153,7 @@ class Choosing(Closing):
         self._structures.resume()
         if self._is_endless(capture):
             self._cut_step()
-        if not capture.open or capture.root_calls >= _MAX_ROOT_CALLS:
+        if not capture.open or _has_enough(capture, root):
             return None
         aside = kind is not RootCall.TRAINING
         if aside and not self._has_room_aside(root, top, kind):
@@ -164,14 +165,14 @@ class Choosing(Closing):
         else:
             capture.root_calls += top.parametric
         if kind is RootCall.UNDECIDED and top.parametric:
-            self._undecided.append(weakref.ref(root))
+            self._undecided.append((weakref.ref(root), in_training(root)))
         capture.aside = aside and not torch.is_grad_enabled()
         return capture
 
     def _has_room_aside(self, root: nn.Module, top: Top, kind: RootCall) -> bool:
         if kind is RootCall.UNDECIDED:  # as many as of an evaluation, which it may be
             enough = self._evaluation.calls(max(1, self._usual))
-            may_train = torch.is_grad_enabled() and not self._usual
+            may_train = in_training(root) or (torch.is_grad_enabled() and not self._usual)
             return self._asides < max(enough, _MOST_ASIDE if may_train else 0)
         most = _MOST_ASIDE + 2 * self._train.root_calls
         if self._asides < most:
@@ -200,3 +201,11 @@ class Choosing(Closing):
             self._finish_evaluation()
             if not self._armed:
                 self._disarm()
+
+
+def _has_enough(capture: StepCapture, root: nn.Module) -> bool:
+    """Whether a model was called too often in this step; another one has room of its own."""
+    key = ("calls", id(root))
+    before = capture.calls.get(key, 0)
+    capture.calls[key] = before + 1
+    return before >= _MAX_ROOT_CALLS

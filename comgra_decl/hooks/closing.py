@@ -17,6 +17,7 @@ if TYPE_CHECKING:
 
     from torch import nn
 
+    from comgra_decl.hooks.optimizers import CalledModels
     from comgra_decl.hooks.reading.capture import StepCapture
     from comgra_decl.hooks.when.agenda import Agenda
     from comgra_decl.hooks.when.unended import UnendedSteps
@@ -26,6 +27,12 @@ _EVAL = "eval"
 _CUT = (
     "of each recorded step only the first {} iterations of a node are recorded; there were more, "
     "of {} for example. To record more of them: schedule.max_iterations (null: all)"
+)
+
+_UNEVEN = (
+    "the first dimension has the size of the batch in some records and another one in others: of "
+    "{} for example. Its series go on as their first record has them: per row of that dimension, "
+    "or over the whole tensor. To say which: batch_dim: 0, or batch_dim: null"
 )
 
 _UNENDED_STEP = (
@@ -43,8 +50,10 @@ class Closing(Attachment):
     """Closes records when it is told that something has ended; `HookManager` tells it when."""
 
     _agenda: Agenda
+    _called: CalledModels
     _unended: UnendedSteps
-    _undecided: list[weakref.ref[nn.Module]]  # called in this step, before anything is trained
+    # What is called in this step before anything is trained, and whether it was in training mode.
+    _undecided: list[tuple[weakref.ref[nn.Module], bool]]
     _evaluated: list[weakref.ref[nn.Module]]  # evaluated in this step, likewise, or with gradients
     _asides: int  # calls without gradient in this step
     _usual: int  # calls with gradient in the step before
@@ -79,7 +88,7 @@ class Closing(Attachment):
         labels = [*self._agenda.labels]
         due = self._agenda.due if self._deferred else True
         cost = self._train.cost
-        if self._undecided and not self._train.root_calls:
+        if self._undecided and not self._train.root_calls and self._evaluates():
             self._emit_undecided()
         elif len(self._train) == 0:
             self._reporter.warn(
@@ -99,14 +108,15 @@ class Closing(Attachment):
         return None if self._keeps and not due else cost
 
     def _finish_evaluation(self) -> None:
-        capture = self._evaluation.capture
+        capture, phase = self._evaluation.capture, self._evaluation.open
         if capture.open and len(capture):
             info = StepInfo(self._evaluation.step, time.time(), _EVAL, _EVAL)
             if self._evaluation.tags:
                 info.extra["tags"] = [*self._evaluation.tags]
             self._emit(capture, info)
         self._evaluation.close()
-        self._budget.restart()
+        if phase:
+            self._budget.restart()
 
     def _settle_evaluation(self, root: nn.Module) -> None:
         """A training goes on, or begins: an evaluation has ended, if it was one.
@@ -126,20 +136,29 @@ class Closing(Attachment):
     def _settle_undecided(self, root: nn.Module) -> None:
         """It turns out what was called before anything was trained.
 
-        If it is what is trained now, it was an evaluation; otherwise it belongs to the step.
+        If it is what is trained now, and was in evaluation mode, it was an evaluation; otherwise it
+        belongs to the step, as such calls do in all later steps.
         """
-        before = [module for ref in self._undecided if (module := ref()) is not None]
+        evaluated = [
+            module
+            for ref, in_training_mode in self._undecided
+            if not in_training_mode and (module := ref()) is not None
+        ]
         self._undecided.clear()
-        if not self._roots.related(root, before):
+        if not self._roots.related(root, evaluated):
             return
-        self._undecided.clear()
+        self._called.clear()
         self._emit_undecided()
         self._train.begin()
         self._tracer.provenance = self._structures.start()
 
+    def _evaluates(self) -> bool:
+        """Whether any model was called in evaluation mode."""
+        return not all(in_training_mode for _, in_training_mode in self._undecided)
+
     def _settle_tuning(self) -> None:
         if self._undecided and not self._train.root_calls:
-            for reference in self._undecided:
+            for reference, _ in self._undecided:
                 root = reference()
                 if root is not None:
                     self._roots.tunes(root)
@@ -193,6 +212,8 @@ class Closing(Attachment):
             self._tracer.finish(capture)
         self._tracer.settle_names()
         raw = capture.close(info, self._table)
+        if training and info.mode == "train":
+            self._compiled.recorded(capture.slots, info.step)
         with torch._C.DisableTorchFunction():
             raw.structure = self._structures.finish(info, capture.signature(), training=training)
         if training:
@@ -202,6 +223,10 @@ class Closing(Attachment):
             self._budget.recorded(*([info.type, *info.extra.get("tags", ())] if training else []))
         if capture.cut:
             self._reporter.warn(_CUT.format(capture.max_iterations, ", ".join([*capture.cut][:3])))
+        if capture.uneven:
+            self._reporter.warn(_UNEVEN.format(", ".join([*capture.uneven][:3])))
+        if strays := self._tracer.strays():
+            self._reporter.warn(strays)
         if training and compiles_to_cuda_graphs():
             self._reporter.warn(COMPILED_GRAPH)
         raw.documents = self._reporter.documents(self._tracer.called_tops, capture, info)

@@ -13,8 +13,8 @@ import torch
 from torch import nn
 
 from comgra_decl.hooks.calling import is_no_step
+from comgra_decl.hooks.objects import instances_of
 from comgra_decl.hooks.patches import Patch
-from comgra_decl.hooks.tree import instances_of
 
 Before = Callable[[nn.Module, tuple[Any, ...], Mapping[str, Any]], None]
 After = Callable[[nn.Module, tuple[Any, ...], Any], None]
@@ -66,6 +66,17 @@ class DirectCalls:
         self.here = _Here()
         for patch in self._patches.values():
             patch.restore()
+
+    def follow(self, module: nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> None:
+        """Tells of a call, too, that began before this looked; to be ended by `followed`."""
+        self._before(module, args, kwargs)
+        self.here.running.append(module)
+
+    def followed(self, module: nn.Module, args: tuple[Any, ...], output: Any) -> None:
+        """That call has returned; None: it failed."""
+        here = self.here  # by identity: modules may define equality
+        here.running = [running for running in here.running if running is not module]
+        self._after(module, args, output)
 
     def note(self, kind: type) -> None:
         """There is a module of a class."""

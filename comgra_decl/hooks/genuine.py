@@ -30,6 +30,8 @@ from typing import Any
 import torch
 from torch import overrides
 
+from comgra_decl.hooks.objects import functions_with
+
 _OF_C = (
     BuiltinFunctionType,
     ClassMethodDescriptorType,
@@ -78,7 +80,7 @@ def _of_python(func: Callable[..., Any], running: FrameType) -> Callable[..., An
     if _is_genuine(func):
         _known.add(func)
         return func
-    original = _originals.get(code) or _held(code, func) or _function_of(code, running)
+    original = _originals.get(code) or _held(code, func) or _found(code, running)
     if original is None:
         return func
     _originals[code] = original
@@ -125,11 +127,10 @@ def _held(code: CodeType, func: Any) -> Callable[..., Any] | None:
     return None
 
 
-def _function_of(code: CodeType, running: FrameType) -> Callable[..., Any] | None:
+def _found(code: CodeType, running: FrameType) -> Callable[..., Any] | None:
     """Returns the function with this code, wherever it is held."""
-    for found in gc.get_referrers(code):
-        if type(found) is FunctionType and found.__code__ is code:
-            return found
+    if functions := functions_with(code):
+        return functions[0]
     if code.co_freevars:
         return None
     # `gc.freeze` hides what there is. What torch hands a mode leaves out nothing but arguments

@@ -70,6 +70,8 @@ class HandUpdates:
     Attributes:
         possible: whether steps may end so: no optimizer has been seen to step.
         active: whether they do.
+        parameters: whether parameters were written when that was seen first; other tensors may be
+            moved beside an optimizer that is yet to step.
     """
 
     def __init__(self, *, held: Callable[[list[torch.Tensor]], bool]) -> None:
@@ -78,6 +80,7 @@ class HandUpdates:
         self._asked = False
         self.possible = True
         self.active = False
+        self.parameters = True
 
     def backward(self, tensors: Any) -> None:
         """`backward` is about to be called on the losses of the step in progress."""
@@ -105,6 +108,7 @@ class HandUpdates:
             written = any(look.is_written() for look in self._looks)
         if not written or self.active:
             return written
+        self.parameters = any(isinstance(x.parameter(), torch.nn.Parameter) for x in self._looks)
         found = [p for look in self._looks if (p := look.parameter()) is not None]
         if self._held(found):
             self.possible = False

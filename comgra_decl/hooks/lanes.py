@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-import sys
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
+
+from comgra_decl.hooks.threads import alive
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -88,15 +89,15 @@ class Lanes:
 
     def prune(self) -> list[Lane]:
         """Forgets threads that have ended, and returns theirs."""
-        alive = sys._current_frames().keys()
-        gone = [x for x in self._all if x is not self.followed and x.thread not in alive]
+        threads = alive()
+        gone = [x for x in self._all if x is not self.followed and x.thread not in threads]
         self._all = [lane for lane in self._all if lane not in gone]
         return gone
 
     @property
     def stale(self) -> bool:
         """Whether a record that the followed thread has begun is not waited for any longer."""
-        gone = self.followed.thread not in sys._current_frames()
+        gone = self.followed.thread not in alive()
         return gone or self.passed >= _STALE
 
     def tired(self) -> bool:

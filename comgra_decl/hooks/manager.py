@@ -25,7 +25,7 @@ from torch.nn.modules.module import (
 
 from comgra_decl.hooks.calling import is_backward, is_nested_step, is_within_call
 from comgra_decl.hooks.choosing import Choosing
-from comgra_decl.hooks.compiled import anything_compiled
+from comgra_decl.hooks.compiled.stance import anything_compiled
 from comgra_decl.hooks.hand_updates import BY_HAND, HandUpdates
 from comgra_decl.hooks.lanes import IN_TURNS, Lane, Lanes
 from comgra_decl.hooks.limits import Captures
@@ -33,6 +33,7 @@ from comgra_decl.hooks.optimizers import CalledModels, Optimizers
 from comgra_decl.hooks.patches import run_natively, watch_mode
 from comgra_decl.hooks.root_calls import RootCall
 from comgra_decl.hooks.step_clock import Seen, StepClock
+from comgra_decl.hooks.threads import alive
 from comgra_decl.hooks.tree import has_parameters
 from comgra_decl.hooks.walked import Placed, after_steps, tidy
 from comgra_decl.hooks.when.agenda import Agenda, Plan
@@ -84,6 +85,7 @@ class HookManager(Choosing):
         self._watched = False  # whether it is decided about when the model is called
         self._said_by_hand = False
         self._nested = False  # whether an optimizer's step is told of twice
+        self._signs = 0  # how often something was seen to change parameters
         self._begun_unseen = False  # whether the step that begins has called its model already
         self._asides = self._usual = 0
         self._undecided = []
@@ -117,8 +119,12 @@ class HookManager(Choosing):
         return StepClock(spec.schedule.step, warn=self._reporter.warn)
 
     def _new_lane(self, thread: int, *, saying: Saying | None = None) -> Lane:
-        hand = HandUpdates(held=self._optimizers.hold)
+        hand = HandUpdates(held=self._are_trained)
         return Lane(thread, self._new_clock(self._spec), hand, saying or Saying())
+
+    def _are_trained(self, leaves: list[torch.Tensor]) -> bool:
+        tops = (plan.top.module() for plan in [*self._tracer.tops.values()])
+        return self._optimizers.train(leaves, models=[top for top in tops if top is not None])
 
     def _forget(self, optimizer: int) -> None:
         for lane in self._lanes:
@@ -157,6 +163,19 @@ class HookManager(Choosing):
             except Exception as error:
                 self._fault(error)
 
+    def enter_direct(
+        self, module: nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any]
+    ) -> Callable[[Any], None] | None:
+        """The same for a call of `forward` that no call of the module has made.
+
+        Returns:
+            What is to be told of its output (None if it fails); None if the call is not followed.
+        """
+        if not self._tracer.installed:
+            return None
+        self._direct.follow(module, args, kwargs)
+        return lambda output: self._direct.followed(module, args, output)
+
     def resume(self, slots: Iterable[SlotInfo], resumption: Resumption) -> None:
         """Goes on with a run, before anything is attached.
 
@@ -185,15 +204,21 @@ class HookManager(Choosing):
                 self._end_by_hand()
             elif self._clock.complete:
                 self._end_step()
-            never_ended = not (self._stepped or self._clock.running)
-            if self._train.open and never_ended and len(self._train):
-                self._finish_unstepped()
-            elif self._scalars.losses or (self._train.open and "loss" in self._train.calls):
-                self._finish_unended()
+            self._finish_last()
         except Exception as error:
             self._fault(error)
         if not self._stopped:
             self._end_tracing()
+
+    def _finish_last(self) -> None:
+        """Closes what came after the last step; all there is, if no step was seen to end."""
+        never_ended = not (self._stepped or self._clock.running)
+        if self._train.open and never_ended and len(self._train):
+            self._finish_unstepped()
+        elif self._scalars.losses or (self._train.open and "loss" in self._train.calls):
+            self._finish_unended()
+        elif self._train.open and self._asides and not self._train.root_calls:
+            self._emit_undecided()  # a test without gradients
 
     def stop(self) -> None:
         """Asks, from any thread, that tracing ends with the current step."""
@@ -211,7 +236,7 @@ class HookManager(Choosing):
         models = [plan.top.module() for plan in [*self._tracer.tops.values()]]
         parameters = (p for model in models if model is not None for p in model.parameters())
         before = self._unended.found
-        if self._unended.look(self._step, parameters) and before is None:
+        if self._unended.look(self._step, parameters, signs=self._signs) and before is None:
             sentence = UNENDED.format(self._step)
             self._reporter.warn(sentence)
             if self._stepped:  # else there will be a record that brings it
@@ -286,6 +311,7 @@ class HookManager(Choosing):
             if is_nested_step(sys._getframe(1), optimizer):
                 self._nested = True
                 return
+            self._signs += 1
             lane = None if is_backward() else self._speaks(ends=True)
             if lane is None:
                 self._after_followed(optimizer)
@@ -296,7 +322,7 @@ class HookManager(Choosing):
                     self._end_elsewhere(lane)
 
     def _after_followed(self, optimizer: Any) -> None:
-        if self._hand.possible and not self._hand.active:
+        if self._hand.possible and not (self._hand.active and self._hand.parameters):
             self._hand.give_way()
             self._announce()
         if self._resumption is not None:
@@ -428,8 +454,8 @@ class HookManager(Choosing):
             cost = self._close_train()
         elif self._agenda.typed:
             self._agenda.end(recorded=False)
-        if self._budget.timed:
-            self._budget.step_ended(cost, self._agenda.ended)
+        seen = self._rest.counted + 1
+        self._budget.step_ended(cost, self._agenda.ended, steps=seen)
         self._step += 1 + lanes.passed
         lanes.passed = lanes.refused = 0
         lanes.followed.waits = True
@@ -596,7 +622,7 @@ class HookManager(Choosing):
 
     def _is_abandoned(self) -> bool:
         """Whether the thread whose step would be recorded next is gone, and this one is new."""
-        gone = not self._has_begun() and self._tracer.thread not in sys._current_frames()
+        gone = not self._has_begun() and self._tracer.thread not in alive()
         return gone and self._lanes.of(get_ident()) is None
 
     def _has_begun(self) -> bool:
@@ -684,14 +710,20 @@ class HookManager(Choosing):
         self._scalars.turn_to(self._lanes.followed.saying)
 
     def _end_elsewhere(self, lane: Lane) -> None:
-        """A step of a thread ends while one of another is recorded."""
+        """A step of a thread ends while one of another is recorded, or about to be."""
         lane.clock.end()
         lane.hand.end_step()
         lane.waits = True
-        self._lanes.passed += 1
+        self._signs += 1
+        number = self._step + self._lanes.passed
+        if self._has_begun() or self._lanes.passed:
+            self._lanes.passed += 1
+            number += 1
+        else:  # the other one may never begin its step: it keeps no number for it
+            self._step += 1
         if lane.saying is not self._scalars.saying:
             self._scalars.turn_to(lane.saying)
-        self._scalars.end_step(self._step + self._lanes.passed, lane.labels)
+        self._scalars.end_step(number, lane.labels)
         lane.labels = {}
 
 

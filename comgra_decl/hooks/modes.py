@@ -115,6 +115,11 @@ def at_work() -> bool:
     return not all(is_active(mode) for mode in here)
 
 
+def any_active() -> bool:
+    """Whether a mode of ours is on the stack of this thread."""
+    return any(isinstance(mode, OwnMode) for mode in _all())
+
+
 def is_placed(mode: OwnMode) -> bool:
     """Whether `mode` is on the stack, or will be when the call that it handles has returned."""
     return mode in _placed and mode.thread == get_ident()

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import weakref
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -11,8 +11,8 @@ from torch import nn
 from torch.nn.modules.module import register_module_forward_pre_hook
 from torch.optim import Optimizer
 
+from comgra_decl.hooks.objects import instances_of
 from comgra_decl.hooks.step_clock import Seen
-from comgra_decl.hooks.tree import instances_of
 
 if TYPE_CHECKING:
     from torch.utils.hooks import RemovableHandle
@@ -50,6 +50,11 @@ class Optimizers:
         """Returns the ids of all parameters that the known optimizers hold."""
         known = (o for reference in self._known.values() if (o := reference()) is not None)
         return {number for optimizer in known for number in _parameters(optimizer)}
+
+    def held_in(self, model: nn.Module) -> set[int]:
+        """Returns the same, after a search for those of a model."""
+        self._search([model])
+        return self.held()
 
     def begin_step(self) -> None:
         """A step of the training begins."""
@@ -99,6 +104,17 @@ class Optimizers:
                 if not wanted.isdisjoint(_parameters(optimizer)):
                     self.note(optimizer)
         return any(True for _ in self._holders(wanted))
+
+    def train(self, leaves: list[torch.Tensor], *, models: Iterable[nn.Module]) -> bool:
+        """Whether an optimizer that lives trains some tensors, or the models that are called.
+
+        What is no parameter may be written beside it: samples of an energy, or of an attack.
+        """
+        if self.hold(leaves):
+            return True
+        if any(isinstance(leaf, nn.Parameter) for leaf in leaves):
+            return False
+        return self.hold([parameter for model in models for parameter in model.parameters()])
 
     def _is_other(self, number: int) -> bool:
         optimizer = self._known[number]()
@@ -174,6 +190,10 @@ class CalledModels:
     def watched(self) -> bool:
         """Whether the hook has told of all calls of the step in progress."""
         return self._whole
+
+    def clear(self) -> None:
+        """What was called until now was an evaluation."""
+        self._called.clear()
 
     def begin_step(self) -> None:
         """A step of the training begins."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 import inspect
 import weakref
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 from torch import nn
 
@@ -138,6 +138,14 @@ class TensorPlan:
         return slot
 
 
+class Part(NamedTuple):
+    """One module of a model: selected or not, and maybe gone by now."""
+
+    path: str
+    class_name: str
+    module: weakref.ref[nn.Module]
+
+
 class TopPlan:
     """Everything planned for one top: selection, plans of modules, parameters and buffers."""
 
@@ -148,9 +156,13 @@ class TopPlan:
         self.version = -1  # of what is known about who owns which module
         self._parameter: weakref.ref[torch.Tensor] | None = None  # one of the model's
         self.selection: Selection = select(spec, ())
+        self.parts: list[Part] = []
         self.modules: list[ModulePlan] = []  # plans hold modules weakly: none is kept
         self.parameters: list[TensorPlan] = []
         self.buffers: list[TensorPlan] = []
+        # Everything that ever was, by its name: what is gone for a while goes on with its series.
+        self._known_modules: dict[str, ModulePlan] = {}
+        self._known_tensors: dict[str, TensorPlan] = {}
 
     def holds_part_of(self, module: nn.Module) -> bool:
         """Whether a module has the parameters of this one, which is gone."""
@@ -173,22 +185,24 @@ class TopPlan:
         if tree == self._tree:
             return False
         self._tree = tree
+        self.parts = [Part(path, class_of(m).__name__, weakref.ref(m)) for path, m in named]
         self.top.look(module)
         first = next(module.parameters(), None)
         self._parameter = None if first is None else weakref.ref(first)
         self.top.marks = _names_from_marks(named)
         self.selection = select(self._spec, (facts_of(path, m) for path, m in named))
-        before = {plan.path: plan for plan in self.modules}
         planned = [
-            (m, self._plan(path, m, before.get(path)))
+            (m, self._plan(path, m, self._known_modules.get(path)))
             for path, m in named
             if path in self.selection.captures
         ]
         self.modules = [plan for _, plan in planned]
+        self._known_modules.update((plan.path, plan) for plan in self.modules)
         of_parameters = ((m._parameters, p) for m, p in planned if _of_parameters(p))
         of_buffers = ((m._buffers, p) for m, p in planned if p.capture.buffer)
-        self.parameters = _going_on(self.parameters, _plan_tensors("parameter", of_parameters))
-        self.buffers = _going_on(self.buffers, _plan_tensors("buffer", of_buffers))
+        known = self._known_tensors
+        self.parameters = _going_on(known, _plan_tensors("parameter", of_parameters))
+        self.buffers = _going_on(known, _plan_tensors("buffer", of_buffers))
         return True
 
     def _plan(self, path: str, module: nn.Module, before: ModulePlan | None) -> ModulePlan:
@@ -200,14 +214,19 @@ class TopPlan:
         return plan
 
 
-def _going_on(before: Iterable[TensorPlan], plans: Iterable[TensorPlan]) -> list[TensorPlan]:
-    """Gives plans the series of those with the same name before them."""
-    known = {(plan.slot.node(), plan.attribute): plan for plan in before}
+def _going_on(known: dict[str, TensorPlan], plans: Iterable[TensorPlan]) -> list[TensorPlan]:
+    """Gives plans the series of those with the same path before them, the last or earlier ones.
+
+    A parameter may be gone for a while: pruning puts another one in its place, and takes it back.
+    By path, not by node: that may have got a prefix meanwhile.
+    """
     renewed = list(plans)
-    for plan in renewed:
-        old = known.get((plan.slot.node(), plan.attribute))
+    paths = [plan.slot.names()[0] for plan in renewed]
+    for path, plan in zip(paths, renewed, strict=True):
+        old = known.get(path)
         if old is not None:
             plan.slot, plan.states = old.slot, old.states
+    known.update(zip(paths, renewed, strict=True))
     return renewed
 
 

@@ -8,13 +8,11 @@ from typing import TYPE_CHECKING, Any
 from weakref import WeakKeyDictionary
 
 from comgra_decl.hooks.limits import is_used_uncalled, why_silent
-from comgra_decl.hooks.reading.shards import class_of
-from comgra_decl.hooks.tree import named_modules
 from comgra_decl.spec.globs import compile_text
 
 if TYPE_CHECKING:
     from comgra_decl.hooks.functions.beside import Beside
-    from comgra_decl.hooks.plans import ModulePlan, TensorPlan, TopPlan
+    from comgra_decl.hooks.plans import ModulePlan, Part, TensorPlan, TopPlan
     from comgra_decl.hooks.reading.capture import StepCapture
     from comgra_decl.records import StepInfo
     from comgra_decl.spec import Spec
@@ -30,9 +28,11 @@ class Reporter:
         self._choices: dict[str, str] = {}
         self._said = 0
         self._last: dict[str, Any] = {}  # the newest report
+        self._is_priced = False
         self._described: WeakKeyDictionary[TopPlan, list[dict[str, Any]]] = WeakKeyDictionary()
         self.beside: Beside | None = None  # knows what is recorded beside modules
         self.on_uncalled: Callable[[type], None] = lambda _: None  # told classes of modules in use
+        self.price: Callable[[], dict[str, Any] | None] = lambda: None  # what records have cost
 
         self.follow(spec)
 
@@ -66,6 +66,7 @@ class Reporter:
         if info.mode == "train":
             self._tell(report, tops)
         report["warnings"] = list(self._warnings)
+        report |= self._priced()
         self._last = report
         self._states[info.mode] = self._state(tops, capture)
         return {"modules": [m for top in tops for m in self._modules(top)], "report": report}
@@ -73,20 +74,20 @@ class Reporter:
     @property
     def late_documents(self) -> dict[str, Any]:
         """The documents that changed after the last record."""
-        if not self._last or self._last["warnings"] == list(self._warnings):
-            return {}
-        return {"report": {**self._last, "warnings": list(self._warnings)}}
+        report = {**self._last, "warnings": list(self._warnings), **self._priced()}
+        return {} if not self._last or report == self._last else {"report": report}
+
+    def _priced(self) -> dict[str, Any]:
+        price = self.price()
+        return {} if price is None else {"price": price}
 
     def _modules(self, plan: TopPlan) -> list[dict[str, Any]]:
         """Describes the modules of a model; as they were, if it is gone."""
-        module = plan.top.module()
-        if module is not None:
+        if plan.top.module() is not None or plan not in self._described:
             seen: dict[int, str] = {}
             known = {id(own.tensor): own.trainable for own in plan.parameters}
-            self._described[plan] = [
-                _describe(plan, path, child, seen, known) for path, child in named_modules(module)
-            ]
-        return self._described.get(plan, [])
+            self._described[plan] = [_describe(plan, part, seen, known) for part in plan.parts]
+        return self._described[plan]
 
     def _state(self, tops: Collection[TopPlan], capture: StepCapture) -> object:
         """Returns what changes whenever there is something new to say."""
@@ -94,7 +95,9 @@ class Reporter:
         beside = None if self.beside is None else self.beside.state
         refused, warned = len(capture.refused), len(self._warnings)
         trainable = tuple(plan.trainable for top in tops for plan in top.parameters)
-        return (len(tops), fired, beside, refused, warned, self._said, trainable)
+        self._is_priced = self._is_priced or self.price() is not None
+        priced = self._is_priced
+        return (len(tops), fired, beside, refused, warned, self._said, trainable, priced)
 
     def _report(self, tops: Collection[TopPlan], capture: StepCapture) -> dict[str, Any]:
         entries = {name: self._entry(name, tops) for name in self._entries}
@@ -206,22 +209,18 @@ def _unmatched(tops: Collection[TopPlan]) -> list[str]:
 
 
 def _describe(
-    plan: TopPlan, path: str, module: Any, seen: dict[int, str], trainable: dict[int, bool | None]
+    plan: TopPlan, part: Part, seen: dict[int, str], trainable: dict[int, bool | None]
 ) -> dict[str, Any]:
     parameters = {}
-    for name, parameter in module._parameters.items():
+    node = plan.top.node(part.path)
+    module = part.module()
+    for name, parameter in [] if module is None else module._parameters.items():
         if parameter is not None:
-            node = f"{plan.top.node(path)}.{name}"
             parameters[name] = {
                 "shape": list(parameter.shape),
                 "count": parameter.numel(),
                 "trainable": parameter.requires_grad or bool(trainable.get(id(parameter))),
                 "tied_to": seen.get(id(parameter)),
             }
-            seen.setdefault(id(parameter), node)
-    return {
-        "path": path,
-        "node": plan.top.node(path),
-        "class": class_of(module).__name__,
-        "parameters": parameters,
-    }
+            seen.setdefault(id(parameter), f"{node}.{name}")
+    return {"path": part.path, "node": node, "class": part.class_name, "parameters": parameters}

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import weakref
-from collections.abc import Iterable
+from collections.abc import Callable, Collection, Iterable
 from enum import Enum
 from typing import TYPE_CHECKING
 
@@ -32,14 +32,16 @@ class RootCalls:
 
     Args:
         owners: knows which module is part of which.
+        held_in: returns the ids of the parameters that optimizers hold, given whose to look for.
 
     Attributes:
         evaluating: whether the program evaluates what it trains, as far as it has said so.
         maybe: whether it has switched a model to evaluation before anything was trained.
     """
 
-    def __init__(self, owners: Owners) -> None:
+    def __init__(self, owners: Owners, *, held_in: Callable[[nn.Module], Collection[int]]) -> None:
         self._owners = owners
+        self._held_in = held_in
         self._trained: dict[int, weakref.ref[nn.Module]] = {}
         self._tuned: dict[int, weakref.ref[nn.Module]] = {}  # trained in evaluation mode
         self.evaluating = False
@@ -84,9 +86,12 @@ class RootCalls:
         """
         for owner in self._owners.and_above(module):
             if self._is_trained(owner):
-                return owner is module or not (in_training(owner) and trains_beside(owner, module))
+                return owner is module or not self._only_freezes(owner, module)
         trained = (root for ref in self._trained.values() if (root := ref()) is not None)
         return any(owner is module for root in trained for owner in self._owners.and_above(root))
+
+    def _only_freezes(self, owner: nn.Module, part: nn.Module) -> bool:
+        return in_training(owner) and trains_beside(owner, part, self._held_in(owner))
 
     def _is_trained(self, module: nn.Module) -> bool:
         return _has(self._trained, module)

@@ -226,7 +226,7 @@ class StepClock:
         left_out = {o for o in absent if self._goes_alone(o, optimizer)}
         expected = absent.keys() - left_out - self._given_up
         self._waiting = {o: absent[o] for o in expected}
-        if self._waiting and times < _PATIENCE:
+        if self._waiting and (times < _PATIENCE or self._amid_round(times)):
             return False
         if self._waiting:
             self._warn(_IN_VAIN)
@@ -237,6 +237,10 @@ class StepClock:
         self._unsure.discard(optimizer)
         self._in_doubt = bool(left_out)
         return not seen.aside or times > 1 or not self._others_end(optimizer)
+
+    def _amid_round(self, times: int) -> bool:
+        """Whether others are about to step as often: what ends should be a whole round."""
+        return any(taken == times - 1 for taken in self._taken.values())
 
     def _stepped_before(self, others: Collection[Optimizer]) -> bool:
         """Whether the one that has just stepped did so, ever, before all of these."""

@@ -31,12 +31,14 @@ from comgra_decl.hooks.reading.parameters import Parameters
 from comgra_decl.hooks.reading.recomputed import Recomputed
 from comgra_decl.hooks.reading.recorder import TensorRecorder
 from comgra_decl.hooks.reading.slots import Slot
+from comgra_decl.hooks.strays import Strays
 from comgra_decl.hooks.tree import Owners, Top, has_parameters, unwrapped_class
 from comgra_decl.hooks.walked import ModuleHook
 
 if TYPE_CHECKING:
     from torch.utils.hooks import RemovableHandle
 
+    from comgra_decl.hooks.compiled.observers import Observers
     from comgra_decl.hooks.direct_calls import DirectCalls
     from comgra_decl.hooks.graph.provenance import Provenance
     from comgra_decl.hooks.reading.capture import StepCapture
@@ -84,7 +86,8 @@ class ModuleTracer:
         self._left = left
         self._on_fault = on_fault
         self._handles: list[RemovableHandle] = []
-        self._late: set[int] = set()  # modules with hooks of their own, which run before ours
+        self._late: dict[int, RemovableHandle] = {}  # ours behind those of modules in a call
+        self._late_inputs: set[int] = set()  # modules whose own hooks may replace what they take
         self._plans: dict[int, ModulePlan] = {}
         self._recorder = TensorRecorder(on_fault=on_fault)
         self._recomputed = Recomputed(self._recorder, on_fault=on_fault)
@@ -105,6 +108,8 @@ class ModuleTracer:
         self.provenance: Provenance | None = None
         self._plain: Top | None = None  # the model whose nodes have no prefix
         self.prefixed: bool | None = None  # whether node names carry the root's class; None: open
+        self._strays = Strays(owners)
+        self.observers: Observers | None = None  # for what is compiled, where it stays compiled
 
     # -- attaching -----------------------------------------------------------------------------
 
@@ -162,9 +167,14 @@ class ModuleTracer:
         """Takes every hook off."""
         for handle in self._handles:
             handle.remove()
+        for handle in self._late.values():
+            handle.remove()
         self._handles.clear()
         self._late.clear()
+        self._late_inputs.clear()
         self._capture = None
+        if self.observers is not None:
+            self.observers.take_off()
         self._release()
 
     def finish(self, capture: StepCapture) -> None:
@@ -180,17 +190,13 @@ class ModuleTracer:
         self.parameters.release()
 
     def _hook_late(self, plan: ModulePlan) -> None:
-        """A module's own hooks may replace what it takes and returns: ours must run after them."""
+        """A module's own hooks may replace what it takes: ours must run after them."""
         module = plan.module()
         if module is None:
             return
-        if module._forward_hooks and id(module) not in self._late:
-            self._late.add(id(module))
-            self._handles.append(
-                module.register_forward_hook(ModuleHook(self._after_late), always_call=True)
-            )
-        if plan.reads_inputs and module._forward_pre_hooks and -id(module) not in self._late:
-            self._late.add(-id(module))
+        known = id(module) in self._late_inputs
+        if plan.reads_inputs and module._forward_pre_hooks and not known:
+            self._late_inputs.add(id(module))
             hook = module.register_forward_pre_hook(ModuleHook(self._before_late), with_kwargs=True)
             self._handles.append(hook)
 
@@ -206,9 +212,11 @@ class ModuleTracer:
             kwargs = torch_variable(sys._getframe(1), "kwargs") or {} if outermost else {}
             if not self._descend(module, args, kwargs):
                 return
+            if module._forward_hooks:
+                self._come_after(module)
             if self._graph is not None and not getattr(module, "training", True):
                 self._enter_native(module, args, torch_variable(sys._getframe(1), "kwargs") or {})
-            if self._reads_inputs and -id(module) not in self._late:
+            if self._reads_inputs and id(module) not in self._late_inputs:
                 self._take_inputs(module, args, torch_variable(sys._getframe(1), "kwargs") or {})
         except Exception as error:
             self._on_fault(error)
@@ -264,19 +272,55 @@ class ModuleTracer:
         self._depth = 1
         with torch._C.DisableTorchFunction():
             self._enter_root(module, args, dict(kwargs))
+        if module._forward_hooks:
+            self._come_after(module)
         if self._reads_inputs:
             self._take_inputs(module, args, dict(kwargs))
+
+    def _come_after(self, module: nn.Module) -> None:
+        """A module's own hooks may replace what it returns: for this call, ours runs after them.
+
+        Between calls it has none, so the program may copy it, save it or make a script of it.
+        """
+        if id(module) in self._plans and id(module) not in self._late:
+            hook = ModuleHook(self._after_late)
+            self._late[id(module)] = module.register_forward_hook(hook, always_call=True)
 
     def _after(self, module: nn.Module, args: tuple[Any, ...], output: Any) -> None:
         try:
             if id(module) not in self._late:
                 self._finish(module, args, output)
+            elif self._graph is not None:
+                self._expect(module, args, output)
         except Exception as error:
             self._on_fault(error)
 
+    def _expect(self, module: nn.Module, args: tuple[Any, ...], output: Any) -> None:
+        """The module's own hooks come next: what they compute from its output comes from it."""
+        capture, plan, graph = self._capture, self._plans.get(id(module)), self._graph
+        if is_no_step() or self.thread not in (0, get_ident()):
+            return
+        if graph is None or capture is None or plan is None or plan.module() is not module:
+            return
+        if not plan.capture.output or plan.capture.split is not None:
+            return
+        iteration = capture.upcoming(plan)
+        if capture.max_iterations is not None and iteration >= capture.max_iterations:
+            return
+        with torch._C.DisableTorchFunction():
+            for path, tensor in tensors_in(output):
+                slot = capture.in_pass(plan.slot(plan.role + path, iteration))
+                graph.expect(slot, tensor, (t for _, t in tensors_in(args)))
+
     def _after_late(self, module: nn.Module, args: tuple[Any, ...], output: Any) -> None:
+        # While an error is handled, torch may be going through the hooks themselves, not a copy.
+        failed = sys.exc_info()[1] is not None
         try:
             self._finish(module, args, output)
+            if not failed and self.thread in (0, get_ident()):
+                handle = self._late.pop(id(module), None)
+                if handle is not None:
+                    handle.remove()
         except Exception as error:
             self._on_fault(error)
 
@@ -292,12 +336,16 @@ class ModuleTracer:
             # no mode, ours or the program's, and no class of tensors sees what we read
             with torch._C.DisableTorchFunction():
                 self._record(plan, capture, args, output)
+        elif capture is not None and module._parameters and self._depth > 1:
+            self._strays.see(module)
         self._depth = max(0, self._depth - 1)  # installed inside a call: its end only
         if self._depth == 0:
             self._leave_root(capture, args, output)
 
     def _leave_root(self, capture: StepCapture | None, args: Any, output: Any) -> None:
         self._capture = None
+        if self.observers is not None:
+            self.observers.take_off()
         if capture is not None and capture.followed and self._in_model:
             with torch._C.DisableTorchFunction():
                 self._ends.look_for_targets(capture, (args, output), self.provenance)
@@ -331,6 +379,8 @@ class ModuleTracer:
         capture.batch_size = first_batch_size(args, kwargs) or capture.batch_size
         if capture.categories is not None:
             capture.categories.enter(module, args, kwargs, capture.batch_size)
+        if self.observers is not None:
+            self.observers.place(plan.modules)
         if plan.top.parametric and capture.count(plan) == 0:
             self.parameters.read(plan, capture)
         if self._in_model:
@@ -386,7 +436,12 @@ class ModuleTracer:
         known.append(TopPlan(self._spec, top))
         return known[-1]
 
+    def strays(self) -> str:
+        """Returns a sentence about modules that are called and are part of no model, once."""
+        return self._strays.sentence()
+
     def _take_in(self, plan: TopPlan) -> None:
+        self._strays.know(part.module for part in plan.parts)
         for module_plan in plan.modules:
             self._plans[id(module_plan.module())] = module_plan
             self._hook_late(module_plan)

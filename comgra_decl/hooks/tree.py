@@ -2,30 +2,27 @@
 
 from __future__ import annotations
 
-import gc
-import sys
 import weakref
-from collections import deque
-from collections.abc import Callable, Iterator, MutableMapping
-from types import CodeType, FrameType, FunctionType, ModuleType
+from collections.abc import Callable, Collection, Iterator, MutableMapping
 from typing import Any, TypeVar
 
 import torch
 from torch import nn
 from torch.utils.weak import WeakIdKeyDictionary
 
-from comgra_decl.hooks.calling import variables_in_use
 from comgra_decl.hooks.nested import tensors_in
+from comgra_decl.hooks.objects import instances_of
 from comgra_decl.hooks.reading.shards import class_of
 
 T = TypeVar("T")
 
 _is_compiling = torch.compiler.is_compiling
 
-_WRAPPER_SEGMENTS = frozenset(
-    {"_orig_mod", "_fsdp_wrapped_module", "_checkpoint_wrapped_module", "_forward_module"}
-)
-_WRAPPER_CLASSES = frozenset({"DistributedDataParallel", "DataParallel", "OptimizedModule"})
+_WRAPPED = ("_orig_mod", "_fsdp_wrapped_module", "_checkpoint_wrapped_module", "_forward_module")
+"""What wrappers call the module that they wrap: those of torch, and of Lightning's Fabric."""
+
+_WRAPPER_CLASSES = ("DistributedDataParallel", "DataParallel")
+"""Those that call it `module`, as many modules call a part of theirs."""
 
 
 class Owners:
@@ -110,54 +107,6 @@ class Owners:
                     self._parents[child] = weakref.ref(candidate)
 
 
-_MOST_REACHED = 5_000
-"""Objects nearest to the variables of a function, or of the program's main module, among which
-frozen ones are looked for."""
-
-_NO_WAY = (type, ModuleType, FunctionType, CodeType, FrameType, str, bytes, int, float)
-"""What does not lead to a module or an optimizer, or to everything that was ever imported."""
-
-
-def instances_of(cls: type[T]) -> Iterator[T]:
-    """Yields the living instances of a class; `type(o)` because `isinstance` wakes lazy proxies.
-
-    Some may come twice. What a program has frozen (`gc.freeze`, before it forks workers) is in no
-    list of the collector: of that, what variables of the program's main module lead to is found,
-    and from Python 3.13 on, those of running functions.
-    """
-    yield from _of_class(gc.get_objects(), cls)
-    if gc.get_freeze_count():
-        yield from _of_class(list(_reached()), cls)
-
-
-def _of_class(objects: list[Any], cls: type[T]) -> list[T]:
-    """Returns those of some 300,000 objects, of a few thousand types, that are of a class.
-
-    Types are told apart by identity: one whose metaclass defines `==` may have no hash.
-    """
-    kinds = [*map(type, objects)]
-    numbers = [*map(id, kinds)]
-    known = dict(zip(numbers, kinds, strict=True))
-    wanted = {number for number, kind in known.items() if issubclass(kind, cls)}
-    return [o for o, n in zip(objects, numbers, strict=True) if n in wanted] if wanted else []
-
-
-def _reached() -> Iterator[Any]:
-    """Yields what can be reached from the program's main module, and from running functions."""
-    seen: set[int] = set()
-    for origin in [vars(sys.modules["__main__"]), *variables_in_use()]:
-        waiting: deque[Any] = deque([origin])
-        for _ in range(_MOST_REACHED):
-            if not waiting:
-                break
-            current = waiting.popleft()
-            yield current
-            for found in gc.get_referents(current):
-                if id(found) not in seen and not issubclass(type(found), _NO_WAY):
-                    seen.add(id(found))
-                    waiting.append(found)
-
-
 class Top:
     """One outermost module: the model, or one of several (adversarial training, a loss module).
 
@@ -223,22 +172,25 @@ def has_parameters(module: nn.Module) -> bool:
     return False
 
 
-def trains_beside(top: nn.Module, part: nn.Module) -> bool:
+def trains_beside(top: nn.Module, part: nn.Module, held: Collection[int]) -> bool:
     """Whether `top` trains parameters that do not belong to its part.
 
-    If it does not, it only wraps that part: for a loss, for a task, for another framework.
+    If it does not, it only wraps that part: for a loss, for a task with an average of the weights,
+    for another framework.
+
+    Args:
+        top: holds the other one.
+        part: may be all that is trained.
+        held: the ids of the parameters that optimizers hold; empty if there are none.
     """
     own = {id(parameter) for parameter in part.parameters()}
-    return any(p.requires_grad and id(p) not in own for p in top.parameters())
+    beside = (p for p in top.parameters() if p.requires_grad and id(p) not in own)
+    return any(not held or id(p) in held for p in beside)
 
 
 def unwrapped_class(module: nn.Module) -> str:
     """Returns the class name of a module below its wrappers (DDP, `torch.compile`)."""
-    for name in ("module", "_orig_mod"):
-        inner = _child(module, name)
-        if inner is not None and (name == "_orig_mod" or is_wrapper(module)):
-            return unwrapped_class(inner)
-    return class_of(module).__name__
+    return class_of(_unwrapped(module)).__name__
 
 
 def in_training(module: nn.Module) -> bool:
@@ -246,30 +198,42 @@ def in_training(module: nn.Module) -> bool:
 
     What is switched is often the module within (Lightning never switches its wrapper for DDP).
     """
-    while is_wrapper(module):
-        inner = _child(module, "module") or _child(module, "_orig_mod")
-        if inner is None:
-            break
-        module = inner
-    return getattr(module, "training", False)  # a frozen scripted one has no such attribute
+    # a frozen scripted one has no such attribute
+    return getattr(_unwrapped(module), "training", False)
 
 
-def _child(module: nn.Module, name: str) -> nn.Module | None:
+def _unwrapped(module: nn.Module) -> nn.Module:
+    inner = wrapped(module)
+    return module if inner is None else _unwrapped(inner)
+
+
+def wrapped(module: nn.Module) -> nn.Module | None:
+    """Returns the module that another one only wraps; None if that is a module of its own."""
+    name = type(module).__name__
+    if any(parameter is not None for parameter in module._parameters.values()):
+        return None  # it holds those of what it wraps, flattened (FSDP)
     # those of a scripted module are no dictionary, though they can be gone through as one
-    return next((child for known, child in module._modules.items() if known == name), None)
-
-
-def is_wrapper(module: nn.Module) -> bool:
-    """Whether the module only wraps another one as its child `module`."""
-    return type(module).__name__ in _WRAPPER_CLASSES
+    for known, child in module._modules.items():
+        if known in _WRAPPED or (known == "module" and name in _WRAPPER_CLASSES):
+            return child
+    return None
 
 
 def named_modules(top: nn.Module) -> Iterator[tuple[str, nn.Module]]:
     """Yields (path, module) below a top, wrappers left out, each module once."""
-    for path, module in top.named_modules():
-        if is_wrapper(module):
-            continue
-        segments = [segment for segment in path.split(".") if segment not in _WRAPPER_SEGMENTS]
-        if is_wrapper(top) and segments[:1] == ["module"]:
-            segments = segments[1:]
-        yield ".".join(segments), module
+    yield from _named(top, "", set())
+
+
+def _named(module: nn.Module, path: str, seen: set[int]) -> Iterator[tuple[str, nn.Module]]:
+    if id(module) in seen:
+        return
+    seen.add(id(module))
+    inner = wrapped(module)
+    if inner is None:
+        yield path, module
+    else:
+        yield from _named(inner, path, seen)
+    for name, child in module._modules.items():
+        if child is not None:
+            below = "" if name in _WRAPPED else name
+            yield from _named(child, ".".join(filter(None, (path, below))), seen)

@@ -8,16 +8,16 @@ midst of that, the walk ends with an error where others come after it, in the pr
 from __future__ import annotations
 
 import dis
-import sys
-from collections.abc import Callable, Iterator, MutableMapping
-from contextlib import nullcontext
-from types import FrameType
+from collections.abc import Callable, MutableMapping
+from contextlib import nullcontext, suppress
+from types import CodeType
 from typing import Any, cast
 
 from torch.optim import optimizer as _of_torch
 from torch.utils.hooks import RemovableHandle
 
 from comgra_decl.hooks.calling import OPTIMIZER_STEP
+from comgra_decl.hooks.threads import running
 
 Hook = Callable[..., Any]
 
@@ -63,7 +63,7 @@ class OptimizerHooks:
 
     def add(self, hook: Hook) -> Placed:
         """Calls a hook from now on, until what is returned is removed."""
-        if self._free:
+        with suppress(IndexError):
             handle = self._free.pop()
             self._places[handle.id] = hook  # a walk does not mind another value
             return Placed(self, handle)
@@ -71,17 +71,17 @@ class OptimizerHooks:
 
     def take_off(self, handle: RemovableHandle) -> None:
         """Calls a hook no longer."""
-        if handle.id in self._places:
+        if self._places.get(handle.id, _nothing) is not _nothing:
             self._places[handle.id] = _nothing
             self._free.append(handle)
         self.tidy()
 
     def tidy(self) -> None:
         """Gives up the places that nobody needs, unless torch goes through them now."""
-        if self._free and not any(self._walks(line) for line in _lines()):
-            for handle in self._free:
-                handle.remove()
-            self._free.clear()
+        if self._free and not any(map(self._walks, running(_is_step))):
+            while self._free:  # one by one: another thread may leave a place meanwhile
+                with suppress(IndexError):
+                    self._free.pop().remove()
 
 
 class Placed:
@@ -93,23 +93,17 @@ class Placed:
 
     def remove(self) -> None:
         """Takes it off; calling it twice is harmless."""
-        handle, self._handle = self._handle, None
-        if handle is not None:
-            self._hooks.take_off(handle)
+        if self._handle is not None:
+            self._hooks.take_off(self._handle)
+            self._handle = None  # not before: if that has failed, it is done again
+
+
+def _is_step(code: CodeType) -> bool:
+    return code is OPTIMIZER_STEP
 
 
 def _nothing(*_: object) -> None:
     pass
-
-
-def _lines() -> Iterator[int]:
-    """Yields where each thread is that is in the step of an optimizer, or in hooks around it."""
-    for frame in sys._current_frames().values():
-        above: FrameType | None = frame
-        while above is not None:
-            if above.f_code is OPTIMIZER_STEP:
-                yield above.f_lineno
-            above = above.f_back
 
 
 before_steps = OptimizerHooks(

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import statistics
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
+from comgra_decl.hooks.when.budget import Times
 from comgra_decl.records import StepBatch
 
 if TYPE_CHECKING:
@@ -25,7 +25,8 @@ class Measured:
     """What a dry run has measured.
 
     Attributes:
-        seconds: durations of the timed steps, by "plain" and "recorded".
+        plain: durations of the timed steps without a record.
+        recorded: durations of those with one.
         parts: bytes of the records by what they hold, before compression.
         records: number of records.
         first_bytes: size of the run on disk with its first record.
@@ -33,7 +34,7 @@ class Measured:
     """
 
     def __init__(self) -> None:
-        self.seconds: dict[str, list[float]] = {"plain": [], "recorded": []}
+        self.plain, self.recorded = Times(), Times()
         self.parts = dict.fromkeys(("statistics", "samples", "histograms", "values"), 0)
         self.records = 0
         self.first_bytes = 0
@@ -58,7 +59,8 @@ class Plan:
         entries: by entry of the spec: matched, fired, written, never_called.
         tensors: one line per series: node, role, iteration, pass, shape, dtype, kind, samples.
         bytes: per record, by what it holds, before compression, and `on_disk` as measured.
-        price: ms of a plain and of a recorded step, and what recording adds; None if not measured.
+        price: ms of a plain and of a recorded step, and what recording adds, by the device's clock
+            where there is one; and what it adds by either clock. None if not measured.
         forecast: by length of the training in steps: records, bytes, share of the time.
         unmatched: a sentence for each pattern that found nothing.
         warnings: everything else that was noticed.
@@ -70,7 +72,7 @@ class Plan:
     entries: dict[str, Any] = field(default_factory=dict)
     tensors: list[dict[str, Any]] = field(default_factory=list)
     bytes: dict[str, int | None] = field(default_factory=dict)
-    price: dict[str, float] | None = None
+    price: dict[str, float | None] | None = None
     forecast: list[dict[str, Any]] = field(default_factory=list)
     unmatched: list[str] = field(default_factory=list)
     warnings: list[str] = field(default_factory=list)
@@ -153,12 +155,23 @@ def _tensor(slot: pd.Series[Any], samples: int) -> dict[str, Any]:
     }
 
 
-def _price(measured: Measured) -> dict[str, float] | None:
-    plain, recorded = measured.seconds["plain"], measured.seconds["recorded"]
-    if not plain or not recorded:
+def _price(measured: Measured) -> dict[str, float | None] | None:
+    clocks = {clock: _price_by(measured, clock) for clock in ("device", "host")}
+    price = clocks["device"] or clocks["host"]
+    if price is None:
         return None
-    without, with_ = 1e3 * statistics.median(plain), 1e3 * statistics.median(recorded)
-    return {"plain_ms": without, "recorded_ms": with_, "added_ms": max(with_ - without, 0.0)}
+    added = {
+        f"{name}_added_ms": None if by is None else by["added_ms"] for name, by in clocks.items()
+    }
+    return {**price, **added}
+
+
+def _price_by(measured: Measured, clock: str) -> dict[str, float] | None:
+    plain, recorded = (kind.medians()[clock] for kind in (measured.plain, measured.recorded))
+    if plain is None or recorded is None:
+        return None
+    added = max(recorded - plain, 0.0)
+    return {"plain_ms": 1e3 * plain, "recorded_ms": 1e3 * recorded, "added_ms": 1e3 * added}
 
 
 def _bytes(measured: Measured) -> dict[str, int | None]:
@@ -171,13 +184,14 @@ def _bytes(measured: Measured) -> dict[str, int | None]:
 
 
 def _forecast(
-    spec: Spec, steps: int, *, price: dict[str, float] | None, size: int | None
+    spec: Spec, steps: int, *, price: dict[str, float | None] | None, size: int | None
 ) -> dict[str, Any]:
     records = recorded_steps(spec, steps)
     captured = steps if spec.keep is not None else records
     share = None
-    if price is not None and price["plain_ms"] > 0:
-        share = captured * price["added_ms"] / (steps * price["plain_ms"])
+    plain, added = (price or {}).get("plain_ms"), (price or {}).get("added_ms")
+    if plain and added is not None:
+        share = captured * added / (steps * plain)
     return {
         "steps": steps,
         "records": records,

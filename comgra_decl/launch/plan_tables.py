@@ -83,6 +83,8 @@ def _bytes(plan: Plan) -> Table:
         plain, recorded = plan.price["plain_ms"], plan.price["recorded_ms"]
         added = plan.price["added_ms"]
         text = f"{added:.3g} ms per recorded step ({recorded:.3g} ms; {plain:.3g} ms without)"
+        if plan.price["device_added_ms"] is not None:
+            text += f", by the device's clock; {plan.price['host_added_ms']:.3g} ms on the host"
         table.add_row("price", text)
     return table
 

@@ -9,9 +9,11 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from comgra_decl.hooks.when.laps import Laps
 from comgra_decl.launch.plan import Measured, Plan, make_plan
 from comgra_decl.launch.session import Session
 from comgra_decl.records import RawStep, StepBatch
@@ -56,7 +58,8 @@ class Rehearsal(Session):
         super().__init__(_rehearsed(spec, self._folder), context=context)
         self._show = show or _print
         self._measured = Measured()
-        self._clock: float | None = None
+        self._laps = Laps()
+        self._timed: set[str] = set()  # kinds of steps that were timed
         self._began = time.perf_counter()
         self._step = 0
         self._over = False
@@ -104,23 +107,21 @@ class Rehearsal(Session):
         """Times the step that has ended; ends the program after the last one."""
         if self._over:
             return
-        now = _now()
-        if self._clock is not None:
-            kind = "recorded" if self._step in RECORDED else "plain"
-            self._measured.seconds[kind].append(now - self._clock)
+        kind = "recorded" if self._step in RECORDED else "plain"
+        if self._laps.end(time.perf_counter(), record=kind).host is not None:
+            self._timed.add(kind)
         self._step += 1
         if self._enough:
             self._end_program()
         if self._step == RECORDED[0] + 2:  # the first record is on its way to the disk
             self._measured.first_bytes = self._settled_size()
-        self._clock = _now()
+        self._laps.begin(time.perf_counter())
 
     @property
     def _enough(self) -> bool:
         if self._step > RECORDED[-1]:
             return True
-        timed = all(self._measured.seconds.values())
-        return timed and time.perf_counter() - self._began > PATIENCE
+        return len(self._timed) > 1 and time.perf_counter() - self._began > PATIENCE
 
     def _end_program(self) -> None:
         self.finish()
@@ -138,10 +139,18 @@ class Rehearsal(Session):
         tidy()  # the program was ended in the midst of its optimizer's hooks
 
     def _present(self) -> None:
+        self._read_laps()
         self._measured.last_bytes = _size(self._folder)
         plan = make_plan(self.declared, self.path, self._measured)
         self.exit_code = plan.exit_code
         self._show(plan)
+
+    def _read_laps(self) -> None:
+        """Reads how long steps took, once the device has passed the end of the last one."""
+        _finish_on_devices()
+        kinds = {"plain": self._measured.plain, "recorded": self._measured.recorded}
+        for lap in self._laps.known():
+            kinds[lap.record].add(lap.host, lap.device)
 
     def _settled_size(self) -> int:
         """Returns the size of the folder once the first record has been written."""
@@ -204,13 +213,13 @@ def _refuse_further_steps(exit_code: int) -> Placed:
     return before_steps.add(refuse)
 
 
-def _now() -> float:
-    """Returns the time in seconds at which all that was asked of the devices is done."""
+def _finish_on_devices() -> None:
+    """Waits until all that was asked of the devices is done."""
     import torch
 
     if torch.cuda.is_available() and torch.cuda.is_initialized():
-        torch.cuda.synchronize()
-    return time.perf_counter()
+        with suppress(RuntimeError):  # the device has failed, which is the program's to say
+            torch.cuda.synchronize()
 
 
 def _is_failure(error: BaseException | None) -> bool:

@@ -6,7 +6,7 @@ import atexit
 import logging
 import os
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -108,6 +108,12 @@ class Session:
         """Records the call of a module, too, in which the session has begun."""
         if self._hooks is not None:
             self._hooks.enter(module, args, kwargs)
+
+    def enter_direct(
+        self, module: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]
+    ) -> Callable[[Any], None] | None:
+        """The same for a call of `forward` alone; returns what is to be told of its output."""
+        return None if self._hooks is None else self._hooks.enter_direct(module, args, kwargs)
 
     def finish(self) -> None:
         """Detaches and waits until everything recorded is on disk; harmless when repeated."""

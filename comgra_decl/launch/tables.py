@@ -7,12 +7,12 @@ from collections.abc import Iterator, Sequence
 from datetime import datetime
 from typing import Any
 
-from rich.console import Console, ConsoleOptions, ConsoleRenderable, RenderHook
+from rich.console import Console, ConsoleOptions, ConsoleRenderable, RenderableType, RenderHook
 from rich.segment import Segment
 from rich.table import Table
 from rich.text import Text
 
-from comgra_decl.query.remarks import remarks
+from comgra_decl.query.remarks import price_text, remarks
 from comgra_decl.visible import visible
 
 _STYLES = {
@@ -36,6 +36,18 @@ def console() -> Console:
     return made
 
 
+class _Table(Table):
+    """Spells out what cannot be seen before it is laid out, which would drop some of it."""
+
+    def add_row(self, *cells: RenderableType | None, **how: Any) -> None:
+        super().add_row(*(visible(c) if isinstance(c, str) else c for c in cells), **how)
+
+
+def _name(text: str) -> str:
+    """Returns a name in one line: one with a line break could pass for two lines of a table."""
+    return text.replace("\n", "\\n").replace("\t", "\\t")
+
+
 class _Visible(RenderHook):
     """Spells out what a terminal would obey, in whatever is printed."""
 
@@ -54,7 +66,7 @@ class _Spelt:
 
 def runs_table(runs: Sequence[dict[str, Any]]) -> Table:
     """Returns the table of `ls`, one run per line."""
-    table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0), header_style="bold")
+    table = _Table(box=None, pad_edge=False, padding=(0, 2, 0, 0), header_style="bold")
     table.add_column("run", overflow="fold")
     table.add_column("state", no_wrap=True)
     table.add_column("records", justify="right", no_wrap=True)
@@ -63,7 +75,7 @@ def runs_table(runs: Sequence[dict[str, Any]]) -> Table:
     table.add_column("", overflow="fold", style="red")
     for run in runs:
         table.add_row(
-            f"{run['group']}/{run['name']}",
+            _name(f"{run['group']}/{run['name']}"),
             state_text(run["state"]),
             str(run["records"]),
             _or_dash(run["last_step"]),
@@ -75,7 +87,7 @@ def runs_table(runs: Sequence[dict[str, Any]]) -> Table:
 
 def run_table(run: dict[str, Any]) -> Table:
     """Returns what `show` says of a run, one fact per line."""
-    table = Table.grid(padding=(0, 2))
+    table = _Table.grid(padding=(0, 2))
     table.add_column(style="bold", no_wrap=True)
     table.add_column(overflow="fold")
     for name, text in _facts(run):
@@ -85,7 +97,7 @@ def run_table(run: dict[str, Any]) -> Table:
 
 def slots_table(slots: Sequence[dict[str, Any]]) -> Table:
     """Returns what was recorded, one node and role per line with all its passes."""
-    table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0), header_style="bold")
+    table = _Table(box=None, pad_edge=False, padding=(0, 2, 0, 0), header_style="bold")
     for heading in ("node", "role", "passes", "kind", "type", "shape"):
         table.add_column(heading, overflow="fold")
     lines: dict[tuple[str, str], dict[str, Any]] = {}
@@ -94,7 +106,8 @@ def slots_table(slots: Sequence[dict[str, Any]]) -> Table:
         line["passes"][slot["pass"]] = None
     for (node, role), line in lines.items():
         shape = "x".join(map(str, line["shape"])) or "-"
-        table.add_row(node, role, ", ".join(line["passes"]), line["kind"], line["dtype"], shape)
+        names = _name(node), _name(role)
+        table.add_row(*names, ", ".join(line["passes"]), line["kind"], line["dtype"], shape)
     return table
 
 
@@ -129,6 +142,8 @@ def _facts(run: dict[str, Any]) -> Iterator[tuple[str, str | Text]]:
     if writer := run["report"].get("writer"):
         share = f"{writer['share']:.1%} of a core ({writer['cpu']:.1f} s)"
         yield "writing took", f"{share}; the training waited {writer['waited']:.1f} s for it"
+    if price := price_text(run["report"]):
+        yield "price", price
     for loss in run["losses"]:
         yield "lost", Text(str(loss), style="red")
     for remark in remarks(run["report"]):

@@ -13,7 +13,7 @@ import multiprocessing.util
 import os
 import sys
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from types import FrameType
 from typing import TYPE_CHECKING, Any
@@ -24,6 +24,7 @@ from torch.nn.modules.module import register_module_forward_pre_hook
 from torch.optim import Optimizer
 
 from comgra_decl.hooks.calling import is_no_step, torch_variable
+from comgra_decl.hooks.direct_calls import DirectCalls
 from comgra_decl.hooks.patches import Patch
 from comgra_decl.hooks.tree import has_parameters
 from comgra_decl.hooks.walked import Placed, after_steps
@@ -77,6 +78,8 @@ class Waiting:
         self._owner = os.getpid()
         self._construction = Patch(Optimizer, "__init__", self._construct)
         self._compilation = Patch(torch, "compile", self._compile)
+        self._direct = DirectCalls(before=self._called_directly, after=self._returned)
+        self._leaves: dict[int, Callable[[Any], None]] = {}  # told the output of such a call
         self._calls: RemovableHandle | None = None
         self._steps: Placed | None = None
         self._compiled = False  # whether there may be compiled code, which no hook may be seen by
@@ -101,6 +104,7 @@ class Waiting:
         """Waits no longer."""
         self._construction.restore()
         self._compilation.leave()
+        self._direct.remove()
         for handle in (self._calls, self._steps):
             if handle is not None:
                 handle.remove()
@@ -118,6 +122,22 @@ class Waiting:
         if self._session is not None:
             self._session.enter(module, args, kwargs)
 
+    def _called_directly(
+        self, module: nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any]
+    ) -> None:
+        """`module.forward(x)` is called, which runs no hook of modules."""
+        if not has_parameters(module):
+            return
+        self._start()
+        leave = None if self._session is None else self._session.enter_direct(module, args, kwargs)
+        if leave is not None:
+            self._leaves[id(module)] = leave
+
+    def _returned(self, module: nn.Module, _args: tuple[Any, ...], output: Any) -> None:
+        leave = self._leaves.pop(id(module), None)
+        if leave is not None:
+            leave(output)
+
     def _construct(self, original: Callable[..., None], *args: Any, **kwargs: Any) -> None:
         original(*args, **kwargs)
         self._construction.restore()
@@ -125,6 +145,7 @@ class Waiting:
             self._start()
         else:
             self._await_call()
+            self._direct.install(all_classes=True)
 
     def _compile(self, original: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
         """What is compiled will be called; a library that compiles as it is imported may not be.
@@ -133,6 +154,7 @@ class Waiting:
         """
         if _is_importing():
             self._compiled = True
+            self._direct.remove()
             if self._calls is not None:
                 self._calls.remove()
                 self._calls = None

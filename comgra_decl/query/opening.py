@@ -47,6 +47,11 @@ def open_run(path: Where) -> Run:
             newest = run
     if newest is None:
         require_folder(folder)
+        if not isinstance(folder, Remote) and (folder / DATABASE).is_symlink():
+            raise RunNotFoundError(
+                f"{str(folder / DATABASE)!r} is a link, which is not followed: a run is what its "
+                "own folder holds. Pass the folder that the link points to, or copy the run."
+            )
         raise failure or RunNotFoundError(
             f"there is no run in {str(folder)!r}: neither it nor a folder below it holds a "
             "'trace.ocdbt'. Pass a run's folder, or the folder that holds the runs."

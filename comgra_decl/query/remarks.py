@@ -17,3 +17,23 @@ def remarks(report: Mapping[str, Any]) -> tuple[str, ...]:
     ]
     said = [*(report.get("unmatched") or ()), *refused, *(report.get("warnings") or ())]
     return tuple(dict.fromkeys(map(str, said)))
+
+
+def price_text(report: Mapping[str, Any]) -> str | None:
+    """Returns what a record has cost, in words; None where it was not measured.
+
+    Args:
+        report: the document `report` of a run; empty before the first record.
+    """
+    price = report.get("price") or {}
+    plain, added = price.get("plain") or {}, price.get("added") or {}
+    told = [
+        f"{_milliseconds(added[clock])} to a step of {_milliseconds(plain[clock])} ({clock})"
+        for clock in ("device", "host")
+        if plain.get(clock) is not None and added.get(clock) is not None
+    ]
+    return f"a record adds {', '.join(told)}" if told else None
+
+
+def _milliseconds(seconds: float) -> str:
+    return f"{1000 * seconds:.3g} ms"

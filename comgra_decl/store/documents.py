@@ -34,6 +34,7 @@ _PARAMETER: Form = {
     "tied_to?": str | None,
 }
 _ENTRY: Form = {"matched?": int, "fired?": int, "written?": int, "never_called?": [str]}
+_TIMES: Form = {"host": _NUMBER | None, "device": _NUMBER | None}
 
 _FORMS: Mapping[str, Form] = {
     "findings": {"findings": [_FINDING], "unchecked": {str: str}},
@@ -47,6 +48,7 @@ _FORMS: Mapping[str, Form] = {
         "warnings?": [str],
         "refused?": {str: str},
         "choices?": dict,
+        "price?": {"records": int, "plain": _TIMES, "added": _TIMES},
     },
     "ranks": {"rank": int, "world_size?": int, "recorded": [int], "run?": str},
     "keep": {"steps?": [list], "unseen?": [list]},

@@ -343,8 +343,11 @@ class WriterThread:
             self._room.notify_all()
 
     def _patiently(self, action: Callable[[], Done]) -> Done:
-        """Repeats a commit, or the creation of a run, that a full disk refuses; says so once."""
-        give_up = time.monotonic() + self._patience
+        """Repeats a commit, or the creation of a run, that a full disk refuses; says so once.
+
+        Patience begins where the first attempt ends: a store out of reach may hold that up longer.
+        """
+        give_up = math.inf
         pause = _FIRST_PAUSE
         while True:
             try:
@@ -353,6 +356,7 @@ class WriterThread:
                 if time.monotonic() > give_up or self._failed:
                     raise
                 if pause == _FIRST_PAUSE:
+                    give_up = time.monotonic() + self._patience
                     _log.warning("comgra: %s; keeping the data and trying again", error)
             with self._work:
                 self._work.wait_for(lambda: self._failed, pause)

@@ -10,7 +10,6 @@ from typing import Any
 import pytest
 import torch
 
-from tests.launch.programs import python
 from tests.support.forked import forked
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
@@ -58,8 +57,7 @@ def train(tmp_path_factory: pytest.TempPathFactory) -> Train:
 def _train(example: str, arguments: tuple[str, ...], folder: Path) -> Outcome:
     script = EXAMPLES / example / "train.py"
     command = [str(script), *SHORT[example], "save=checkpoint.pt", *arguments]
-    run = python if example == "digits" else forked  # one of them as a user starts it
-    result = run(folder, *command, env={"HYDRA_FULL_ERROR": "1"})
+    result = forked(folder, *command, env={"HYDRA_FULL_ERROR": "1"})
     assert result.returncode == 0, result.stdout + result.stderr
     checkpoint = torch.load(folder / "checkpoint.pt", weights_only=True)
     return Outcome(folder, result.stdout, checkpoint)

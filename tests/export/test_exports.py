@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import shutil
-import subprocess
 import sys
 import threading
 from collections.abc import Iterator
@@ -26,6 +25,7 @@ from comgra_decl.store.copying import copy_run
 from tests.query.conftest import NODES
 from tests.store.truth import Truth
 from tests.support.fake_run import FakeRun
+from tests.support.forked import Program
 
 STEPS = 24
 
@@ -323,16 +323,14 @@ def test_the_next_one_removes_what_a_killed_one_has_left(
 ) -> None:
     other = tmp_path / ".exporting-target-other-aaaaaaaa"
     other.mkdir()  # of another target
-    command = [sys.executable, "-c", BUSY, str(run.path), str(tmp_path / "target"), how]
-    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
-        assert process.stdout is not None
-        assert process.stdout.readline() == "busy\n"
-        (draft,) = set(tmp_path.glob(".*-target-*")) - {other}
-        if how != "copy":  # somebody else, in the middle of that
-            made(run, tmp_path / "target", how)
-            assert draft.exists(), "the draft of a living program was removed"
-            removed(tmp_path / "target")
-        process.kill()
+    program = Program(tmp_path, "-c", BUSY, run.path, tmp_path / "target", how)
+    program.wait_for("busy")
+    (draft,) = set(tmp_path.glob(".*-target-*")) - {other}
+    if how != "copy":  # somebody else, in the middle of that
+        made(run, tmp_path / "target", how)
+        assert draft.exists(), "the draft of a living program was removed"
+        removed(tmp_path / "target")
+    program.kill()
     assert draft.exists()
     assert not (tmp_path / "target").exists()
     made(run, tmp_path / "target", how)

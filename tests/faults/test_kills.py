@@ -2,20 +2,18 @@
 
 from __future__ import annotations
 
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 
 from tests.faults.kills import KINDS
+from tests.support.forked import forked
 
 ROOT = Path(__file__).parents[2]
 
 
 def killed(count: int, seed: int, *kinds: str) -> str:
-    command = [sys.executable, "-m", "tests.faults.kills", str(count), str(seed), ",".join(kinds)]
-    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
+    done = forked(ROOT, "-m", "tests.faults.kills", count, seed, ",".join(kinds), timeout=None)
     assert done.returncode == 0, done.stdout + done.stderr[-2000:]
     return done.stdout
 

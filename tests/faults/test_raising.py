@@ -7,7 +7,6 @@ is forgotten, and none has to be prepared for it.
 
 from __future__ import annotations
 
-import gc
 import logging
 import random
 import sys
@@ -22,6 +21,7 @@ import pytest
 from comgra_decl.hooks import HookManager
 from comgra_decl.spec import load_spec
 from tests.faults.program import SPEC, training
+from tests.support.freezing import set_aside
 from tests.support.recording import Recording
 from tests.ways.proof import Outcome, Told, attached, same, seeded
 
@@ -51,6 +51,7 @@ ENTRANCES = {
     "LossWatch._backward",
     "LossWatch._scale",
     "OpaqueCalls._function",
+    "Patch._made.<locals>.<lambda>",
     "Watching.call",
     "watch_mode.<locals>.train",
     "watch_skips.<locals>.step",
@@ -102,8 +103,7 @@ def plain() -> Outcome:
 @pytest.fixture(autouse=True)
 def _alone() -> Iterator[None]:
     """Keeps the objects of other tests out of the scan for optimizers and models."""
-    gc.collect()
-    gc.freeze()
+    set_aside()
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         logging.disable(logging.WARNING)

@@ -18,6 +18,7 @@ from comgra_decl.launch.session import Session
 from comgra_decl.records import RawStep
 from comgra_decl.stats import Reducer
 from comgra_decl.store import RunWriter, WriterThread
+from comgra_decl.store.folder import MANIFEST
 from comgra_decl.store.usage import Usage
 from tests.faults.program import SPEC, training
 from tests.store.test_full_disk import in_namespace
@@ -126,6 +127,8 @@ def test_a_run_whose_folder_is_removed_meanwhile(
 ) -> None:
     def remove(session: Session) -> None:
         assert isinstance(session.path, Path)
+        begun = session.path / "trace.ocdbt" / MANIFEST
+        until(begun.exists)  # the thread makes it; before that there is nothing to remove
         shutil.rmtree(session.path)
 
     with caplog.at_level(logging.ERROR, "comgra_decl"):

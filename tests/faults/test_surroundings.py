@@ -5,8 +5,6 @@ from __future__ import annotations
 import itertools
 import os
 import stat
-import subprocess
-import sys
 import time
 from pathlib import Path
 
@@ -17,6 +15,7 @@ from torch import nn
 import comgra_decl as comgra
 from comgra_decl.query import Run
 from comgra_decl.store.verify import verify
+from tests.support.forked import Program
 
 SPEC = {"nodes": {"all": {"select": "**", "capture": ["output"]}}, "schedule": {"first": 1000}}
 
@@ -80,17 +79,10 @@ print(run.path.name)
 
 
 def test_programs_that_begin_at_once_under_one_name_are_runs_of_their_own(tmp_path: Path) -> None:
-    begun = [
-        subprocess.Popen(
-            [sys.executable, "-c", PROGRAM, str(tmp_path)],
-            cwd=Path(__file__).parents[2],
-            stdout=subprocess.PIPE,
-            text=True,
-        )
-        for _ in range(2)
-    ]
-    names = [program.communicate()[0].strip() for program in begun]
-    assert [program.returncode for program in begun] == [0, 0]
+    begun = [Program(Path(__file__).parents[2], "-c", PROGRAM, tmp_path) for _ in range(2)]
+    ended = [program.ended() for program in begun]
+    assert [done.returncode for done in ended] == [0, 0]
+    names = [done.stdout.strip() for done in ended]
     assert sorted(names) == ["r", "r-2"]
 
 

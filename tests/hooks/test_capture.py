@@ -47,7 +47,7 @@ def test_every_output_is_recorded_as_the_module_returned_it() -> None:
     assert run.faults == []
     for name in ("inner", "outer"):
         np.testing.assert_array_equal(run.value(name), seen[name].numpy())
-        np.testing.assert_allclose(run.total(name), seen[name].double().sum(), rtol=1e-6)
+        np.testing.assert_allclose(run.total(name), seen[name].double().sum(), atol=1e-5)
     np.testing.assert_array_equal(run.value("Residual"), seen[""].numpy())
 
 
@@ -260,6 +260,34 @@ def test_a_keyword_only_model_has_inputs_and_a_batch_size() -> None:
     assert all(run.has("input", "input.x", step=s) for s in range(2))
     assert [step.info.batch_size for step in run.steps] == [7, 7]
     assert len(run.rows("linear")) == 7
+
+
+@pytest.mark.parametrize("first", [8, 5])
+def test_a_series_is_per_sample_or_over_the_whole_from_beginning_to_end(
+    first: int, caplog: pytest.LogCaptureFixture
+) -> None:
+    """An expert that is given as many rows as the batch has, by chance, now and then."""
+
+    class Routed(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.inner, self.outer = nn.Linear(4, 4), nn.Linear(4, 2)
+
+        def forward(self, x: torch.Tensor, rows: int) -> torch.Tensor:
+            return torch.as_tensor(self.outer(torch.cat([self.inner(x[:rows]), x[rows:]])))
+
+    model = Routed()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    rows = [first, 8, 3, 8, 6]
+    with recording() as run:
+        for number in rows:
+            model(torch.randn(8, 4), number).square().sum().backward()
+            optimizer.step()
+    assert run.faults == []
+    for pass_ in ("forward", "grad"):
+        lengths = [len(run.rows("inner", pass_=pass_, step=k)) for k in range(5)]
+        assert lengths == (rows if first == 8 else [1] * 5)
+    assert "of inner for example" in caplog.text
 
 
 def test_only_selected_modules_are_recorded() -> None:

@@ -87,6 +87,48 @@ def test_edges_between_traced_tensors(
     assert graph(forward) - {("loss", "loss")} == expected
 
 
+class Tapped(nn.Module):
+    """Takes what a layer returns from a hook on it, as extractors of features do."""
+
+    def __init__(self, change: Callable[[torch.Tensor], torch.Tensor | None]) -> None:
+        super().__init__()
+        self.before, self.tapped, self.after = nn.Linear(3, 3), nn.Linear(3, 3), nn.Linear(3, 3)
+        self.kept: list[torch.Tensor] = []
+        self.change = change
+        self.tapped.register_forward_hook(self.take)
+
+    def take(self, _module: nn.Module, _args: object, output: torch.Tensor) -> torch.Tensor | None:
+        self.kept = [output * 3]
+        return self.change(output)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        self.tapped(self.before(x))
+        return torch.as_tensor(self.after(self.kept[0]))
+
+
+@pytest.mark.parametrize(
+    ("change", "edges"),
+    [
+        (lambda _: None, {("before", "tapped"), ("tapped", "after")}),
+        (lambda out: out * 2, {("before", "tapped"), ("tapped", "after")}),
+        (torch.zeros_like, {("tapped", "after")}),
+        (lambda _: torch.ones(4, 3), {("tapped", "after")}),
+    ],
+    ids=["as it is", "scaled", "zeros like it", "replaced"],
+)
+def test_what_a_hook_takes_from_a_layer_comes_from_that_layer(
+    change: Callable[[torch.Tensor], torch.Tensor | None], edges: set[tuple[str, str]]
+) -> None:
+    model = Tapped(change)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    with recording() as run:
+        model(torch.randn(4, 3)).sum().backward()
+        optimizer.step()
+    assert run.faults == []
+    names = {"before", "tapped", "after"}
+    assert {edge for edge in run.edges() if names.issuperset(edge)} == edges
+
+
 def test_parameters_are_sources_of_their_module_and_the_loss_is_the_last_node() -> None:
     model = nn.Sequential(nn.Linear(3, 2))
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)

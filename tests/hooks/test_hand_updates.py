@@ -207,6 +207,63 @@ def test_a_program_with_an_optimizer_is_left_to_it() -> None:
     assert all(run.has("2", iteration=1, step=k) for k in range(3))
 
 
+@pytest.mark.parametrize("frozen", [True, False])
+@pytest.mark.parametrize("first", [5, 1], ids=["dense", "sparse"])
+def test_samples_that_are_moved_by_hand_are_no_steps_beside_an_optimizer(
+    frozen: bool, first: int
+) -> None:
+    """An energy is trained on samples that Langevin steps have moved, while it holds still."""
+    model, norms = net(), []
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    with recording(EVERYTHING, schedule={"first": first, "every": 3}) as run:
+        for _ in range(5):
+            model.requires_grad_(not frozen)
+            sample = torch.rand(4, 3, requires_grad=True)
+            for _ in range(3):
+                model(sample).sum().backward()
+                assert sample.grad is not None
+                sample.data.add_(sample.grad, alpha=-0.1)
+                sample.grad.zero_()
+            model.requires_grad_(True)
+            optimizer.zero_grad()
+            (model(torch.randn(4, 3)) - model(sample.detach())).mean().backward()
+            weight = next(model.parameters())
+            assert weight.grad is not None
+            norms.append(float(weight.grad.norm()))
+            optimizer.step()
+    assert run.faults == []
+    steps = [s.info.step for s in run.steps]
+    assert steps == ([*range(5)] if first == 5 else [0, 3])
+    for position, number in enumerate(steps):
+        found = run.value("0", role="weight", pass_="grad", step=position)
+        assert np.linalg.norm(found) == pytest.approx(norms[number], rel=1e-5)
+
+
+def test_samples_that_are_moved_before_anything_is_recorded_count_until_the_optimizer_steps() -> (
+    None
+):
+    """Nothing tells their first round from a training by hand; what follows is right."""
+    model = net()
+    with recording(EVERYTHING, schedule={"steps": [5, 6, 7]}) as run:
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+        for _ in range(8):
+            model.requires_grad_(False)
+            sample = torch.rand(4, 3, requires_grad=True)
+            for _ in range(3):
+                model(sample).sum().backward()
+                sample.data.add_(torch.as_tensor(sample.grad), alpha=-0.1)
+                sample.grad = None
+            model.requires_grad_(True)
+            optimizer.zero_grad()
+            model(sample.detach()).mean().backward()
+            optimizer.step()
+    assert run.faults == []
+    assert [s.info.step for s in run.steps] == [5, 6, 7]
+    for number in range(3):
+        assert run.has("0", iteration=3, step=number)
+        assert not run.has("0", iteration=4, step=number)
+
+
 def test_an_average_that_follows_by_hand_is_no_step() -> None:
     student, teacher = net(), net().requires_grad_(False)
     optimizer = torch.optim.SGD(student.parameters(), lr=0.1)

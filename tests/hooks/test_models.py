@@ -8,6 +8,7 @@ import pytest
 import torch
 from torch import nn
 from torch.nn import functional
+from torch.nn.utils import prune
 
 from tests.hooks.tiny import net, step
 from tests.support.recording import recording
@@ -105,6 +106,71 @@ def test_modules_that_define_equality_are_told_apart_by_identity() -> None:
         step(model, optimizer)
     assert run.faults == []
     assert run.nodes() == {"linear", "train_metric", "Model", "input", "loss"}
+
+
+class Wrapped(nn.Module):
+    """Wraps a module as others do, under the name that they give it."""
+
+    def __init__(self, name: str, inner: nn.Module) -> None:
+        super().__init__()
+        self.name = name
+        self.add_module(name, inner)
+        self.add_module("_original_module", inner)
+
+    def forward(self, x: torch.Tensor) -> Any:
+        return getattr(self, self.name)(x)
+
+
+@pytest.mark.parametrize("name", ["_forward_module", "_checkpoint_wrapped_module", "_orig_mod"])
+@pytest.mark.parametrize("where", ["whole", "part", "both", "twice"])
+def test_a_wrapper_takes_no_name_from_what_it_wraps(name: str, where: str) -> None:
+    models: list[nn.Module] = []
+    for _ in range(2):
+        model = net()
+        if where in ("part", "both"):
+            model.set_submodule("0", Wrapped(name, model.get_submodule("0")))
+        if where != "part":
+            model = Wrapped(name, model)
+        models.append(Wrapped(name, model) if where == "twice" else model)
+    with recording() as run:
+        for model in models:
+            step(model, torch.optim.SGD(model.parameters(), lr=0.1))
+    assert run.faults == []
+    described = [s.documents["modules"] for s in run.steps if "modules" in s.documents][-1]
+    names = ["Sequential", "0", "1", "Sequential#2", "Sequential#2.0", "Sequential#2.1"]
+    assert [m["node"] for m in described] == names
+    assert {key.node for key in run.slots} == {*names, "input", "loss"}
+
+
+@pytest.mark.parametrize("models", [1, 2])
+def test_what_is_gone_for_a_while_goes_on_under_its_name(models: int) -> None:
+    """Pruning puts another parameter in the place of a weight; a head is taken off for a step."""
+    model = nn.Sequential(nn.Linear(3, 3), nn.Linear(3, 3))
+    head = model[1]
+    prefix = "Sequential." if models == 2 else ""
+    other = nn.Linear(3, 1)
+    with recording() as run:
+        for change in range(3):
+            if change == 1:
+                prune.l1_unstructured(model[0], "weight", 0.5)
+                del model[1]
+            elif change == 2:
+                prune.remove(model[0], "weight")
+                model.append(head)
+            if models == 1:
+                step(model, torch.optim.SGD(model.parameters(), lr=0.1))
+            else:
+                parameters = [*model.parameters(), *other.parameters()]
+                other(model(torch.randn(4, 3))).sum().backward()
+                torch.optim.SGD(parameters, lr=0.1).step()
+    assert run.faults == []
+    nodes = {f"{prefix}0", f"{prefix}1", "Sequential", "input", "loss"}
+    assert {key.node for key in run.slots} == nodes | ({"Linear"} if models == 2 else set())
+    for number in range(3):
+        for pass_ in ("forward", "grad"):
+            there = number != 1
+            assert run.has(f"{prefix}0", role="weight", pass_=pass_, step=number) == there
+            assert run.has(f"{prefix}1", role="bias", pass_=pass_, step=number) == there
 
 
 class Late(nn.Module):

@@ -337,8 +337,32 @@ def test_no_frame_of_a_program_is_asked_for_its_variables() -> None:
     assert "if sys.version_info >= (3, 13) else ()" in guarded
 
 
+def test_frames_of_other_threads_are_looked_at_in_one_place() -> None:
+    """Which sees to it that the interpreter survives it; `calling` does from Python 3.13 on."""
+    found = {
+        file
+        for file, tree in sources()
+        for node in ast.walk(tree)
+        if isinstance(node, ast.Attribute)
+        and node.attr in ("_current_frames", "_current_exceptions")
+    }
+    assert found == {FRAMES, "hooks/threads.py"}
+
+
+def test_all_objects_are_looked_through_in_one_place() -> None:
+    """In one call of C code: a tuple that another thread is making must not be held by us."""
+    found = [
+        file
+        for file, tree in sources()
+        for node in ast.walk(tree)
+        if isinstance(node, ast.Attribute) and node.attr in ("get_objects", "get_referrers")
+    ]
+    assert found == ["hooks/objects.py"] * 2
+
+
 ALLOWED = {
     "__init__.py: globals()[name]": "names of the package itself, imported when they are asked for",
+    "hooks/compiled/variant.py: pgo._CODE_STATE": "what the compiler knows of sizes, for a call",
     "launch/environment.py: os.environ[CHECKED]": "what child processes are told",
     "launch/environment.py: os.environ[RECORDED_BY]": "what child processes are told",
     "launch/execute.py: sys.argv": "what `python script.py` does",

@@ -98,6 +98,68 @@ def test_modules_document_lists_every_module_with_its_parameters() -> None:
     }
 
 
+def test_parts_of_what_is_gone_when_its_step_ends_are_described() -> None:
+    """As the wrapper that an integrator puts around a model for one call."""
+    inner = net()
+    optimizer = torch.optim.SGD(inner.parameters(), lr=0.1)
+    with recording() as run:
+        for _ in range(2):
+            nn.Sequential(inner)(torch.randn(4, 3)).sum().backward()
+            optimizer.step()
+    assert run.faults == []
+    modules = {m["node"]: m for m in run.steps[0].documents["modules"]}
+    assert [m["class"] for m in modules.values()] == ["Sequential", "Sequential", *["Linear"] * 2]
+    assert modules["0.1"]["parameters"]["weight"]["shape"] == [2, 3]
+    assert {"0.0", "0.1"} <= run.nodes()
+
+
+class Listing(nn.Module):
+    """Calls modules that are no parts of it, and one that becomes a part meanwhile."""
+
+    def __init__(self, way: str) -> None:
+        super().__init__()
+        self.way = way
+        self.first = nn.Linear(3, 3)
+        self.blocks = [nn.Bilinear(3, 3, 3)]
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        x = self.first(x)
+        if self.way == "list":
+            return torch.as_tensor(self.blocks[0](x, x))
+        made = nn.Bilinear(3, 3, 3)
+        if self.way == "kept" and not hasattr(self, "made"):
+            self.made = made
+        return torch.as_tensor((self.made if self.way == "kept" else made)(x, x))
+
+
+@pytest.mark.parametrize("way", ["list", "anew", "kept"])
+def test_modules_that_are_no_part_of_a_model_are_said(
+    way: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    model = Listing(way)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    with caplog.at_level(logging.WARNING), recording() as run:
+        for _ in range(3):
+            step(model, optimizer)
+    assert run.faults == []
+    said = [r.getMessage() for r in caplog.records if "no part of it" in r.getMessage()]
+    assert len(said) == (way != "kept")
+    assert all(text.startswith("called within a model, and no part of it: Bilin") for text in said)
+    assert run.has("made", step=1) == (way == "kept")
+
+
+def test_a_module_that_is_not_selected_is_a_part_all_the_same(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    model = net()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    nodes = {"last": {"select": "1", "capture": ["output"]}}
+    with caplog.at_level(logging.WARNING), recording({"nodes": nodes}) as run:
+        step(model, optimizer)
+    assert run.faults == []
+    assert "no part of it" not in caplog.text
+
+
 def test_modules_of_a_model_that_is_gone_are_still_described() -> None:
     """Folds, one after another, of which none is kept."""
     with recording() as run:

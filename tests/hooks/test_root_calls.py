@@ -49,7 +49,7 @@ def test_a_test_without_eval_is_not_the_first_iteration_of_the_next_step() -> No
             with torch.no_grad():
                 tested.append([model(torch.randn(7, 3)) for _ in range(3)])
     assert run.faults == []
-    assert records(run) == [(k, "train") for k in range(6)]
+    assert records(run) == [*((k, "train") for k in range(6)), (6, "eval")]
     for number in range(6):
         np.testing.assert_array_equal(run.value("2", step=number), out[number].numpy())
         assert run.steps[number].info.batch_size == 4
@@ -81,6 +81,52 @@ def test_a_long_test_without_eval_is_cut_and_this_is_said(
     assert message.startswith("Sequential is called more often without gradient")
 
 
+def test_a_test_without_eval_after_the_last_step_is_an_evaluation() -> None:
+    model, tested = net(), []
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    with recording() as run:
+        for _ in range(2):
+            trained(model, optimizer, torch.randn(4, 3))
+        with torch.no_grad():
+            tested += [model(torch.randn(7, 3)) for _ in range(2)]
+    assert run.faults == []
+    assert records(run) == [(0, "train"), (1, "train"), (2, "eval")]
+    for iteration, expected in enumerate(tested):
+        found = run.value("2", iteration=iteration, step=2)
+        np.testing.assert_array_equal(found, expected.numpy())
+    (slot,) = [s for key, s in run.slots.items() if key == ("2", "output", 1, "forward")]
+    assert (slot.shape, slot.batch_dim) == ((7, 1), 0)
+
+
+@pytest.mark.parametrize("training", [True, False])
+def test_gradients_that_the_program_makes_itself_are_those_of_a_step(training: bool) -> None:
+    """Evolution strategies: nothing is called with gradients, and an optimizer steps."""
+    model = net().train(training)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    nodes = {"all": {"select": "**", "capture": ["output", "parameter_grad", "update"]}}
+    sums = []
+    with recording(EVERYTHING, nodes=nodes) as run:
+        for _ in range(3):
+            with torch.no_grad():
+                fitness = [model(torch.randn(4, 3)).square().mean() for _ in range(2)]
+            for parameter in model.parameters():
+                parameter.grad = torch.randn_like(parameter) * fitness[0]
+            weight = next(model.parameters())
+            assert weight.grad is not None
+            sums.append(float(weight.grad.double().sum()))
+            optimizer.step()
+    assert run.faults == []
+    if not training:
+        assert {type_ for _, type_ in records(run)} == {"eval"}
+        return
+    assert records(run) == [(k, "train") for k in range(3)]
+    for number, expected in enumerate(sums):
+        found = run.total("0", role="weight", pass_="grad", step=number)
+        assert found == pytest.approx(expected, abs=1e-5)
+        assert run.has("2", pass_="no_grad", iteration=1, step=number)
+        assert run.has("0", role="weight", pass_="update", step=number)
+
+
 def test_what_a_model_says_of_itself_first_belongs_to_the_step() -> None:
     """Self-conditioning: the model's own answer, without gradient, is an input of its training."""
     torch.manual_seed(0)
@@ -94,12 +140,11 @@ def test_what_a_model_says_of_itself_first_belongs_to_the_step() -> None:
                 first.append(model(torch.cat([x, torch.zeros_like(x)], 1)))
             trained(model, optimizer, torch.cat([x, first[-1]], 1))
     assert run.faults == []
-    assert records(run)[-3:] == [(k, "train") for k in (1, 2, 3)]
-    for position, step in enumerate(run.steps):
-        if step.info.step:
-            expected = first[step.info.step].numpy()
-            found = run.value("0", pass_="no_grad", step=position)
-            np.testing.assert_array_equal(found, expected)
+    assert records(run) == [(k, "train") for k in range(4)]
+    for number, expected in enumerate(first):
+        found = run.value("0", pass_="no_grad", step=number)
+        np.testing.assert_array_equal(found, expected.numpy())
+        assert run.has("0", pass_="grad", step=number)
 
 
 # -- networks that stay in evaluation mode --------------------------------------------------------
@@ -189,6 +234,47 @@ def test_an_average_of_the_model_that_is_evaluated_instead_of_it() -> None:
     assert [(s.info.step, s.info.batch_size) for s in run.of("eval")] == [(2, 7), (4, 7), (6, 7)]
 
 
+class Task(nn.Module):
+    """What is called in training, as timm's: it holds the model, and maybe an average of it."""
+
+    def __init__(self, *, averaged: bool) -> None:
+        super().__init__()
+        self.model = net()
+        self.average = copy.deepcopy(self.model) if averaged else None
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        out: torch.Tensor = self.model(x)
+        return out
+
+
+@pytest.mark.parametrize("averaged", [True, False])
+@pytest.mark.parametrize("first", [9, 1], ids=["dense", "sparse"])
+def test_a_part_is_evaluated_of_what_trains_nothing_else(averaged: bool, first: int) -> None:
+    task = Task(averaged=averaged)
+    optimizer = torch.optim.SGD(task.model.parameters(), lr=0.1)
+    with recording(EVERYTHING, schedule={"first": first, "eval": {"first": 9}}) as run:
+        for _ in range(2):
+            task.model.train()
+            for _ in range(2):
+                trained(task, optimizer, torch.randn(4, 3))
+            task.model.eval()
+            with torch.no_grad():
+                task.model(torch.randn(7, 3))
+    assert run.faults == []
+    assert [(s.info.step, s.info.batch_size) for s in run.of("eval")] == [(2, 7), (4, 7)]
+
+
+def test_a_part_is_only_frozen_of_what_trains_other_parts() -> None:
+    task = Task(averaged=True)
+    optimizer = torch.optim.SGD(task.parameters(), lr=0.1)
+    with recording() as run:
+        for _ in range(3):
+            task.model.eval()
+            trained(task, optimizer, torch.randn(4, 3))
+    assert run.faults == []
+    assert records(run) == [(k, "train") for k in range(3)]
+
+
 def test_a_frozen_backbone_that_is_called_by_itself() -> None:
     class Tuned(nn.Module):
         def __init__(self) -> None:
@@ -229,6 +315,38 @@ def test_a_model_that_is_evaluated_before_it_is_trained(without_gradient: bool) 
     for number, expected in enumerate(out):
         np.testing.assert_array_equal(run.value("2", step=number + 1), expected.numpy())
         assert not run.has("2", iteration=1, step=number + 1)
+
+
+def test_an_evaluation_of_two_models_before_each_is_trained_joins_them_in_no_step() -> None:
+    """Each has an optimizer of its own, and both are evaluated before the first step."""
+    models = [net(), net()]
+    optimizers = [torch.optim.SGD(model.parameters(), lr=0.1) for model in models]
+    with recording() as run:
+        for model in models:
+            model.eval()
+            model(torch.randn(5, 3))
+            model.train()
+        for _ in range(3):
+            for model, optimizer in zip(models, optimizers, strict=True):
+                trained(model, optimizer, torch.randn(4, 3))
+    assert run.faults == []
+    assert records(run) == [(0, "eval"), *((k, "train") for k in range(6))]
+
+
+@pytest.mark.parametrize("acting", [1, 2500])
+def test_a_model_that_acts_for_long_leaves_room_for_another_one(acting: int) -> None:
+    """As in a training from a replay buffer, where the actor is called with gradients."""
+    actor, target = net(), net()
+    optimizer = torch.optim.SGD(actor.parameters(), lr=0.1)
+    with recording(EVERYTHING, schedule={"first": 1, "max_iterations": 4}) as run:
+        for _ in range(acting):
+            actor(torch.randn(1, 3))
+        aim = target(torch.randn(4, 3)).detach()
+        F.mse_loss(actor(torch.randn(4, 3)), aim).backward()
+        optimizer.step()
+    assert run.faults == []
+    np.testing.assert_array_equal(run.value("Sequential#2"), aim.numpy())
+    assert run.has("Sequential.0", role="weight", pass_="grad")
 
 
 def test_an_evaluation_before_the_training_may_be_left_out() -> None:

@@ -136,6 +136,13 @@ def test_one_that_never_steps_is_not_waited_for_for_ever() -> None:
     assert steps == ["d" * 8, *["d"] * 12]
 
 
+def test_what_is_waited_for_in_vain_ends_whole_rounds() -> None:
+    """Two critics and an actor; their target networks have optimizers that never step."""
+    holds = {"a": "A", "b": "B", "p": "P", "s": "S", "t": "T"}
+    steps = played(holds, "P S T A .a B .b A B P .p", times=12)
+    assert steps == ["abp" * 8, *["abp"] * 4]
+
+
 def test_what_is_not_seen_goes_by_what_was() -> None:
     training = Training(ADVERSARIES).play(GAN.split() * 3)
     training.play(GAN.split() * 10, seen=False)

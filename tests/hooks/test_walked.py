@@ -5,7 +5,9 @@ from __future__ import annotations
 import copy
 import io
 import pickle
-from collections.abc import Callable
+from collections import OrderedDict
+from collections.abc import Callable, Iterator
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -17,8 +19,10 @@ from torch.optim.optimizer import (
     register_optimizer_step_post_hook,
     register_optimizer_step_pre_hook,
 )
+from torch.utils.hooks import RemovableHandle
 
 from comgra_decl.hooks import HookManager
+from comgra_decl.hooks.walked import Hook, OptimizerHooks
 from comgra_decl.query import open_run
 from comgra_decl.spec import load_spec
 from tests.hooks.tiny import net, step
@@ -100,6 +104,41 @@ def test_tracing_may_end_in_a_step_that_others_have_hooks_for(
     assert not of_torch._global_optimizer_post_hooks
 
 
+def test_a_place_that_another_thread_leaves_meanwhile_is_given_up_as_well() -> None:
+    places: dict[int, Hook] = OrderedDict()  # torch asks for weak references
+    hooks = OptimizerHooks(lambda hook: _registered(places, hook), places, lambda _: False)
+    first, second = hooks.add(print), _registered(places, print)
+
+    class Free(list[RemovableHandle]):
+        """Another thread leaves its place where this one has just looked at the last."""
+
+        left = False
+
+        def leave(self) -> None:
+            if not self.left:
+                self.left = True
+                self.append(second)
+
+        def __iter__(self) -> Iterator[RemovableHandle]:
+            yield from super().__iter__()
+            self.leave()
+
+        def pop(self, *at: Any) -> RemovableHandle:
+            found = super().pop(*at)
+            self.leave()
+            return found
+
+    hooks._free = Free()
+    first.remove()
+    assert not places
+
+
+def _registered(places: dict[int, Hook], hook: Hook) -> RemovableHandle:
+    handle = RemovableHandle(places)
+    places[handle.id] = hook
+    return handle
+
+
 class Own(nn.Module):
     """Has hooks of its own, so that ours sit behind them, on the module."""
 
@@ -153,3 +192,89 @@ def test_a_model_with_hooks_is_copied_and_saved_in_a_recorded_step(
     model(x)
     assert torch.equal(taken(model)(x), model(x))
     assert len(model.layer._forward_hooks) == len(model.layer._forward_pre_hooks) == 1
+
+
+class Clamped(nn.Sequential):
+    """Its layers, and itself, have hooks of their own; now and then its forward fails."""
+
+    def __init__(self) -> None:
+        super().__init__(nn.Linear(3, 3), nn.Linear(3, 2))
+        for module in (self, *self):
+            module.register_forward_hook(_clamp)
+        self.fails = False
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        out: torch.Tensor = self[1](self[0](x))
+        if self.fails:
+            raise ZeroDivisionError
+        return out
+
+
+def _clamp(_module: nn.Module, _args: Any, output: torch.Tensor) -> torch.Tensor:
+    return output.clamp(-1.0, 1.0)
+
+
+@pytest.mark.parametrize("taken", [copy.deepcopy, _saved])
+def test_no_hook_of_ours_is_on_a_module_between_its_calls(
+    taken: Callable[[nn.Module], nn.Module],
+) -> None:
+    model = Clamped()
+    optimizer = torch.optim.SGD(model.parameters(), 0.1)
+    others = []
+    with recording() as run:
+        for number in range(4):
+            model.fails = number == 2
+            with suppress(ZeroDivisionError):
+                model(torch.ones(2, 3)).sum().backward()
+            model.fails = False
+            assert torch.isfinite(model(torch.ones(2, 3))).all()
+            others.append(taken(model))
+            optimizer.step()
+    assert run.faults == []
+    for other in (model, *others):
+        assert [len(module._forward_hooks) for module in other.modules()] == [1, 1, 1]
+        assert not any(module._forward_hooks_always_called for module in other.modules())
+    for number, other in enumerate(others[:2]):
+        assert run.has("Clamped", step=number)
+        assert other(torch.ones(1, 3)).abs().max() <= 1
+
+
+@pytest.mark.filterwarnings("ignore:`torch.jit:DeprecationWarning")
+def test_a_model_with_a_hook_becomes_a_script_in_a_recorded_step() -> None:
+    model = nn.Sequential(nn.Linear(3, 3), nn.ReLU())
+    model[0].register_forward_hook(_scriptable)
+    optimizer = torch.optim.SGD(model.parameters(), 0.1)
+    with recording() as run:
+        for _ in range(2):
+            model(torch.ones(2, 3)).sum().backward()
+            optimizer.step()
+            for taken in (model, copy.deepcopy(model)):
+                scripted = torch.jit.script(taken)
+                assert torch.equal(scripted(torch.ones(1, 3)), taken(torch.ones(1, 3)))
+    assert run.faults == []
+
+
+def _scriptable(
+    self: nn.Module,  # noqa: ARG001
+    input: tuple[torch.Tensor],  # noqa: A002, ARG001
+    output: torch.Tensor,
+) -> torch.Tensor:
+    return output.clamp(-1.0, 1.0)
+
+
+def test_what_a_program_saves_warns_as_little_as_untraced() -> None:
+    """Warnings are errors here: torch warns of hooks on tensors that are saved, but not of ours."""
+    model = nn.Linear(3, 2)
+    optimizer = torch.optim.SGD(model.parameters(), 0.1)
+    image = torch.ones(4, 3, requires_grad=True)
+    with recording(EVERYTHING) as run:
+        for _ in range(2):
+            out = model(image)
+            loss = out.square().mean()
+            loss.backward()
+            for tensor in (out, loss, image, model.weight, model):
+                torch.save(tensor, io.BytesIO())
+                pickle.dumps(tensor)
+            optimizer.step()
+    assert run.faults == []
+    assert run.has("Linear", pass_="grad", step=1)

@@ -11,13 +11,13 @@ import pytest
 
 from comgra_decl.query import list_runs, open_run
 from tests.launch.programs import python
+from tests.support.forked import forked
 
 pytestmark = pytest.mark.skipif(
     importlib.util.find_spec("lightning") is None, reason="lightning is not installed"
 )
 
 PROGRAM = Path(__file__).with_name("lightning_program.py")
-REPOSITORY = PROGRAM.parents[2]
 WAYS = ["plain", "accumulated", "bf16", "adversaries", "stopped"]
 
 
@@ -61,8 +61,7 @@ if __name__ == "__main__":
 def results(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
     """What the program says; one process for all tests, as importing Lightning takes its time."""
     folder = tmp_path_factory.mktemp("lightning")
-    path = {"PYTHONPATH": str(REPOSITORY)}
-    done = python(folder, str(PROGRAM), str(folder), env=path)
+    done = forked(folder, PROGRAM, folder)
     assert done.returncode == 0, done.stderr
     (line,) = [line for line in done.stdout.splitlines() if line.startswith("results ")]
     found: dict[str, Any] = json.loads(line.removeprefix("results "))

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from tests.launch.programs import python
+from tests.support.forked import forked
 
 pytestmark = pytest.mark.skipif(
     any(importlib.util.find_spec(name) is None for name in ("transformers", "accelerate")),
@@ -17,7 +17,6 @@ pytestmark = pytest.mark.skipif(
 )
 
 PROGRAM = Path(__file__).with_name("transformers_program.py")
-REPOSITORY = PROGRAM.parents[2]
 WAYS = ["plain", "accumulated", "bf16", "checkpointed"]
 
 
@@ -25,7 +24,7 @@ WAYS = ["plain", "accumulated", "bf16", "checkpointed"]
 def results(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
     """What the program says; one process for all tests, as importing it takes its time."""
     folder = tmp_path_factory.mktemp("transformers")
-    done = python(folder, str(PROGRAM), str(folder), env={"PYTHONPATH": str(REPOSITORY)})
+    done = forked(folder, PROGRAM, folder)
     assert done.returncode == 0, done.stderr
     (line,) = [line for line in done.stdout.splitlines() if line.startswith("results ")]
     found: dict[str, Any] = json.loads(line.removeprefix("results "))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import re
+from ast import literal_eval
 from importlib.metadata import entry_points
 from pathlib import Path
 
@@ -13,6 +14,7 @@ import comgra_decl
 from comgra_decl.launch.environment import declaration
 from comgra_decl.query import list_runs, open_run
 from tests.launch.programs import HYDRA_YAML, TRAINING, loss_of, plain_loss, python
+from tests.support.forked import forked
 
 PARALLEL = f"""
 import sys
@@ -153,7 +155,7 @@ def test_without_torch_nothing_of_ours_is_imported(tmp_path: Path) -> None:
 
 def test_a_program_that_trains_nothing_leaves_no_run_and_is_told(tmp_path: Path) -> None:
     code = "import torch; torch.optim.SGD([torch.ones(1, requires_grad=True)], lr=1)"
-    done = python(tmp_path, "-c", code, env={"COMGRA": "debug"})
+    done = forked(tmp_path, "-c", code, env={"COMGRA": "debug"})
     assert "comgra: nothing was recorded: this program has called no torch module" in done.stderr
     assert [*tmp_path.iterdir()] == []
 
@@ -177,6 +179,51 @@ def test_workers_that_load_data_are_not_recorded(tmp_path: Path) -> None:
     assert done.returncode == 0, done.stderr
     (run,) = list_runs(tmp_path / "runs")
     assert (run.state, run.last_step) == ("finished", 3)
+
+
+DIRECT = """
+import torch
+from torch import nn
+
+
+class Layer(nn.Linear):
+    def __init__(self):
+        super().__init__(3, 3)
+        self.relu = nn.ReLU()
+        self.optimizer = torch.optim.SGD(self.parameters(), lr=0.1)
+
+    def forward(self, x):
+        return self.relu(nn.functional.linear(x, self.weight, self.bias))
+
+    def learn(self, x):
+        loss = (self.forward(x) - self.forward(2 * x)).square().mean()
+        self.optimizer.zero_grad()
+        loss.backward()
+        self.optimizer.step()
+        return loss.item(), self.weight.grad.norm().item()
+
+
+torch.manual_seed(0)
+layer = Layer()
+nn.Flatten()(torch.randn(4, 3))
+print([layer.learn(torch.randn(4, 3)) for _ in range(3)])
+"""
+"""Calls `forward` and no module that has parameters."""
+
+
+def test_a_program_that_calls_forward_is_recorded_from_its_first_call(tmp_path: Path) -> None:
+    (tmp_path / "train.py").write_text(DIRECT)
+    plain = forked(tmp_path, "train.py")
+    done = forked(tmp_path, "train.py", env={"COMGRA": "debug"})
+    assert done.stdout == plain.stdout
+    (found,) = list_runs(tmp_path / "runs")
+    run = open_run(found.path)
+    losses, norms = zip(*literal_eval(done.stdout), strict=True)
+    assert run.kpis().value.tolist() == pytest.approx(losses)
+    for iteration in (0, 1):
+        assert run.series("Layer", "mean", iteration=iteration).notna().tolist() == [True] * 3
+    gradients = run.series("Layer", "l2", role="weight", pass_="grad")
+    assert gradients.tolist() == pytest.approx(norms)
 
 
 @pytest.mark.slow
@@ -208,7 +255,7 @@ def test_another_door_of_the_same_program_takes_over(tmp_path: Path, door: str) 
         "hydra": ["app.py", "+comgra=light"],
         "block": ["app.py"],
     }
-    done = python(tmp_path, *calls[door], env={"COMGRA": "debug"})
+    done = forked(tmp_path, *calls[door], env={"COMGRA": "debug"})
     assert loss_of(done.stdout) == plain_loss(), done.stderr
     (run,) = list_runs(tmp_path / "runs")
     assert "outputs" in open_run(run.path).spec.nodes  # so it is "light"

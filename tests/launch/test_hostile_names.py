@@ -102,3 +102,16 @@ def test_ordinary_text_is_left_alone() -> None:
         "\u5c42 \u05d0\u05d1 \U0001f468\u200d\U0001f469",
     ):
         assert visible(text) == text
+
+
+def test_a_name_is_in_one_line_of_a_table_and_nothing_of_it_is_left_out(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The bell is dropped by what lays tables out, and a line break would forge a line."""
+    found = record(tmp_path / "runs")
+    found.rename(found.parent / "a\nb\tc\x07d")
+    with suppress(SystemExit):
+        main(["ls", str(tmp_path / "runs")])
+    printed = capsys.readouterr().out
+    assert r"/a\nb\tc\x07d" in re.sub(r"\s*\n", "", printed)
+    assert sum("finished" in line for line in printed.splitlines()) == 1

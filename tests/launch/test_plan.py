@@ -12,7 +12,7 @@ import comgra_decl as comgra
 from comgra_decl.launch.plan import recorded_steps
 from comgra_decl.launch.plan_tables import size_text
 from comgra_decl.spec import Scheduler, load_spec
-from tests.launch.programs import HYDRA_YAML, TRAINING, Ended, command, python
+from tests.launch.programs import HYDRA_YAML, TRAINING, Ended, command
 from tests.support.forked import forked
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
@@ -36,7 +36,7 @@ def plan(folder: Path, *arguments: str) -> Ended:
 def plan_of_its_own(folder: Path, *arguments: str) -> Any:
     """In a process of its own, whose end is the program's."""
     code = "import sys; from comgra_decl.launch.cli import main; main(sys.argv[1:])"
-    return python(folder, "-c", code, "plan", *arguments)
+    return forked(folder, "-c", code, "plan", *arguments)
 
 
 def test_a_plan_says_what_is_caught_and_leaves_nothing_behind(folder: Path) -> None:

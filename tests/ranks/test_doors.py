@@ -15,6 +15,7 @@ import comgra_decl as comgra
 from comgra_decl.launch.ranks import Rank, agreed_folder, current_rank
 from comgra_decl.query import Run
 from tests.ranks.launching import free_port, run_ranks
+from tests.support.forked import forked
 
 TRAIN = """
 import torch, torch.distributed as dist
@@ -104,16 +105,9 @@ def script(tmp_path: Path) -> Path:
 
 
 def test_torchrun_and_an_unmodified_script(tmp_path: Path, script: Path) -> None:
-    command = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node=2"]
+    command = ["-m", "torch.distributed.run", "--nproc-per-node=2"]
     command += [f"--master-port={free_port()}", "-m", "comgra_decl", "schedule.first=100"]
-    done = subprocess.run(
-        [*command, f"run.root={tmp_path / 'runs'}", str(script)],
-        capture_output=True,
-        text=True,
-        timeout=240,
-        env={**os.environ, "OMP_NUM_THREADS": "1"},
-        check=False,
-    )
+    done = forked(tmp_path, *command, f"run.root={tmp_path / 'runs'}", script)
     assert done.returncode == 0, done.stderr
     run = the_run(tmp_path / "runs")
     assert run.group == "train"

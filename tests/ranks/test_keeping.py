@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 import threading
 import time
 from collections.abc import Callable
@@ -88,9 +89,17 @@ COPIES: dict[str, Callable[[Path, Path], Path]] = {
 }
 
 
-@pytest.fixture(params=shortened(reversed(COPIES), tried=1))
-def copy(run: Path, tmp_path: Path, request: pytest.FixtureRequest) -> Path:
-    return COPIES[request.param](run, tmp_path / "copy")
+@pytest.fixture(scope="module", params=shortened(reversed(COPIES), tried=1))
+def made(
+    run: Path, tmp_path_factory: pytest.TempPathFactory, request: pytest.FixtureRequest
+) -> Path:
+    """A copy that nobody changes."""
+    return COPIES[request.param](run, tmp_path_factory.mktemp("made") / "copy")
+
+
+@pytest.fixture
+def copy(made: Path, tmp_path: Path) -> Path:
+    return Path(shutil.copytree(made, tmp_path / "copy"))
 
 
 def told(run: Run) -> dict[str, Any]:

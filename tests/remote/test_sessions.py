@@ -6,6 +6,7 @@ import json
 import logging
 import re
 from collections.abc import Iterator
+from contextlib import suppress
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from threading import Thread
@@ -16,7 +17,7 @@ import torch
 from torch import nn
 
 import comgra_decl as comgra
-from comgra_decl.errors import StoreError
+from comgra_decl.errors import ComgraError, StoreError
 from comgra_decl.launch.cli import main
 from comgra_decl.launch.context import RunContext
 from comgra_decl.launch.folders import place_run
@@ -29,6 +30,7 @@ from comgra_decl.store import WriterThread
 from comgra_decl.store.location import Remote
 from comgra_decl.store.remote import INTERVAL, Objects
 from tests.remote.server import BUCKET, fake_s3
+from tests.store.threads import until
 
 SPEC: dict[str, Any] = {
     "nodes": {"all": {"select": "**", "capture": ["output", "parameter"]}},
@@ -59,6 +61,13 @@ def traced(root: object, **spec: Any) -> tuple[list[float], Session]:
 
 def said(caplog: pytest.LogCaptureFixture) -> str:
     return "\n".join(record.getMessage() for record in caplog.records)
+
+
+def is_there(session: Session) -> bool:
+    """Whether the thread that writes has made the run."""
+    with suppress(ComgraError):
+        return comgra.open_run(str(session.path)).name == "run"
+    return False
 
 
 def test_a_training_is_recorded_and_is_what_it_was(root: Remote, tmp_path: Path) -> None:
@@ -148,6 +157,7 @@ def test_a_bucket_that_goes_away_ends_the_recording_but_not_the_training(
             opened = comgra.trace(SPEC, root=str(root), group="g", name="run")
             session = opened.__enter__()
             losses = train()
+            until(lambda: is_there(session))
         losses += train()
         opened.__exit__(None, None, None)
     assert losses == plain
@@ -195,14 +205,18 @@ def test_the_size_of_a_run_is_what_was_written(root: Remote) -> None:
         measured.append(original(attendant))
         return measured[-1]
 
+    def looked(running: Session) -> int:
+        assert running._attendant is not None
+        running._attendant.look()
+        return measured[-1]
+
     session = comgra.trace(
         {**SPEC, "schedule": {"first": 100, "budget": {"disk": "1GB"}}}, root=str(root)
     )
     with pytest.MonkeyPatch.context() as patch, session as running:
         patch.setattr(Attendant, "_stored_bytes", look)
         train()
-        assert running._attendant is not None
-        running._attendant.look()
+        until(lambda: looked(running) > 0)
     stored = sum(
         len(Objects(root).read(name, most=1 << 30) or b"") for name in Objects(root).names()
     )

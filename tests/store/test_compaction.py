@@ -5,9 +5,6 @@ from __future__ import annotations
 import os
 import random
 import shutil
-import signal
-import subprocess
-import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -26,6 +23,7 @@ from comgra_decl.store.verify import verify
 from tests.store.test_damage import change_json
 from tests.store.test_verify import contents, files_of
 from tests.store.truth import Truth, meta_of
+from tests.support.forked import Program
 
 RECORDS = 1100
 SLOTS = 8
@@ -220,15 +218,11 @@ def test_it_may_be_killed_at_any_moment(run: Path, written: tuple[Path, Truth]) 
     rng, killed = random.Random(1), 0
     for attempt in range(5):
         copy = Path(shutil.copytree(run, run.parent / f"kill -9, {attempt}"))
-        child = subprocess.Popen(
-            [sys.executable, "-c", CHILD, str(copy)], stdout=subprocess.PIPE, text=True
-        )
-        with child:
-            assert child.stdout is not None
-            assert child.stdout.readline() == "ready\n"
-            time.sleep(rng.uniform(0, 0.25))
-            child.send_signal(signal.SIGKILL)
-            killed += child.stdout.readline() != "done\n"
+        child = Program(run.parent, "-c", CHILD, copy)
+        child.wait_for("ready")
+        time.sleep(rng.uniform(0, 0.25))
+        child.kill()
+        killed += "done" not in child.out.read_text()
         assert verify(copy).whole
         assert Reader(copy).view.n == RECORDS
         compact(copy)

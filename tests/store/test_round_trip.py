@@ -93,7 +93,7 @@ def test_many_slots_from_the_start_use_several_chunks_and_smaller_blocks(tmp_pat
     truth.check(Reader(tmp_path / "run").view)
 
 
-@given(
+COMMITS = given(
     commits=st.lists(
         st.lists(
             st.tuples(
@@ -110,11 +110,27 @@ def test_many_slots_from_the_start_use_several_chunks_and_smaller_blocks(tmp_pat
     bins=st.sampled_from([None, 4]),
     samples=st.sampled_from([0, 2]),
 )
-@settings(max_examples=15, suppress_health_check=[HealthCheck.too_slow])
+
+
+@COMMITS
+@settings(max_examples=5, suppress_health_check=[HealthCheck.too_slow])
 def test_any_sequence_of_batches_is_read_back(
     commits: list[list[tuple[int, list[int]]]], seed: int, bins: int | None, samples: int
 ) -> None:
-    truth = Truth(seed, meta_of(bins=bins, sample_count=samples))
+    read_back(commits, Truth(seed, meta_of(bins=bins, sample_count=samples)))
+
+
+@pytest.mark.slow
+@COMMITS
+@settings(max_examples=100, suppress_health_check=[HealthCheck.too_slow])
+def test_any_of_many_sequences_of_batches_is_read_back(
+    commits: list[list[tuple[int, list[int]]]], seed: int, bins: int | None, samples: int
+) -> None:
+    read_back(commits, Truth(seed, meta_of(bins=bins, sample_count=samples)))
+
+
+def read_back(commits: list[list[tuple[int, list[int]]]], truth: Truth) -> None:
+    """Writes batches of records with some slots each, commit by commit, and reads them back."""
     with TemporaryDirectory() as folder:
         writer = RunWriter.create(Path(folder) / "run", truth.meta)
         reader = Reader(Path(folder) / "run")

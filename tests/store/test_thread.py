@@ -94,6 +94,16 @@ def test_a_full_disk_is_waited_for_and_told_once(caplog: pytest.LogCaptureFixtur
     ]
 
 
+def test_a_store_out_of_reach_is_tried_again_however_long_the_first_attempt_took() -> None:
+    writer = FakeWriter()
+    writer.failures = iter([TransientStoreError("timed out")])
+    thread, errors = thread_of(writer, patience=0)
+    thread.put(raw(0))
+    thread.close(PATIENCE)
+    assert errors == []
+    assert writer.commits == [[0]]
+
+
 def test_a_disk_that_stays_full_ends_the_recording_but_not_the_training() -> None:
     writer = FakeWriter()
     writer.failures = iter(lambda: TransientStoreError("no space left"), None)

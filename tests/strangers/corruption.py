@@ -328,11 +328,12 @@ def summary(results: list[dict[str, Any]]) -> str:
 
 def main() -> None:
     """Makes runs in another process, and damages copies of them."""
-    import subprocess
+    from tests.support import forked as fresh
 
     count, seed = int(sys.argv[1]), int(sys.argv[2])
     folder = Path(tempfile.mkdtemp(prefix="corruption-"))
-    subprocess.run([sys.executable, "-m", "tests.strangers.corruption", "make", folder], check=True)
+    made = fresh.forked(Path.cwd(), "-m", "tests.strangers.corruption", "make", folder)
+    assert made.returncode == 0, made.stderr
     results = fuzzed([folder / "group" / "run", folder / "small"], count, seed, folder)
     sys.stdout.write(summary(results) + "\n")
     for told in bad(results):

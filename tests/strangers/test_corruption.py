@@ -2,20 +2,18 @@
 
 from __future__ import annotations
 
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 
 from tests.strangers.corruption import _same, differences
+from tests.support.forked import forked
 
 ROOT = Path(__file__).parents[2]
 
 
 def fuzzed(count: int, seed: int) -> str:
-    command = [sys.executable, "-m", "tests.strangers.corruption", str(count), str(seed)]
-    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
+    done = forked(ROOT, "-m", "tests.strangers.corruption", count, seed, timeout=None)
     assert done.returncode == 0, done.stdout + done.stderr[-2000:]
     return done.stdout
 

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
-import subprocess
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -18,8 +16,8 @@ from comgra_decl.rules import diagnose, stored
 from tests.store.test_damage import change_json
 from tests.strangers.folders import ATTACKS, TARGET, made, make_run, read
 from tests.strangers.looking import of_run
+from tests.support.forked import forked
 
-ROOT = Path(__file__).parents[2]
 MEMORY_MB = 1500
 """Most resident memory of all looks at one folder, imports included."""
 
@@ -43,17 +41,8 @@ def looked(runs: Sequence[Path], folder: Path, *options: str) -> list[dict[str, 
     """Looks at runs in a process of its own, where what a spec names can be imported."""
     payload = folder / f"{TARGET.partition('.')[0]}.py"
     payload.write_text(PAYLOAD.format(str(folder / "it ran")))
-    path = os.pathsep.join([str(ROOT), str(folder)])
-    command = [sys.executable, "-m", "tests.strangers.looking", str(folder / "out")]
-    done = subprocess.run(
-        [*command, *map(str, runs), *options],
-        cwd=folder,
-        env={**os.environ, "PYTHONPATH": path, "OMP_NUM_THREADS": "1"},
-        capture_output=True,
-        text=True,
-        check=False,
-        timeout=1800,
-    )
+    command = ["-m", "tests.strangers.looking", folder / "out", *runs, *options]
+    done = forked(folder, *command, timeout=1800)
     assert done.returncode == 0, done.stderr[-2000:]
     assert not (folder / "it ran").exists(), "code that a run names was executed"
     return [json.loads(line) for line in done.stdout.splitlines()]
@@ -137,15 +126,7 @@ def test_the_command_imports_only_what_it_is_told_to_trust(
         f"open({str(tmp_path / 'it ran')!r}, 'w').close()\n"
         "from comgra_decl.rules.gradients.vanishing import VanishingGradient as ran\n"
     )
-    done = subprocess.run(
-        [sys.executable, "-c", COMMAND, "diagnose", str(run), "--no-together", *option],
-        cwd=tmp_path,
-        env={**os.environ, "PYTHONPATH": os.pathsep.join([str(ROOT), str(tmp_path)])},
-        capture_output=True,
-        text=True,
-        check=False,
-        timeout=300,
-    )
+    done = forked(tmp_path, "-c", COMMAND, "diagnose", run, "--no-together", *option)
     assert done.returncode in (0, 3), done.stderr
     assert (tmp_path / "it ran").exists() == imported
     assert ("was not imported" in " ".join(done.stdout.split())) != imported

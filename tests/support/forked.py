@@ -11,11 +11,14 @@ import atexit
 import builtins
 import multiprocessing
 import os
+import re
 import runpy
 import shutil
+import signal
 import sys
 import tempfile
 import threading
+import time
 from collections.abc import Mapping
 from multiprocessing.context import ForkServerProcess
 from pathlib import Path
@@ -26,6 +29,7 @@ from comgra_decl.launch.environment import attach
 
 IMPORTED = ["torch._dynamo", "torch.distributed", "pandas", "hydra", "comgra_decl.launch.session"]
 IMPORTED += ["comgra_decl.hooks", "comgra_decl.query", "comgra_decl.rules.catalogue"]
+IMPORTED += ["comgra_decl.viewer.page", "comgra_decl.viewer.serve"]
 PATIENCE = 240
 
 
@@ -36,6 +40,10 @@ class Program:
         folder: where it runs.
         arguments: as Python's own: `-c CODE`, `-m MODULE` or a file, then what is theirs.
         env: variables beside ours.
+
+    Attributes:
+        out: the file that it writes to.
+        err: the file of what it says to the standard error.
     """
 
     def __init__(
@@ -46,20 +54,40 @@ class Program:
         context.set_forkserver_preload(IMPORTED)
         self._arguments = [*map(str, arguments)]
         self._said = Path(tempfile.mkdtemp())
+        self.out, self.err = self._said / "out", self._said / "err"
+        for file in (self.out, self.err):
+            file.touch()
         given = (str(folder), self._arguments, {**os.environ, **(env or {})}, str(self._said))
         self.process: ForkServerProcess = context.Process(target=_be, args=given, daemon=True)
         self.process.start()
 
-    def ended(self, timeout: float = PATIENCE) -> CompletedProcess[str]:
+    def ended(self, timeout: float | None = PATIENCE) -> CompletedProcess[str]:
         """Waits for its end; returns what came of it."""
         self.process.join(timeout)
         code = self.process.exitcode
         if code is None:
             self.kill()
             raise TimeoutError(f"{self._arguments} has not ended after {timeout} seconds")
-        out, err = ((self._said / name).read_text() for name in ("out", "err"))
+        out, err = self.out.read_text(), self.err.read_text()
         shutil.rmtree(self._said)
         return CompletedProcess(self._arguments, code, out, err)
+
+    def wait_for(self, pattern: str, timeout: float = PATIENCE) -> str:
+        """Waits until it has said something; returns the first group of it, or all."""
+        until = time.monotonic() + timeout
+        while time.monotonic() < until:
+            alive = self.process.is_alive()
+            if found := re.search(pattern, self.out.read_text() + self.err.read_text()):
+                return found[found.re.groups > 0]
+            assert alive, f"{self._arguments} has ended:\n{self.err.read_text()}"
+            time.sleep(0.02)
+        raise TimeoutError(f"{self._arguments} has not said {pattern}:\n{self.err.read_text()}")
+
+    def interrupt(self) -> CompletedProcess[str]:
+        """Ends it as Ctrl-C does; returns what came of it."""
+        assert self.process.pid is not None
+        os.kill(self.process.pid, signal.SIGINT)
+        return self.ended()
 
     def kill(self) -> None:
         """Ends it as `kill -9` does, wherever it is."""
@@ -68,10 +96,13 @@ class Program:
 
 
 def forked(
-    folder: Path, *arguments: object, env: Mapping[str, str] | None = None
+    folder: Path,
+    *arguments: object,
+    env: Mapping[str, str] | None = None,
+    timeout: float | None = PATIENCE,
 ) -> CompletedProcess[str]:
     """Runs `python ARGUMENTS` in a folder to its end."""
-    return Program(folder, *arguments, env=env).ended()
+    return Program(folder, *arguments, env=env).ended(timeout)
 
 
 def _be(folder: str, arguments: list[str], environment: dict[str, str], said: str) -> None:
@@ -84,6 +115,7 @@ def _be(folder: str, arguments: list[str], environment: dict[str, str], said: st
     os.environ.clear()
     os.environ.update(environment)
     os.chdir(folder)
+    multiprocessing.current_process()._config["daemon"] = False  # type: ignore[attr-defined]
     attach()  # as torch does when it is imported
     code = _code_of(arguments)
     atexit._run_exitfuncs()

@@ -70,6 +70,7 @@ def chromium() -> Iterator[Any]:
 def common_context(chromium: Any) -> Iterator[Any]:
     """The context of all pages that need none of their own."""
     context = chromium.new_context()
+    context.new_page()  # keeps the window, of which a new one costs a second for each page
     yield context
     context.close()
 

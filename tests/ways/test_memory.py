@@ -23,6 +23,7 @@ from comgra_decl.hooks import HookManager
 from comgra_decl.records import RawStep
 from comgra_decl.spec import load_spec
 from tests.support.forked import forked
+from tests.support.freezing import set_aside
 from tests.support.recording import recording
 from tests.support.shortened import shortened
 from tests.ways.models import Net
@@ -46,8 +47,7 @@ SIZES = (8, 8, 5, 8, 3, 1)
 def _alone() -> Iterator[None]:
     """Keeps the objects of other tests out of what is counted."""
     logging.disable(logging.WARNING)
-    gc.collect()
-    gc.freeze()
+    set_aside()
     yield
     logging.disable(logging.NOTSET)
 

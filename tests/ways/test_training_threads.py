@@ -195,12 +195,73 @@ def test_a_thread_that_waits_for_others_holds_no_record_back(tmp_path: Path) -> 
     with comgra.trace(SPEC, root=tmp_path, group="g") as session:
         for _ in with_optimizer(first):
             pass
-        with ThreadPoolExecutor(2) as pool:
-            for _ in pool.map(lambda one: [*with_optimizer(one)], others):
-                pass
+        with ThreadPoolExecutor(1) as pool, ThreadPoolExecutor(1) as other:
+            one, two = map(with_optimizer, others)
+            for _ in range(STEPS):
+                for own, steps in ((pool, one), (other, two)):
+                    own.submit(next, steps).result()
     assert session.path is not None
     run = comgra.open_run(session.path)
     compare(run, [first, *others], records=STEPS + 2)
+
+
+def test_a_thread_that_ends_before_the_record_meant_for_it_leaves_no_number_out(
+    tmp_path: Path,
+) -> None:
+    first, second = (Trained(number) for number in range(2))
+    one, two = with_optimizer(first), with_optimizer(second)
+    pools = [ThreadPoolExecutor(1) for _ in range(2)]
+    with comgra.trace({**SPEC, "schedule": {"every": 6}}, root=tmp_path, group="g") as session:
+        hooks = session._hooks
+        assert hooks is not None
+        while len(second.losses) < 2 or not hooks._armed:
+            for pool, steps in zip(pools, (one, two), strict=True):
+                pool.submit(next, steps).result()
+        ended = pools[0].submit(threading.get_ident).result() == hooks._lanes.followed.thread
+        for _ in range(STEPS // 4):  # the other one goes on, as long as it waits
+            pools[ended].submit(next, (one, two)[ended]).result()
+        for pool in pools:
+            pool.shutdown()
+    assert session.path is not None
+    losses = comgra.open_run(session.path).kpis().query("name == 'loss'")
+    assert sorted(losses.step) == list(range(len(first.losses + second.losses)))
+
+
+def test_a_thread_that_rests_in_a_recorded_step_lets_the_steps_of_others_be_seen(
+    tmp_path: Path,
+) -> None:
+    """A debugger holds it, say: others go on, and somebody looks once a second."""
+    resting, going = Trained(0), Trained(1)
+    begun, ended = threading.Event(), threading.Event()
+
+    def rest() -> None:
+        steps = with_optimizer(resting)
+        while not (hooks._armed and hooks._lanes.followed.thread == threading.get_ident()):
+            next(steps)
+        resting.model(resting.data[0])  # a record has begun
+        begun.set()
+        ended.wait()
+        for _ in steps:
+            pass
+
+    with comgra.trace(SPEC, root=tmp_path, group="g") as session:
+        assert session._hooks is not None
+        hooks = session._hooks
+        steps = with_optimizer(going)
+        next(steps)  # recorded, so that its parameters are known
+        thread = threading.Thread(target=rest)
+        thread.start()
+        assert begun.wait(60)
+        for _ in steps:
+            hooks.look()
+        ended.set()
+        thread.join()
+    assert session.path is not None
+    run = comgra.open_run(session.path)
+    assert not any("no step has ended" in text for text in run.report["warnings"])
+    losses = run.kpis().query("name == 'loss'")
+    assert sorted(losses.step) == list(range(2 * STEPS))
+    assert sorted(losses.value) == sorted(resting.losses + going.losses)
 
 
 def test_steps_in_threads_are_bit_for_bit_those_without_tracing(tmp_path: Path) -> None:

@@ -89,6 +89,35 @@ def test_a_step_that_cannot_be_seen_to_change_anything_ends_after_many_calls(
     assert any("no optimizer step was seen" in text for text in recording.report["warnings"])
 
 
+@pytest.mark.parametrize("ends", ["last_optimizer", "explicit"])
+def test_slow_steps_of_optimizers_that_end_no_step_of_the_training_are_no_hidden_ones(
+    ends: str,
+) -> None:
+    """A critic steps five times, a second or more each, for each step of its generator."""
+    recording = Recording()
+    spec = {**EVERYTHING, "schedule": {"first": 100, "step": ends}}
+    manager = HookManager(load_spec(spec), recording.steps.append, on_fault=recording.faults.append)
+    manager.attach()
+    generator, critic = nn.Linear(3, 3), nn.Linear(3, 1)
+    rest, last = (torch.optim.SGD(m.parameters(), lr=0.1) for m in (critic, generator))
+    for _ in range(4):
+        for _ in range(5):
+            rest.zero_grad()
+            critic(generator(torch.randn(4, 3))).sum().backward()
+            rest.step()
+            manager.look()
+        last.zero_grad()
+        critic(generator(torch.randn(4, 3))).sum().backward()
+        last.step()
+        manager.look()
+        if ends == "explicit":
+            comgra.step()
+    manager.detach()
+    assert recording.faults == []
+    assert [step.info.step for step in recording.steps] == [0, 1, 2, 3]
+    assert not any("no step has ended" in text for text in recording.report["warnings"])
+
+
 def hidden(optimizer: torch.optim.Optimizer) -> None:
     """Steps as compiled code does: no hook is called."""
     type(optimizer).step.__wrapped__(optimizer)  # type: ignore[attr-defined]

@@ -55,6 +55,7 @@ class Provenance(modes.OwnMode):
         self._nodes: dict[Slot, int] = {}
         self._edges: dict[tuple[int, int], bool] = {}
         self._own: dict[int, tuple[Any, int, Slot]] = {}  # id of a traced tensor -> it, its node
+        self._expected: set[int] = set()  # nodes whose module has hooks that are yet to run
         self._outside: set[int] = set()  # storages that came into the step from elsewhere
         self._named: dict[tuple[str, str], None] = {}  # edges stated by name
         self._cuts: dict[tuple[int, str], None] = {}
@@ -127,6 +128,7 @@ class Provenance(modes.OwnMode):
         again = self._follower.recomputed > 0 and tensor.is_floating_point()
         follows = tensor.requires_grad or again
         own = {node}
+        self._settle(node, tensor)
         twin = self._twin(slot, tensor)
         if twin is None:
             self._connect(self._sources(tensor, fallback, follows=follows), node)
@@ -139,6 +141,20 @@ class Provenance(modes.OwnMode):
         nodes = frozenset(own)
         self._lineage.replace(tensor, Sources(nodes, nodes if follows else frozenset()))
         self._own[id(tensor)] = (self._lineage.reference(tensor), node, slot)
+
+    def expect(
+        self, slot: Slot, tensor: torch.Tensor, fallback: Iterable[torch.Tensor] = ()
+    ) -> None:
+        """Declares what `trace` will, before hooks that may compute from it, or replace it."""
+        self.trace(slot, tensor, fallback)
+        self._expected.add(self._node(slot))
+
+    def _settle(self, node: int, tensor: torch.Tensor) -> None:
+        """Forgets where an expected tensor came from if another one is put in its place."""
+        if node in self._expected:
+            self._expected.discard(node)
+            if node not in self._lineage.of(tensor).all:
+                self._edges = {edge: grad for edge, grad in self._edges.items() if edge[1] != node}
 
     def _sources(
         self, tensor: torch.Tensor, fallback: Iterable[torch.Tensor], *, follows: bool

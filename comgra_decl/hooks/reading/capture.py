@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Container, Hashable
+from collections.abc import Callable, Collection, Container, Hashable
+from contextlib import AbstractContextManager
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
@@ -11,7 +12,7 @@ import numpy as np
 
 from comgra_decl.hooks.reading.gradients import Backwards
 from comgra_decl.records import Layout, RawStep, StepInfo
-from comgra_decl.stats import CannotReduceError, Reducer, ordinary
+from comgra_decl.stats import OVERWRITTEN, CannotReduceError, Reducer, ordinary
 
 if TYPE_CHECKING:
     import torch
@@ -42,6 +43,7 @@ class StepCapture:
     ) -> None:
         self.max_iterations: int | None = None
         self.cut: dict[str, None] = {}  # nodes of which not all iterations of a step are recorded
+        self.uneven: dict[str, None] = {}  # nodes whose rows are those of the batch now and then
         self.followed = followed  # whether the dependency graph is made from these calls
         self._spare_values = spare_values  # copy those that are not asked for, too, for later
         self._spare: set[Slot] = set()  # slots whose values were not asked for
@@ -103,6 +105,10 @@ class StepCapture:
         self.calls[key] = number + 1
         return number
 
+    def upcoming(self, what: object) -> int:
+        """Returns the iteration that `count` would return, without counting."""
+        return self.calls.get((what, WITHOUT_GRADIENT) if self.aside else what, 0)
+
     def iteration(self, what: object, name: str | Callable[[], str]) -> int | None:
         """Counts a call; returns its iteration, or None if the step has enough of these.
 
@@ -151,6 +157,10 @@ class StepCapture:
         self.cost += time.perf_counter() - started
         return index
 
+    def together(self) -> AbstractContextManager[None]:
+        """Reads what is added within at once, on a GPU in few launches; no program runs in it."""
+        return self._reducer.together()
+
     def _add_written_out(
         self, slot: Slot, tensor: torch.Tensor, dim: int | None, values: bool, why: str
     ) -> int | None:
@@ -161,20 +171,36 @@ class StepCapture:
             return None
         return self.add(slot, whole, batch_dim=dim, values=values)
 
-    def batch_dim(self, tensor: torch.Tensor, declared: int | str | None) -> int | None:
-        """Returns the declared batch dim, or for "auto" dim 0 where it has the batch's size."""
+    def batch_dim(
+        self, tensor: torch.Tensor, declared: int | str | None, slot: Slot | None = None
+    ) -> int | None:
+        """Returns the declared batch dim, or for "auto" dim 0 where it has the batch's size.
+
+        Where the series of a slot has begun, it goes on as it is, whatever sizes a later record has
+        by chance: a series has one meaning.
+        """
         if tensor.is_nested:
             return None
         shape = tensor.shape
         if isinstance(declared, int):
             return declared if -len(shape) <= declared < len(shape) else None
-        if declared is None or not shape or shape[0] != self.batch_size:
+        if declared is None or not shape:
             return None
-        return 0
+        per_sample = shape[0] == self.batch_size
+        if slot is None or not slot.dtype or 0 in slot.shape or 0 in shape:
+            return 0 if per_sample else None  # what is empty is neither
+        if (slot.batch_dim is not None) != per_sample:
+            self.uneven[slot.node()] = None
+        return slot.batch_dim
 
     def _small_enough(self, tensor: torch.Tensor, dim: int | None) -> bool:
         samples = 1 if dim is None else max(1, tensor.shape[dim])
         return tensor.numel() <= samples * self._max_value_elements
+
+    @property
+    def slots(self) -> list[Slot]:
+        """What was recorded in this step, in order."""
+        return [slot for slot, _ in self._entries]
 
     def signature(self) -> int:
         """Hash of the sequence of forward slots: equal for steps that ran the same way."""
@@ -185,6 +211,8 @@ class StepCapture:
         started = time.perf_counter()
         new_slots = table.settle(slot for slot, _ in self._entries)
         reduced = self._reducer.finish()
+        if reduced.lost:
+            self._leave_out(reduced.lost)
         info.batch_size = self.batch_size
         info.samples = list(range(min(self._sample_count, self.batch_size or 1)))
         step = RawStep(
@@ -207,6 +235,13 @@ class StepCapture:
         self.open = False
         info.cost = self.cost + time.perf_counter() - started
         return step
+
+    def _leave_out(self, lost: Collection[int]) -> None:
+        for slot, index in self._entries:
+            if index in lost:
+                self.refused[f"{slot.node()} {slot.role}"] = OVERWRITTEN
+        self._entries = [(slot, index) for slot, index in self._entries if index not in lost]
+        self.kpi_tensors = {n: index for n, index in self.kpi_tensors.items() if index not in lost}
 
     def _layout(self, reduced: Reduced) -> Layout:
         ids = tuple([slot.id for slot, _ in self._entries])
@@ -241,7 +276,10 @@ class StepCapture:
 
 def _forward(slot: Slot, taken: Container[Slot]) -> Slot:
     forward = slot.forward if slot.pass_ == WITHOUT_GRADIENT else None
-    return slot if forward is None or forward in taken else forward
+    if forward is None or forward in taken:
+        return slot
+    forward.take_form_of(slot)
+    return forward
 
 
 def _both(first: Callable[[], None], second: Callable[[], None]) -> None:

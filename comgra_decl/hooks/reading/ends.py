@@ -51,7 +51,7 @@ class Ends:
             if gradient_function(tensor) is not None:  # computed by another part of the model
                 continue
             slot = capture.in_pass(self._input(input_role(path), iteration))
-            dim = capture.batch_dim(tensor, "auto")
+            dim = capture.batch_dim(tensor, "auto", slot)
             index = capture.add(slot, tensor, batch_dim=dim, values=self._values)
             if graph is not None and graph.enters(tensor):
                 graph.trace(slot, tensor)

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import nn
+from torch.utils.hooks import unserializable_hook
 
 from comgra_decl.hooks.hand_updates import Look, is_there
 from comgra_decl.hooks.reading.gradients import unused
@@ -119,16 +120,18 @@ class Parameters:
         self._watched.add(id(parameter))
         share = partial(self._on_share, capture, capture.epoch, plan)
         left = partial(self._on_accumulated, capture, capture.epoch, plan)
-        self._handles.append(parameter.register_hook(share))
+        self._handles.append(parameter.register_hook(unserializable_hook(share)))
         self._handles.append(parameter.register_post_accumulate_grad_hook(left))
 
     # -- backward ------------------------------------------------------------------------------
 
     def _on_share(
-        self, capture: StepCapture, epoch: int, plan: TensorPlan, gradient: torch.Tensor
+        self, capture: StepCapture, epoch: int, plan: TensorPlan, gradient: torch.Tensor | None
     ) -> None:
         pass_ = capture.backwards.current
         if capture.epoch != epoch or not capture.open or pass_ is None:
+            return
+        if gradient is None:  # compiled code has none for a parameter that takes no part
             return
         try:
             with torch._C.DisableTorchFunction(), torch.no_grad():
@@ -194,8 +197,9 @@ class Parameters:
         self._remember(self._stepping)
         self._read_gradients = not closure and getattr(optimizer, "grad_scale", None) is None
         if self._read_gradients and capture.open:
-            for parameter in self._stepping:
-                self._read_gradient(parameter, capture)
+            with capture.together():
+                for parameter in self._stepping:
+                    self._read_gradient(parameter, capture)
 
     def _read_gradient(self, parameter: torch.Tensor, capture: StepCapture) -> None:
         plan = self.plan_of(parameter)
@@ -220,16 +224,15 @@ class Parameters:
             plan = self.plan_of(parameter)
             if plan is None:
                 continue
-            wanted = plan.capture
             if not read:
                 self._read_gradient(parameter, capture)
             if self._raw:
                 self._write_raw(plan, capture)
             if self._before:
                 self._write_update(plan, parameter, capture)
-            if wanted.optimizer_state and not shared:
-                self._write_state(plan, optimizer.state.get(parameter, {}), capture)
         self._before.clear()
+        if not shared:
+            self._write_states(optimizer, capture)
 
     def _write_raw(self, plan: TensorPlan, capture: StepCapture) -> None:
         gradient = self._raw.pop(plan, None)
@@ -249,6 +252,13 @@ class Parameters:
         slot = unused(capture, plan.slot, "update")
         update = torch.sub(after, before, out=before)  # memory just written is cheaper than new
         capture.add(slot, update, batch_dim=None, values=plan.capture.values)
+
+    def _write_states(self, optimizer: torch.optim.Optimizer, capture: StepCapture) -> None:
+        with capture.together():
+            for parameter in _parameters(optimizer):
+                plan = self.plan_of(parameter)
+                if plan is not None and plan.capture.optimizer_state:
+                    self._write_state(plan, optimizer.state.get(parameter, {}), capture)
 
     def _write_state(self, plan: TensorPlan, state: dict[str, Any], capture: StepCapture) -> None:
         """Reads moments and the like; a step counter is no tensor worth a series."""

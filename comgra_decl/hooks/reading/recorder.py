@@ -7,6 +7,7 @@ from functools import partial
 from typing import TYPE_CHECKING, NamedTuple
 
 import torch
+from torch.utils.hooks import unserializable_hook
 
 from comgra_decl.hooks.reading.gradients import gradient_slot
 from comgra_decl.hooks.reading.splitting import Part, take_apart
@@ -71,7 +72,7 @@ class TensorRecorder:
         computed from, where nobody saw how.
         """
         slot = capture.in_pass(slot_of(role))
-        dim = capture.batch_dim(tensor, how.batch_dim)
+        dim = capture.batch_dim(tensor, how.batch_dim, slot)
         if wanted.tensor:
             if capture.add(slot, tensor, batch_dim=dim, values=how.values) is None:
                 return
@@ -79,7 +80,7 @@ class TensorRecorder:
             return
         if graph is not None:
             graph.trace(slot, tensor, inputs)
-        if wanted.gradient and tensor.requires_grad:
+        if wanted.gradient and self._awaits(tensor):
             self.watch(slot, tensor, capture, batch_dim=dim, values=how.values)
         if how.split is not None:
             self.read_parts(
@@ -116,7 +117,7 @@ class TensorRecorder:
         if wanted.tensor:
             for part, slot in zip(parts, slots, strict=True):
                 capture.add(slot, part.tensor, batch_dim=part.batch_dim, values=how.values)
-        if wanted.gradient and tensor.requires_grad and parts:
+        if wanted.gradient and self._awaits(tensor) and parts:
             args = (capture, capture.epoch, slots, how, batch_dim)
             self._hook(tensor, partial(self._on_split_gradient, *args))
 
@@ -136,14 +137,20 @@ class TensorRecorder:
             capture.refused[name] = str(error)
             return []
 
+    def _awaits(self, tensor: torch.Tensor) -> bool:
+        """Whether a gradient may reach a tensor."""
+        return tensor.requires_grad
+
     def _hook(self, tensor: torch.Tensor, hook: Callable[[torch.Tensor], None]) -> None:
+        """Hands on the gradients that reach a tensor."""
+        hook = unserializable_hook(hook)  # else torch warns a program that saves the tensor
         if not tensor.is_leaf:
             tensor.register_hook(hook)
             return
         leaf = id(tensor)
         if leaf in self._reached:  # it is given anew: an image that is trained, in each iteration
             self._release_leaf(leaf)
-        handle = tensor.register_hook(partial(self._on_leaf, leaf, hook))
+        handle = tensor.register_hook(unserializable_hook(partial(self._on_leaf, leaf, hook)))
         self._leaf_hooks.setdefault(leaf, []).append(handle)
 
     def _on_leaf(

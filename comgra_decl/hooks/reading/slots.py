@@ -81,6 +81,12 @@ class Slot:
         self.batch_dim = batch_dim
         self.piece = None if type(tensor) in _WHOLE else piece_of(tensor)
 
+    def take_form_of(self, other: Slot) -> None:
+        """Remembers the form of a tensor that another slot was thought to be of."""
+        if not self.dtype:
+            self.shape, self.dtype = other.shape, other.dtype
+            self.batch_dim, self.piece = other.batch_dim, other.piece
+
     def in_pass(self, pass_: str) -> Slot:
         """Returns the slot of the same tensor in another pass: `grad`, `update`."""
         slot = self.passes.get(pass_)

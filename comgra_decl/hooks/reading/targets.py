@@ -118,13 +118,13 @@ class Targets(modes.OwnMode):
         result = func(*args, **kwargs)
         if getattr(func, "__name__", "") in _WITHOUT_RESULT or self._capture is None:
             return result
-        if self._capture.open and self.thread == get_ident() and not is_no_step():
-            try:
+        try:
+            if self._capture.open and self.thread == get_ident() and not is_no_step():
                 with torch._C.DisableTorchFunction():
                     self._see(self._capture, func, args, kwargs, result)
-            except Exception as error:
-                self._capture = None
-                self._on_fault(error)
+        except Exception as error:
+            self._capture = None
+            self._on_fault(error)
         return result
 
     def _see(
@@ -188,7 +188,7 @@ class Targets(modes.OwnMode):
             self._slots.append(Slot(lambda: "target", "target", iteration=number, kind="target"))
         slot = self._slots[self._count]
         self._count += 1
-        dim = capture.batch_dim(tensor, "auto")
+        dim = capture.batch_dim(tensor, "auto", slot)
         if capture.add(slot, tensor, batch_dim=dim, values=self._values) is None:
             return
         if self._graph is not None:

@@ -155,7 +155,7 @@ class LossWatch:
             return self._backward(original, *args, **kwargs)
 
         run_natively(backward, self._backward, within=False)
-        run_natively(self._tell, self._on_done)
+        run_natively(self._begins, self._ends)
         return backward
 
     def _quick_backward(
@@ -201,38 +201,45 @@ class LossWatch:
             return self._backward(original, *given)
 
         run_natively(backward, self._backward, within=False)
-        run_natively(self._tell, self._on_done)
+        run_natively(self._begins, self._ends)
         self._hurry(0)  # one that somebody has kept and put another in the place of
         self._hurry = hurry
         self._settle()
         return backward
 
     def _backward(self, original: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
-        thread = get_ident()
         recording = False
+        thread = get_ident()
         self._inside.add(thread)
-        self._settle()
         try:
-            tensors = args[0] if args else kwargs.get("tensors")
-            with self._together:
-                followed = self._on_thread()
-                if self._before is not None:
-                    self._before(tensors)  # a step may end, and another begin
-                recording = followed and self._recording
-                self._tell(tensors, recording)
+            recording = self._begins(args[0] if args else kwargs.get("tensors"))
         except Exception as error:
             self._on_fault(error)
         try:
             return original(*args, **kwargs)
         finally:
             self._inside.discard(thread)
-            self._settle()
             try:
-                if recording:
-                    with self._together:
-                        self._on_done()
+                self._ends(recording)
             except Exception as error:
                 self._on_fault(error)
+
+    def _begins(self, tensors: Any) -> bool:
+        """`backward` is called; returns whether it belongs to a step that is recorded."""
+        self._settle()
+        with self._together:
+            followed = self._on_thread()
+            if self._before is not None:
+                self._before(tensors)  # a step may end, and another begin
+            recording = followed and self._recording
+            self._tell(tensors, recording)
+        return recording
+
+    def _ends(self, recording: bool) -> None:
+        self._settle()
+        if recording:
+            with self._together:
+                self._on_done()
 
     def _tell(self, tensors: Any, recording: bool) -> None:
         for loss, tensor in self._losses(tensors):

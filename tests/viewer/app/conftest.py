@@ -73,13 +73,12 @@ def viewer(server: Gallery, open_page: Callable[..., Any]) -> Callable[..., Any]
 
 
 @pytest.fixture
-def start(root: Path, tmp_path: Path) -> Iterator[Start]:
+def start(root: Path) -> Iterator[Start]:
     """Starts `comgra-decl view` with further arguments and returns the address that it says."""
     running: list[Viewed] = []
 
     def start_(*arguments: str, **environment: str) -> str:
-        log = tmp_path / f"said{len(running)}"
-        running.append(Viewed(root, log, *arguments, **environment))
+        running.append(Viewed(root, *arguments, **environment))
         return running[-1].url
 
     yield start_

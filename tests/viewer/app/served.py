@@ -1,19 +1,14 @@
-"""A `panel serve viewer` of its own, and what its tests have in common."""
+"""Viewers in processes of their own, and what their tests have in common."""
 
 from __future__ import annotations
 
-import os
-import re
-import signal
-import subprocess
-import sys
-import time
 from collections.abc import Callable
 from pathlib import Path
-from subprocess import PIPE
+from subprocess import CompletedProcess
 
 import comgra_decl
 from tests.support.fake_run import FakeRun
+from tests.support.forked import Program
 from tests.viewer.conftest import HARMLESS
 
 VIEWER = Path(comgra_decl.__file__).parent / "viewer"
@@ -30,61 +25,68 @@ def views():
 """
 
 
-class Server:
-    """A `panel serve viewer` in a process of its own."""
+class Started:
+    """A server in a process of its own, which has imported it all before (see `Program`)."""
 
-    def __init__(self, root: Path, log: Path, *more: str) -> None:
-        self.root, self.log = root, log
-        command = [sys.executable, "-m", "panel", "serve", str(VIEWER), "--port", "0"]
-        command += ["--address", "127.0.0.1", "--args", str(root), *more]
-        with log.open("w") as out:
-            self.process = subprocess.Popen(command, stdout=out, stderr=subprocess.STDOUT)
-        self.url = announced(log, r"app running at: (http://127\.0\.0\.1:\d+/viewer)")
+    def __init__(self, folder: Path, *arguments: object, **environment: str) -> None:
+        self._program = Program(folder, *arguments, env=environment)
 
-    def stop(self) -> None:
-        """Ends the server; fails if it logged an error."""
-        self.process.send_signal(signal.SIGINT)
-        self.process.wait(PATIENCE)
-        blocks = self.log.read_text().split("Task exception was never retrieved")
-        errors = [b for b in blocks if "Traceback" in b and not HARMLESS.search(b)]
-        errors += [line for line in self.log.read_text().splitlines() if " ERROR" in line]
-        assert not errors, "the server logged errors:\n" + "\n".join(errors)
-
-
-class Viewed:
-    """A `comgra-decl view` in a process of its own.
-
-    Attributes:
-        url: The address that it said.
-        log: What it writes to the standard error.
-    """
-
-    def __init__(self, root: Path, log: Path, *more: str, **environment: str) -> None:
-        self.log = log
-        command = [sys.executable, "-c", CODE, "view", str(root), "--port", "0", "--no-show", *more]
-        with log.open("w") as out:
-            self.process = subprocess.Popen(
-                command, stdout=PIPE, stderr=out, text=True, env={**os.environ, **environment}
-            )
-        assert self.process.stdout is not None
-        words = self.process.stdout.readline().split()
-        if not words:
-            self.process.stdout.close()
-            raise AssertionError(f"the server ended with {self.process.wait()}:\n{self.said}")
-        self.url = words[-1]
+    @property
+    def pid(self) -> int | None:
+        """The number of its process."""
+        return self._program.process.pid
 
     @property
     def said(self) -> str:
-        """What stands in the log."""
-        return self.log.read_text()
+        """What it has written to the standard error until now."""
+        return self._program.err.read_text()
+
+    def interrupt(self) -> CompletedProcess[str]:
+        """Ends it as Ctrl-C does; returns what came of it."""
+        return self._program.interrupt()
+
+    def wait_for(self, pattern: str) -> str:
+        """Waits until it has said something and returns the first group."""
+        return self._program.wait_for(pattern, PATIENCE)
+
+
+class Server(Started):
+    """A `panel serve viewer`.
+
+    Attributes:
+        url: The address that it said.
+    """
+
+    def __init__(self, root: Path, *more: str) -> None:
+        command = ["-m", "panel", "serve", VIEWER, "--port", "0", "--address", "127.0.0.1"]
+        super().__init__(REPOSITORY, *command, "--args", root, *more)
+        self.url = self.wait_for(r"app running at: (http://127\.0\.0\.1:\d+/viewer)")
+
+    def stop(self) -> None:
+        """Ends the server; fails if it logged an error."""
+        said = self.interrupt().stderr
+        blocks = said.split("Task exception was never retrieved")
+        errors = [b for b in blocks if "Traceback" in b and not HARMLESS.search(b)]
+        errors += [line for line in said.splitlines() if " ERROR" in line]
+        assert not errors, "the server logged errors:\n" + "\n".join(errors)
+
+
+class Viewed(Started):
+    """A `comgra-decl view`.
+
+    Attributes:
+        url: The address that it said.
+    """
+
+    def __init__(self, root: Path, *more: str, **environment: str) -> None:
+        command = ["-c", CODE, "view", root, "--port", "0", "--no-show", *more]
+        super().__init__(REPOSITORY, *command, **environment)
+        self.url = self.wait_for(r"(http://\S+)\s")
 
     def stop(self) -> None:
         """Ends the server; fails if it logged a traceback."""
-        self.process.send_signal(signal.SIGINT)
-        self.process.wait(PATIENCE)
-        assert self.process.stdout is not None
-        self.process.stdout.close()
-        assert "Traceback" not in self.said, self.said
+        said = self.interrupt().stderr
+        assert "Traceback" not in said, said
 
 
 class Gallery(Server):
@@ -106,15 +108,4 @@ class Gallery(Server):
         for run in (old, self.fake):
             run.write(6)
             run.close()
-        super().__init__(runs, folder / "log", "--views", str(self.views))
-
-
-def announced(log: Path, pattern: str) -> str:
-    """Waits until a server has written its address and returns it."""
-    until = time.monotonic() + PATIENCE
-    while time.monotonic() < until:
-        found = re.search(pattern, log.read_text())
-        if found:
-            return found[1]
-        time.sleep(0.05)
-    raise AssertionError(f"the server did not start:\n{log.read_text()}")
+        super().__init__(runs, "--views", str(self.views))

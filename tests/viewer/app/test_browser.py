@@ -4,9 +4,6 @@ from __future__ import annotations
 
 import re
 import shutil
-import signal
-import subprocess
-import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -17,7 +14,7 @@ import pytest
 from comgra_decl.viewer.page import create_page
 from tests.support.fake_run import FakeRun
 from tests.viewer.app.conftest import BROKEN_FROM
-from tests.viewer.app.served import PATIENCE, announced
+from tests.viewer.app.served import Started
 
 pytestmark = pytest.mark.browser
 
@@ -41,8 +38,8 @@ def find(page: Any, text: str) -> None:
     page.keyboard.press("Enter")
 
 
-def test_the_page_opens_with_everything_in_view(viewer: Callable[..., Any]) -> None:
-    page = viewer()
+def test_the_page_opens_with_everything_in_view_on_a_laptop(viewer: Callable[..., Any]) -> None:
+    page = viewer(viewport={"width": 1280, "height": 720})
     shows(page, step=11)
     for node in ("input", "embed", "head", "head.weight", "loss"):
         assert page.locator(f'.node[data-id="{node}"]').count() == 1
@@ -51,20 +48,19 @@ def test_the_page_opens_with_everything_in_view(viewer: Callable[..., Any]) -> N
     assert page.locator("table.samples tbody tr").count() == 4
     overflow = "document.documentElement.scrollWidth - document.documentElement.clientWidth"
     assert page.evaluate(overflow) == 0
+    figure = page.locator(".bk-Figure").first.bounding_box()
+    assert figure["y"] + figure["height"] <= 720
+    assert page.evaluate("document.documentElement.scrollHeight") <= 720
 
 
-def test_a_node_is_chosen_by_a_click_or_by_its_name(viewer: Callable[..., Any]) -> None:
-    page = viewer()
+def test_clicks_and_keys_choose_a_node_a_row_and_a_step(viewer: Callable[..., Any]) -> None:
+    page = viewer("?step=5&section=inspect")
+    shows(page, step=5)
     page.locator('.node[data-id="head"]').click()
-    shows(page, node="head", step=11)
+    shows(page, node="head", step=5)
     page.wait_for_url(re.compile("node=head"))
     find(page, "fc1")
     shows(page, node="blocks.0.mlp.fc1")
-
-
-def test_keys_walk_through_the_steps_and_choose_a_row(viewer: Callable[..., Any]) -> None:
-    page = viewer("?step=5&section=inspect")
-    shows(page, step=5)
     page.locator('tr[data-send="statistic:min"]').focus()
     page.keyboard.press("Enter")
     page.locator('tr.chosen[data-send="statistic:min"]').wait_for()
@@ -75,29 +71,6 @@ def test_keys_walk_through_the_steps_and_choose_a_row(viewer: Callable[..., Any]
     shows(page, step=2)
     page.keyboard.press("Shift+>")
     shows(page, step=11)
-
-
-def test_a_click_on_a_series_jumps_to_that_step(viewer: Callable[..., Any]) -> None:
-    page = viewer("?node=embed&step=11")
-    box = page.locator(".bk-Figure").first.bounding_box()
-    page.mouse.click(box["x"] + box["width"] * 0.5, box["y"] + box["height"] * 0.5)
-    page.locator('article[data-step]:not([data-step="11"])').wait_for()
-    assert 3 <= int(page.locator("article").get_attribute("data-step")) <= 8
-
-
-def test_selectors_choose(viewer: Callable[..., Any]) -> None:
-    page = viewer("?node=cell&step=5")
-    page.locator('[data-field="iteration"] select').select_option("2")
-    page.wait_for_url(re.compile("iteration=2"))
-    page.locator('[data-field="batch"] select').select_option("3")
-    page.locator('tr.chosen[data-send="batch:mean"]').wait_for()
-    page.locator('[data-field="statistic"] select').select_option("l2")
-    page.locator('tr.chosen[data-send="statistic:l2"]').wait_for()
-    page.locator('[data-field="colour"] select').select_option("grad")
-    page.get_by_text("gradient · l2", exact=True).first.wait_for()
-    page.locator('[data-field="type"] select').select_option("eval")
-    shows(page, node="cell", step=10)
-    assert query(page, "batch") == "3"
 
 
 def test_a_click_on_a_finding_jumps_to_its_node_and_step(viewer: Callable[..., Any]) -> None:
@@ -116,7 +89,9 @@ def test_a_click_on_a_finding_jumps_to_its_node_and_step(viewer: Callable[..., A
     shows(page, node=query(page, "node"), step=BROKEN_FROM)
 
 
-def test_a_link_restores_the_view_and_back_goes_back(viewer: Callable[..., Any]) -> None:
+def test_a_link_restores_the_view_back_goes_back_and_selectors_choose(
+    viewer: Callable[..., Any],
+) -> None:
     page = viewer("?node=cell&iteration=1&step=7&batch=2&stat=l2&scale=log&colour=forward")
     shows(page, node="cell", step=7)
     assert page.locator('[data-field="iteration"] select').input_value() == "1"
@@ -131,17 +106,38 @@ def test_a_link_restores_the_view_and_back_goes_back(viewer: Callable[..., Any])
     shows(page, node="cell", step=7)
     page.go_forward()
     shows(page, node="head", step=8)
+    page.go_back()
+    shows(page, node="cell", step=7)
+    page.locator('[data-field="iteration"] select').select_option("2")
+    page.wait_for_url(re.compile("iteration=2"))
+    page.locator('[data-field="batch"] select').select_option("3")
+    page.locator('tr.chosen[data-send="batch:mean"]').wait_for()
+    page.locator('[data-field="statistic"] select').select_option("min")
+    page.locator('tr.chosen[data-send="statistic:min"]').wait_for()
+    page.locator('[data-field="colour"] select').select_option("grad")
+    page.get_by_text("gradient · min", exact=True).first.wait_for()
+    page.locator('[data-field="type"] select').select_option("eval")
+    shows(page, node="cell", step=10)
+    assert query(page, "batch") == "3"
 
 
-def test_a_hostile_link_is_harmless(viewer: Callable[..., Any]) -> None:
+def test_a_hostile_link_is_harmless_and_a_click_on_a_series_goes_to_its_step(
+    viewer: Callable[..., Any],
+) -> None:
     page = viewer("?node=<script>alert(1)</script>&step=999&section=x")
     shows(page, step=11)
     page.wait_for_url(lambda url: "script" not in url)
     assert query(page, "run") == "group/small"
+    find(page, "embed")
+    shows(page, node="embed", step=11)
+    box = page.locator(".bk-Figure").first.bounding_box()
+    page.mouse.click(box["x"] + box["width"] * 0.5, box["y"] + box["height"] * 0.5)
+    page.locator('article[data-step]:not([data-step="11"])').wait_for()
+    assert 3 <= int(page.locator("article").get_attribute("data-step")) <= 8
 
 
-def test_all_sections_are_there(viewer: Callable[..., Any]) -> None:
-    page = viewer()
+def test_all_sections_are_there_in_dark_and_in_light(viewer: Callable[..., Any]) -> None:
+    page = viewer(color_scheme="light")  # its choice is remembered there
     page.get_by_role("tab", name="Run").click()
     page.get_by_text("max_elements").first.wait_for()
     page.locator("table.entries").wait_for()
@@ -150,6 +146,10 @@ def test_all_sections_are_there(viewer: Callable[..., Any]) -> None:
     page.get_by_role("tab", name="Inspect").click()
     shows(page, step=11)
     page.wait_for_url(lambda url: "section" not in url)
+    colour = "() => getComputedStyle(document.querySelector('body')).backgroundColor"
+    light = page.evaluate(colour)
+    page.get_by_label("Toggle theme").click()
+    page.wait_for_function(f"before => ({colour})() !== before", arg=light)
 
 
 def test_a_click_in_the_overview_selects_tensor_and_step(viewer: Callable[..., Any]) -> None:
@@ -169,31 +169,11 @@ def test_a_click_in_the_overview_selects_tensor_and_step(viewer: Callable[..., A
     page.locator('[data-send="overview"][aria-selected="true"]').wait_for()
 
 
-def test_dark_and_light(viewer: Callable[..., Any]) -> None:
-    page = viewer(color_scheme="light")  # its choice is remembered there
-    colour = "() => getComputedStyle(document.querySelector('body')).backgroundColor"
-    light = page.evaluate(colour)
-    page.get_by_label("Toggle theme").click()
-    page.wait_for_function(f"before => ({colour})() !== before", arg=light)
-
-
-def test_a_damaged_run_says_why_and_others_stay_usable(viewer: Callable[..., Any]) -> None:
-    page = viewer("?run=group/torn&section=inspect", shown=".notice")
-    page.get_by_text("This run is damaged").wait_for()
-    page.locator('[data-field="run"] select').select_option("group/small")
-    shows(page, step=11)
-
-
-def test_it_fits_a_laptop(viewer: Callable[..., Any]) -> None:
-    page = viewer(viewport={"width": 1280, "height": 720})
-    shows(page, step=11)
-    figure = page.locator(".bk-Figure").first.bounding_box()
-    assert figure["y"] + figure["height"] <= 720
-    assert page.evaluate("document.documentElement.scrollHeight") <= 720
-
-
-def test_two_tabs_are_independent(viewer: Callable[..., Any]) -> None:
-    one, other = viewer(), viewer()
+def test_two_tabs_are_independent_and_a_damaged_run_says_why(viewer: Callable[..., Any]) -> None:
+    one, other = viewer(), viewer("?run=group/torn&section=inspect", shown=".notice")
+    other.get_by_text("This run is damaged").wait_for()
+    other.locator('[data-field="run"] select').select_option("group/small")
+    shows(other, step=11)
     one.bring_to_front()
     one.keyboard.press(",")
     shows(one, step=10)
@@ -222,17 +202,15 @@ def test_a_page_fills_and_follows_while_training(
     page.get_by_role("heading", name=re.compile("This run is not here|No run yet")).wait_for()
 
 
-def test_serve_ends_cleanly_and_an_open_page_says_so(root: Path, tmp_path: Path, page: Any) -> None:
+def test_serve_ends_cleanly_and_an_open_page_says_so(root: Path, page: Any) -> None:
     code = f"from comgra_decl.viewer.serve import serve; serve({str(root)!r})"
-    log = tmp_path / "log"
-    with log.open("w") as out:
-        process = subprocess.Popen([sys.executable, "-c", code], stdout=out, stderr=out)
-    address = announced(log, r"viewer: (http://127\.0\.0\.1:\d+/viewer)\s")
+    started = Started(root, "-c", code)
+    address = started.wait_for(r"viewer: (http://127\.0\.0\.1:\d+/viewer)\s")
     assert urlsplit(address).port
     page.goto(f"{address}?section=inspect")
     shows(page, step=11)
     assert not page.get_by_role("alert").is_visible()
-    process.send_signal(signal.SIGINT)
-    assert process.wait(PATIENCE) == 0
-    assert "Traceback" not in log.read_text()
+    done = started.interrupt()
+    assert done.returncode == 0
+    assert "Traceback" not in done.stdout + done.stderr
     page.get_by_role("alert").get_by_role("button", name="reload").wait_for()

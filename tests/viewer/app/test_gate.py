@@ -63,19 +63,18 @@ class Answer:
 
 
 @pytest.fixture(scope="module")
-def plain(root: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Viewed]:
+def plain(root: Path) -> Iterator[Viewed]:
     """A viewer without any option."""
-    viewed = Viewed(root, tmp_path_factory.mktemp("plain") / "log")
+    viewed = Viewed(root)
     yield viewed
     viewed.stop()
 
 
 @pytest.fixture(scope="module")
-def closed(root: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Viewed]:
+def closed(root: Path) -> Iterator[Viewed]:
     """A viewer with a password, behind a proxy that may be believed."""
-    log = tmp_path_factory.mktemp("closed") / "log"
     more = ["--allow-websocket-origin", PROXY, "--use-xheaders"]
-    viewed = Viewed(root, log, *more, COMGRA_VIEW_AUTH=WORD)
+    viewed = Viewed(root, *more, COMGRA_VIEW_AUTH=WORD)
     yield viewed
     viewed.stop()
 
@@ -161,10 +160,8 @@ def test_a_browser_gets_nothing_under_a_rebound_name(plain: Viewed, chromium: An
 
 
 @pytest.mark.browser
-def test_panels_own_server_shows_no_run_under_a_rebound_name(
-    root: Path, tmp_path: Path, chromium: Any
-) -> None:
-    server = Server(root, tmp_path / "log")
+def test_panels_own_server_shows_no_run_under_a_rebound_name(root: Path, chromium: Any) -> None:
+    server = Server(root)
     browser = _another(chromium, "--host-resolver-rules=MAP evil.example 127.0.0.1")
     try:
         page = browser.new_page()

@@ -62,7 +62,7 @@ def hostile(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Viewed]:
     folder = tmp_path_factory.mktemp("hostile")
     record(folder / "runs", name="old", steps=6)
     record(folder / "runs")
-    viewed = Viewed(folder / "runs", folder / "log")
+    viewed = Viewed(folder / "runs")
     yield viewed
     viewed.stop()
 

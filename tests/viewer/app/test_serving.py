@@ -21,22 +21,14 @@ PATIENCE = 60_000  # milliseconds, on a busy machine
 
 
 @pytest.mark.browser
-def test_below_a_prefix_the_page_is_whole_and_answers(start: Start, page: Any) -> None:
+def test_below_a_prefix_a_password_is_asked_for_and_the_page_is_whole_and_answers(
+    start: Start, page: Any
+) -> None:
     from playwright.sync_api import expect
 
-    address = start("--prefix", "team/comgra/")
+    address = start("--prefix", "team/comgra/", COMGRA_VIEW_AUTH="open sesame")
     assert address.endswith("/team/comgra/viewer")
     page.goto(f"{address}?node=head&section=inspect")
-    page.locator('tr[data-send="statistic:mean"]').click(timeout=PATIENCE)
-    expect(page.locator('tr[data-send="statistic:mean"]')).to_have_class("chosen", timeout=PATIENCE)
-
-
-@pytest.mark.browser
-def test_a_password_is_asked_for_refused_and_accepted(start: Start, page: Any) -> None:
-    from playwright.sync_api import expect
-
-    address = start(COMGRA_VIEW_AUTH="open sesame")
-    page.goto(f"{address}?node=head")
     for password in ("wrong", "open sesame"):
         page.get_by_label("Name").fill("me")
         page.get_by_label("Password").fill(password)
@@ -44,6 +36,8 @@ def test_a_password_is_asked_for_refused_and_accepted(start: Start, page: Any) -
         if password == "wrong":
             expect(page.get_by_role("alert")).to_be_visible(timeout=PATIENCE)
     expect(page.locator('.node[data-id="head"]')).to_be_visible(timeout=PATIENCE)
+    page.locator('tr[data-send="statistic:mean"]').click(timeout=PATIENCE)
+    expect(page.locator('tr[data-send="statistic:mean"]')).to_have_class("chosen", timeout=PATIENCE)
 
 
 def test_a_page_with_a_password_gives_nothing_away_before(start: Start, tmp_path: Path) -> None:

@@ -18,6 +18,7 @@ from tornado.websocket import WebSocketClosedError
 from comgra_decl.viewer.hangup import forgive_hangups
 from comgra_decl.viewer.page import create_page
 from tests.store.test_damage import change_json
+from tests.support.shortened import shortened
 from tests.viewer.app.served import REPOSITORY, Gallery
 
 pytestmark = pytest.mark.browser
@@ -94,6 +95,33 @@ def test_a_new_run_is_offered_without_moving_what_is_looked_at(runs: Path, show:
     assert page.locator("article").get_attribute("data-node") == "head"
 
 
+@pytest.mark.parametrize(
+    "gone", shortened(["group/small", "group/small/trace.ocdbt/manifest.ocdbt"], tried=1)
+)
+def test_a_run_that_goes_away_while_it_is_viewed_comes_back(
+    gone: str, runs: Path, tmp_path: Path, show: Show
+) -> None:
+    page = show("?node=head")
+    page.locator('.node[data-id="head"]').wait_for()
+    (runs / gone).rename(tmp_path / "aside")
+    page.locator(".notice").first.wait_for()
+    (tmp_path / "aside").rename(runs / gone)
+    page.locator('.node[data-id="head"]').wait_for()
+    page.wait_for_function("() => !document.querySelector('.notice.big')?.checkVisibility()")
+
+
+def test_a_disk_that_fails_is_said_in_the_page_and_not_the_end(
+    runs: Path, tmp_path: Path, show: Show
+) -> None:
+    data = runs / "group" / "small" / "trace.ocdbt" / "d"
+    data.rename(tmp_path / "aside")
+    page = show("?node=head")
+    page.locator(".notice").first.wait_for()
+    (tmp_path / "aside").rename(data)
+    page.reload()
+    page.locator('.node[data-id="head"]').wait_for()
+
+
 def test_among_many_runs_one_is_found_by_typing(runs: Path, show: Show) -> None:
     for number in range(24):
         shutil.copytree(runs / "group" / "small", runs / f"sweep{number % 2}" / f"lr-{number:02d}")
@@ -133,7 +161,7 @@ def test_a_thousand_runs_are_listed_and_one_is_found(runs: Path, show: Show) -> 
 def test_a_tab_closed_in_mid_update_leaves_no_traceback(
     server: Gallery, open_page: Callable[..., Any]
 ) -> None:
-    before = len(server.log.read_text())
+    before = len(server.said)
     for _ in range(3):
         page = open_page()
         page.goto(f"{server.url}?section=inspect")
@@ -147,7 +175,7 @@ def test_a_tab_closed_in_mid_update_leaves_no_traceback(
     # a later request is answered: what the others left has been dealt with
     page.goto(f"{server.url}?section=inspect")
     page.locator("article[data-step]").wait_for()
-    assert "Traceback" not in server.log.read_text()[before:]
+    assert "Traceback" not in server.said[before:]
 
 
 def test_hangups_alone_are_forgiven(caplog: pytest.LogCaptureFixture) -> None:

@@ -104,7 +104,7 @@ def test_one_bad_step_of_many_is_seen_in_the_overview(
 
 @pytest.mark.browser
 def test_a_drag_along_a_figure_shows_more_of_it(long: Path, open_page: Callable[..., Any]) -> None:
-    server = Server(long.parent, long.parents[1] / "log")
+    server = Server(long.parent)
     try:
         page = open_page()
         page.goto(f"{server.url}?section=inspect&node=embed&step=5")

@@ -1,0 +1,157 @@
+"""Objects are found among all there are, and other threads go on as if nobody had looked."""
+
+from __future__ import annotations
+
+import gc
+import linecache
+import sys
+import threading
+from collections.abc import Callable, Iterator
+from types import CodeType, FunctionType
+
+import pytest
+import torch
+from torch import nn
+
+from comgra_decl.hooks.objects import functions_with, instances_of
+from comgra_decl.hooks.threads import uncollected
+
+CODE = (lambda: None).__code__
+
+
+@pytest.fixture
+def hurried() -> Iterator[None]:
+    """Threads take turns as often as they can."""
+    interval = sys.getswitchinterval()
+    sys.setswitchinterval(1e-6)
+    yield
+    sys.setswitchinterval(interval)
+
+
+class Counted:
+    """Gives numbers, and takes its time: nearly always a tuple of them is being made."""
+
+    def __init__(self, made: Callable[[], object]) -> None:
+        self.made = made
+        self.over = False
+        self.failed: list[Exception] = []
+        self.rounds = 0
+
+    def __call__(self) -> None:
+        try:
+            while not self.over:
+                assert len(tuple(self.made() for _ in range(200))) == 200
+                self.rounds += 1
+        except Exception as error:  # noqa: BLE001 - this is what is looked for
+            self.failed.append(error)
+
+
+LOOKS: dict[str, tuple[Callable[[], object], Callable[[], object]]] = {
+    "modules": (lambda: nn.Module, lambda: [*instances_of(nn.Module)]),
+    "optimizers": (lambda: None, lambda: [*instances_of(torch.optim.Optimizer)]),
+    "functions": (lambda: CODE, lambda: functions_with(CODE)),
+}
+
+
+@pytest.mark.usefixtures("hurried")
+@pytest.mark.parametrize("look", LOOKS)
+def test_another_thread_finishes_the_tuple_that_it_makes(look: str) -> None:
+    """`tuple(generator)` fails if anybody holds the tuple when it gets its final size."""
+    item, finds = LOOKS[look]
+    counted = Counted(item)
+    thread = threading.Thread(target=counted)
+    thread.start()
+    try:
+        for _ in range(60):
+            finds()
+    finally:
+        counted.over = True
+        thread.join()
+    assert counted.failed == []
+    assert counted.rounds > 0
+
+
+@pytest.mark.skipif(sys.version_info >= (3, 12), reason="collects between instructions only")
+def test_nothing_is_collected_meanwhile() -> None:
+    during: list[str] = []
+
+    def collects(phase: str, _: object) -> None:
+        frame = sys._getframe(1)
+        line = linecache.getline(frame.f_code.co_filename, frame.f_lineno)
+        if "return list(chain(fill" in line:
+            during.append(f"{phase} in {line}")
+
+    model = nn.Linear(1, 1)
+    threshold = gc.get_threshold()
+    gc.callbacks.append(collects)
+    try:
+        gc.set_threshold(1)
+        with uncollected():
+            assert not gc.isenabled()
+        assert any(found is model for found in instances_of(nn.Module))
+    finally:
+        gc.set_threshold(*threshold)
+        gc.callbacks.remove(collects)
+    assert during == []
+
+
+def test_nothing_is_held_afterwards_not_even_until_the_next_collection() -> None:
+    probe: list[None] = []
+
+    def made() -> None:
+        pass
+
+    gc.disable()
+    try:
+        before = sys.getrefcount(probe)
+        for _ in instances_of(nn.Module):
+            pass
+        assert len(functions_with(made.__code__)) == 1
+        assert sys.getrefcount(probe) == before
+    finally:
+        gc.enable()
+
+
+class Odd(type):
+    """Types that cannot be told apart by `==`, nor be put into a set."""
+
+    def __eq__(cls, other: object) -> bool:
+        raise AssertionError("compared")
+
+    __hash__ = None  # type: ignore[assignment]
+
+
+class Strange(nn.Module, metaclass=Odd):
+    """A module of such a type."""
+
+
+class Proxy:
+    """Says that it is a module."""
+
+    @property  # type: ignore[misc]
+    def __class__(self) -> type:
+        raise AssertionError("woken")
+
+
+def test_each_living_instance_is_found_and_no_proxy_is_woken() -> None:
+    proxies = [Proxy()]
+    modules = [nn.Linear(1, 1), nn.Module(), nn.Sequential(nn.Tanh()), Strange()]
+    expected = {id(m) for m in modules} | {id(modules[2][0])}  # type: ignore[index]
+    found = {id(m) for m in instances_of(nn.Module)}
+    assert expected <= found
+    assert expected & {id(m) for m in instances_of(nn.Sequential)} == {id(modules[2])}
+    assert len(proxies) == 1
+
+
+def test_each_function_that_runs_some_code_is_found() -> None:
+    def made() -> Callable[[], None]:
+        def inner() -> None:
+            pass
+
+        return inner
+
+    one, two = made(), made()
+    assert isinstance(one, FunctionType)
+    code: CodeType = one.__code__
+    assert {*functions_with(code)} == {one, two}
+    assert functions_with(code.replace(co_name="nobody's")) == []
