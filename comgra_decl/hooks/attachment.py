@@ -41,7 +41,7 @@ from comgra_decl.records import RawStep, Said
 from comgra_decl.stats import Reducer
 
 if TYPE_CHECKING:
-    from comgra_decl.hooks.lanes import Lane
+    from comgra_decl.hooks.lanes import Lane, Lanes
     from comgra_decl.hooks.limits import Captures
     from comgra_decl.hooks.optimizers import Optimizers
     from comgra_decl.hooks.words.hearing import Hearing
@@ -63,6 +63,7 @@ class Attachment(ABC):
 
     _captures: Captures
     _hearing: Hearing
+    _lanes: Lanes
     _optimizers: Optimizers
     _stepped: bool
     _on_fault: Callable[[BaseException], None]
@@ -280,7 +281,7 @@ class Attachment(ABC):
 
     def _forget_steps(self) -> None:
         if self._before_step is not None:
-            self._before_step.remove()
+            self._before_step.remove(keep_place=self._lanes.several and not self._stopped)
             self._before_step = None
 
     def _stop_graph(self) -> None:

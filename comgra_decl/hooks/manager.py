@@ -289,6 +289,7 @@ class HookManager(Choosing):
     def _remove_everything(self) -> None:
         self._stopped = True
         with ExitStack() as each:  # all of them, whatever one of them does; the last is first
+            each.callback(tidy)  # a place may be left of a step in which another thread trained
             each.callback(self._evaluation.capture.drop)
             each.callback(self._train.drop)
             for handle in self._handles:

@@ -42,7 +42,8 @@ class OptimizerHooks:
     """The hooks before, or after, the steps of all optimizers.
 
     A hook that is taken off while torch goes through them leaves its place behind, with nothing in
-    it, for the next one; a place that nobody needs goes as soon as that is possible.
+    it, for the next one; a place that nobody needs goes as soon as that is possible. Where several
+    threads train, that is when tracing ends: another one may begin a step at any moment.
 
     Args:
         register: of torch.
@@ -69,12 +70,13 @@ class OptimizerHooks:
             return Placed(self, handle)
         return Placed(self, self._register(hook))
 
-    def take_off(self, handle: RemovableHandle) -> None:
+    def take_off(self, handle: RemovableHandle, *, keep_place: bool) -> None:
         """Calls a hook no longer."""
         if self._places.get(handle.id, _nothing) is not _nothing:
             self._places[handle.id] = _nothing
             self._free.append(handle)
-        self.tidy()
+        if not keep_place:
+            self.tidy()
 
     def tidy(self) -> None:
         """Gives up the places that nobody needs, unless torch goes through them now."""
@@ -91,10 +93,14 @@ class Placed:
         self._hooks = hooks
         self._handle: RemovableHandle | None = handle
 
-    def remove(self) -> None:
-        """Takes it off; calling it twice is harmless."""
+    def remove(self, *, keep_place: bool = False) -> None:
+        """Takes it off; calling it twice is harmless.
+
+        Args:
+            keep_place: leaves its place for the next hook, until `tidy`.
+        """
         if self._handle is not None:
-            self._hooks.take_off(self._handle)
+            self._hooks.take_off(self._handle, keep_place=keep_place)
             self._handle = None  # not before: if that has failed, it is done again
 
 

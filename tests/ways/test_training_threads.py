@@ -275,3 +275,34 @@ def test_steps_in_threads_are_bit_for_bit_those_without_tracing(tmp_path: Path) 
         for a, b in zip(one.model.parameters(), other.model.parameters(), strict=True):
             assert torch.equal(a, b)
     assert torch._C._len_torch_function_stack() == 0
+
+
+def test_a_step_of_another_thread_that_begins_as_a_record_ends_leaves_nothing_behind(
+    tmp_path: Path,
+) -> None:
+    """It goes through torch's hooks while one of them is taken off, for good: no record follows."""
+    trained, other = Trained(0), Trained(1)
+    begun, ended = threading.Event(), threading.Event()
+
+    def hold(*_: object) -> None:
+        begun.set()
+        ended.wait()
+
+    def step() -> None:
+        optimizer = torch.optim.SGD(other.model.parameters(), lr=0.1)
+        optimizer.register_step_pre_hook(hold)
+        optimizer.step()
+
+    with comgra.trace({**SPEC, "schedule": {"steps": [0, 1]}}, root=tmp_path, group="g") as session:
+        steps = with_optimizer(trained)
+        next(steps)
+        thread = threading.Thread(target=step)
+        thread.start()
+        assert begun.wait(60)
+        next(steps)
+        ended.set()
+        thread.join()
+        for _ in steps:
+            pass
+    assert session.path is not None
+    assert comgra.open_run(session.path).state == "finished"
