@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import platform
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -22,7 +23,8 @@ from comgra_decl.stats.trie import PutOff
 
 from .recording import Tensors, Tolerance, check, ready, reduce, reducer
 
-pytest.importorskip("triton")
+if platform.system() != "Linux":
+    pytest.importorskip("triton")  # it is built for Linux alone
 from comgra_decl.stats.fused import Arena, Launcher, Plan, Rows, batches
 
 
