@@ -77,14 +77,16 @@ class Layout:
 
     Per slot (n): `slots` int32 ids, ascending or not, and `tensors` int64, the reduced tensor each
     slot shows (two slots share one when the same tensor was seen under two names). Per reduced
-    tensor (m): `starts` int64 first row, `samples` int64 rows (1 without a batch dim), `elements`
-    int64 elements per row, `batched` bool. `shapes`: full shape of each slot's tensor; None where
-    it is only known as in the slot table.
+    tensor (m): `starts` int64 first row, `rows` int64 number of rows, `samples` int64 (1 without a
+    batch dim; as many as rows, unless they are too many for rows of their own), `elements` int64
+    elements per row, `batched` bool. `shapes`: full shape of each slot's tensor; None where it is
+    only known as in the slot table.
     """
 
     slots: NDArray[np.int32]
     tensors: NDArray[np.int64]
     starts: NDArray[np.int64]
+    rows: NDArray[np.int64]
     samples: NDArray[np.int64]
     elements: NDArray[np.int64]
     batched: NDArray[np.bool_]
@@ -125,8 +127,10 @@ class StepInfo:
 class RawStep:
     """One recorded step as it leaves the training thread.
 
-    `raw` float64 [rows, RAW_STATISTICS]. `histogram_values`: float32, the strided elements of all
-    reduced tensors, tensor i of the layout owning `histogram_starts[i]:histogram_starts[i + 1]`.
+    `raw` float64 [rows, RAW_STATISTICS]. `aggregates`: for each reduced tensor of which not all
+    samples have rows, float64 [formulas, 3], mean, std and abs-max of each statistic.
+    `histogram_values`: float32, the strided elements of all reduced tensors, tensor i of the layout
+    owning `histogram_starts[i]:histogram_starts[i + 1]`.
     `values`: per slot id, an array [samples, *value dims] in the tensor's own dtype (bfloat16 as
     ml_dtypes.bfloat16). `kpi_tensors`: for each KPI the index of the one-element reduced tensor
     that holds it; read into `kpis` on the writer thread, where waiting costs nothing. `documents`:
@@ -152,6 +156,7 @@ class RawStep:
     kpi_tensors: dict[str, int] = field(default_factory=dict)
     documents: dict[str, Any] = field(default_factory=dict)
     extra: NDArray[np.float64] | None = None
+    aggregates: dict[int, NDArray[np.float64]] = field(default_factory=dict)
     scheduled: bool = True
     spare_values: dict[int, NDArray[Any]] = field(default_factory=dict)
     said: dict[str, Any] = field(default_factory=dict)

@@ -55,7 +55,7 @@ def measure(folder: Path, *, steps: int = 2000, pause: float = 0.005) -> dict[st
 
 def _raw(step: int) -> RawStep:
     none = np.zeros(0, np.int64)
-    layout = Layout(none.astype(np.int32), none, none, none, none, none.astype(bool))
+    layout = Layout(none.astype(np.int32), none, none, none, none, none, none.astype(bool))
     info = StepInfo(step=step, time=float(step), type="train", mode="train")
     return RawStep(info, layout, np.zeros((SLOTS * 8, 8)))
 

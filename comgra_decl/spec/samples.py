@@ -45,7 +45,10 @@ class SamplesSpec(SpecModel):
     """Elements of the batch that are recorded one by one."""
 
     count: Annotated[Int, Field(ge=0, le=65536)] = 8
-    """Number of samples; 0 records only what is aggregated over the batch."""
+    """Number of samples; 0 records only what is aggregated over the batch.
+
+    Where a batch has more than 131,072 samples, they are taken from the first 4,096.
+    """
 
     by: (
         Annotated[

@@ -35,6 +35,9 @@ def choose_samples(raw: RawStep, count: int) -> None:
         )
         _first_values(raw, count)
         return
+    layout = raw.layout
+    if (pooled := layout.rows < layout.samples).any():  # the others have no numbers of their own
+        found = found[: int(layout.rows[pooled].min())]
     raw.info.samples = chosen = balanced(found, count)
     raw.info.extra = {**raw.info.extra, "labels": [str(found[i]) for i in chosen]}
     raw.chosen = np.array(chosen, np.int64)

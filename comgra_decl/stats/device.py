@@ -12,6 +12,9 @@ count (`.data`, kernels of others) are found by trying: before a tensor is put o
 time, it is read both at once and later, and must give the same numbers.
 
 Elsewhere torch's operations serve (`sums.lean`).
+
+What a step leaves on a device takes some tens of MiB at most: beyond, it is copied to the host
+within the step, and tensors of very many samples leave `moments`.
 """
 
 from __future__ import annotations
@@ -19,6 +22,8 @@ from __future__ import annotations
 import logging
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from itertools import groupby
+from operator import itemgetter
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -27,9 +32,19 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from comgra_decl.records import RAW_STATISTICS
-from comgra_decl.stats.fused import Launched, Launcher, Rows, batches, launcher_class
+from comgra_decl.stats.fused import (
+    Launched,
+    Launcher,
+    Pooled,
+    Rows,
+    batches,
+    launcher_class,
+    to_host,
+)
+from comgra_decl.stats.moments import MOMENTS, joined, moments
 from comgra_decl.stats.quiet import buffer
-from comgra_decl.stats.sums import exact, lean
+from comgra_decl.stats.statistics import FORMULAS
+from comgra_decl.stats.sums import MOST_BLOCK, exact, lean
 from comgra_decl.stats.support import CannotReduceError, as_numpy, work_dtype
 from comgra_decl.stats.trie import Form, Node, Part, PutOff
 
@@ -37,6 +52,7 @@ ASYNCHRONOUS = ("cuda", "xpu")
 """Device types with streams, events, pinned copies and float64; others are read as host copies."""
 
 _HOST = torch.device("cpu")
+_NOTHING = torch.empty(0, dtype=torch.uint8)
 _log = logging.getLogger("comgra_decl")
 
 _SMALL = 1 << 20
@@ -79,6 +95,9 @@ class _Step:
     reads: list[_Read] = field(default_factory=list)
     sums: list[Tensor] = field(default_factory=list)  # by torch's operations, as `reads` has them
     picks: list[Tensor] = field(default_factory=list)  # of those, where there is a sample
+    pooled: list[tuple[Node, Pooled]] = field(default_factory=list)
+    # by torch's operations: raw sums of chunks of samples, as bytes on the host
+    chunks: list[tuple[Node, Tensor]] = field(default_factory=list)
     held: list[_Held] = field(default_factory=list)
     bytes_held: int = 0
     lost: list[int] = field(default_factory=list)
@@ -107,8 +126,7 @@ class DeviceStep:
         self._step = _Step()
         self._before = None
         if self.launcher is not None:
-            self.launcher.results.restart()
-            self.launcher.samples.restart()
+            self.launcher.restart()
 
     @property
     def lost(self) -> list[int]:
@@ -156,6 +174,9 @@ class DeviceStep:
         if self.launcher is None:
             self._by_torch(node, rows)
             return
+        if node.is_pooled:
+            self._pool(node, rows)
+            return
         if not self.launcher.takes(rows.dtype):
             rows = rows.to(work_dtype(rows.dtype))
         counted = not source.is_inference()
@@ -201,14 +222,7 @@ class DeviceStep:
             try:
                 launched = launcher.launch(tensors, tuple(_rows(node) for node in nodes))
             except Exception as error:  # noqa: BLE001 - whatever a compiler fails of
-                self.launcher, self._before = None, launcher
-                _log.warning(
-                    "comgra: Triton's kernels cannot be used on %s (%s: %s): torch's operations "
-                    "serve, which takes several times as long",
-                    self.device,
-                    type(error).__name__,
-                    error,
-                )
+                self._give_up(launcher, error)
             else:
                 self._step.reads.append(_Read(nodes, launched, tried))
                 return
@@ -216,9 +230,35 @@ class DeviceStep:
             if not tried:
                 self._by_torch(node, tensor)
 
+    def _pool(self, node: Node, rows: Tensor) -> None:
+        launcher = self.launcher
+        assert launcher is not None
+        if not launcher.takes(rows.dtype):
+            rows = rows.to(work_dtype(rows.dtype))
+        try:
+            pooled = launcher.pool(rows, _rows(node), node.kept)
+        except Exception as error:  # noqa: BLE001 - whatever a compiler fails of
+            self._give_up(launcher, error)
+            self._by_torch(node, rows)
+        else:
+            self._step.pooled.append((node, pooled))
+
+    def _give_up(self, launcher: Launcher, error: Exception) -> None:
+        self.launcher, self._before = None, launcher
+        _log.warning(
+            "comgra: Triton's kernels cannot be used on %s (%s: %s): torch's operations serve, "
+            "which takes several times as long",
+            self.device,
+            type(error).__name__,
+            error,
+        )
+
     def _by_torch(self, node: Node, rows: Tensor) -> None:
         sample = _sample(rows, node.stride) if node.count else None
-        self._take(node, lean(rows), sample)
+        self._take(node, lean(rows[: node.kept]), sample)
+        if node.is_pooled:
+            chunks = rows.split(max(1, MOST_BLOCK // node.shape.elements))
+            self._step.chunks += [(node, to_host(lean(chunk))) for chunk in chunks]
 
     def add_rows(self, node: Node, rows: Tensor) -> None:
         """Takes raw sums [r, 8] as they are."""
@@ -253,32 +293,36 @@ class DeviceStep:
         grouped = [node for node in part.nodes if node.group is not None and node.count]
         picks = step.picks + [_group_sample(node) for node in grouped]
         launcher = self.launcher or self._before
-        results = [] if launcher is None else [*launcher.results.used()]
-        samples = [] if launcher is None else [*launcher.samples.used()]
-        # what takes eight bytes comes first, so that all of it is aligned
-        pieces = [_bytes_of(sums), *results, _bytes_of(picks), *samples]
-        host, places = self._fetched([_bytes_of([piece]) for piece in pieces])
+        arenas = () if launcher is None else launcher.arenas
+        results, samples, moments = [[*arena.used()] for arena in arenas] or ([], [], [])
+        # samples take four bytes each: they come last, so that all of it is aligned
+        pieces = [_bytes_of(sums), *results, *moments, _bytes_of(picks), *samples]
+        ends = np.cumsum([1, len(results), len(moments), 1]).tolist()
+        fetched = self._fetched(pieces)
+        shipped = [arena.shipped for arena in arenas] or [[], [], []]
+        step.sums, step.picks = [], []  # else their memory would be held until somebody waits
         event = None
         if self._module is not None:
             event = self._module.Event()
             event.record(self._stream)
-        where = _Places(
-            sums=places[0],
-            results=places[1 : 1 + len(results)],
-            picks=places[1 + len(results)],
-            samples=places[2 + len(results) :],
+        hosts = _Hosts(
+            sums=fetched[0],
+            results=shipped[0] + fetched[1 : ends[1]],
+            moments=shipped[2] + fetched[ends[1] : ends[2]],
+            picks=fetched[ends[2]],
+            samples=shipped[1] + fetched[ends[3] :],
         )
-        return Fetch(host, event, form, part, _Contents(step.reads, grouped, step.lost, where))
+        return Fetch(event, form, part, _Contents(step, grouped, hosts))
 
-    def _fetched(self, pieces: Sequence[Tensor]) -> tuple[Tensor, list[int]]:
-        """Starts copies into one piece of memory of the host; returns it, and each one's place."""
-        ends = np.cumsum([0, *(piece.numel() for piece in pieces)]).tolist()
+    def _fetched(self, pieces: Sequence[Tensor]) -> list[Tensor]:
+        """Starts copies into one piece of memory of the host; returns that of each, as bytes."""
+        sizes = [piece.nbytes for piece in pieces]
         pinned = self._module is not None
-        host = buffer(ends[-1], dtype=torch.uint8, device=_HOST, pinned=pinned)
-        for piece, place in zip(pieces, ends[:-1], strict=True):
-            if piece.numel():
-                host[place : place + piece.numel()].copy_(piece, non_blocking=True)
-        return host, ends[:-1]
+        host = buffer(sum(sizes), dtype=torch.uint8, device=_HOST, pinned=pinned).split(sizes)
+        for piece, target in zip(pieces, host, strict=True):
+            if target.numel():
+                target.copy_(_bytes_of([piece]), non_blocking=True)
+        return [*host]
 
 
 def _bytes_of(tensors: Sequence[Tensor]) -> Tensor:
@@ -302,74 +346,80 @@ def _sample(rows: Tensor, stride: int) -> Tensor:
     return rows.view(-1)[::stride].to(torch.float32, copy=True)
 
 
-class _Places(NamedTuple):
-    """Where, in bytes, what was fetched begins: all sums by torch, each block of an arena, ..."""
+class _Hosts(NamedTuple):
+    """Where on the host what was fetched will be: bytes; of an arena, block by block."""
 
-    sums: int
-    results: list[int]
-    picks: int
-    samples: list[int]
+    sums: Tensor
+    results: list[Tensor]
+    moments: list[Tensor]
+    picks: Tensor
+    samples: list[Tensor]
 
 
 class _Contents(NamedTuple):
-    reads: list[_Read]
+    step: _Step
     grouped: list[Node]  # those of groups that have samples
-    lost: list[int]
-    places: _Places
+    hosts: _Hosts
 
 
 class Fetch:
-    """Copies under way: bytes in pinned memory, valid after the event."""
+    """Copies under way: in memory of the host, valid after the event."""
 
-    def __init__(
-        self, host: Tensor, event: Any, form: Form, part: Part, contents: _Contents
+    def __init__(self, event: Any, form: Form, part: Part, contents: _Contents) -> None:
+        self._event, self._form, self._part = event, form, part
+        self._contents: _Contents | None = contents
+
+    def wait(
+        self,
+        raw: NDArray[np.float64],
+        histogram: NDArray[np.float32],
+        aggregates: dict[int, NDArray[np.float64]],
     ) -> None:
-        self._host: Tensor | None = host
-        self._event, self._form, self._part, self._contents = event, form, part, contents
-
-    def wait(self, raw: NDArray[np.float64], histogram: NDArray[np.float32]) -> None:
         """Waits for the copy and puts it where the step's results lie; the second call is free."""
-        host, self._host = self._host, None
-        if host is None:
+        contents, self._contents = self._contents, None
+        if contents is None:
             return
         if self._event is not None:
             self._event.synchronize()
-        data = host.numpy()
-        self._put_sums(data, raw)
-        self._put_launched(data, raw, histogram)
-        self._put_picks(data, histogram)
-        for index in self._contents.lost:
+        step, hosts = contents.step, contents.hosts
+        self._put_sums(step, hosts, raw)
+        self._put_launched(step, hosts, raw, histogram)
+        self._put_picks(step, contents.grouped, hosts, histogram)
+        self._put_pooled(step, hosts, raw, histogram)
+        self._put_aggregates(step, hosts, aggregates)
+        for index in step.lost:
             raw[self._rows_of(index)] = np.nan
 
     def _rows_of(self, index: int) -> slice:
         start = int(self._form.starts[index])
-        return slice(start, start + int(self._form.samples[index]))
+        return slice(start, start + int(self._form.kept[index]))
 
-    def _put_sums(self, data: NDArray[np.uint8], raw: NDArray[np.float64]) -> None:
+    def _sample_of(self, node: Node) -> slice:
+        start = int(self._form.histogram_starts[node.index])
+        return slice(start, start + node.count)
+
+    def _put_sums(self, step: _Step, hosts: _Hosts, raw: NDArray[np.float64]) -> None:
         """Those that torch's operations have computed: of the groups, then of single tensors."""
         spans = [slice(first, first + rows) for _, rows, first in self._part.groups]
-        reads = self._contents.reads
-        spans += [self._rows_of(r.nodes[0].index) for r in reads if r.launched is None]
-        at = self._contents.places.sums
+        spans += [self._rows_of(r.nodes[0].index) for r in step.reads if r.launched is None]
+        found, at = _raw_sums(hosts.sums), 0
         for span in spans:
-            size = (span.stop - span.start) * RAW_STATISTICS * 8
-            raw[span] = data[at : at + size].view(np.float64).reshape(-1, RAW_STATISTICS)
-            at += size
+            raw[span] = found[at : at + span.stop - span.start]
+            at += span.stop - span.start
 
     def _put_launched(
-        self, data: NDArray[np.uint8], raw: NDArray[np.float64], histogram: NDArray[np.float32]
+        self,
+        step: _Step,
+        hosts: _Hosts,
+        raw: NDArray[np.float64],
+        histogram: NDArray[np.float32],
     ) -> None:
-        places = self._contents.places
-        for read in sorted(self._contents.reads, key=lambda read: read.tried):
+        for read in sorted(step.reads, key=lambda read: read.tried):
             if read.launched is None:
                 continue
             plan, (block, row), (part, first) = read.launched
-            at = places.results[block] + row * RAW_STATISTICS * 8
-            size = plan.results * RAW_STATISTICS * 8
-            found = data[at : at + size].view(np.float64).reshape(-1, RAW_STATISTICS)
-            merged = plan.merged(found)
-            at = places.samples[part] + 4 * first if plan.samples else 0
-            sample = data[at : at + 4 * plan.samples].view(np.float32)
+            merged = plan.merged(_raw_sums(hosts.results[block])[row : row + plan.results])
+            sample = _floats(hosts.samples[part])[first:] if plan.samples else _floats(_NOTHING)
             start = taken = 0
             for node in read.nodes:
                 mine = merged[start : start + node.shape.samples]
@@ -380,18 +430,53 @@ class Fetch:
                     continue
                 raw[span] = mine
                 if node.count:
-                    to = int(self._form.histogram_starts[node.index])
-                    histogram[to : to + node.count] = sample[taken : taken + node.count]
+                    histogram[self._sample_of(node)] = sample[taken : taken + node.count]
                 taken += node.count
 
-    def _put_picks(self, data: NDArray[np.uint8], histogram: NDArray[np.float32]) -> None:
-        reads = (read.nodes[0] for read in self._contents.reads if read.launched is None)
+    def _put_picks(
+        self, step: _Step, grouped: list[Node], hosts: _Hosts, histogram: NDArray[np.float32]
+    ) -> None:
+        reads = (read.nodes[0] for read in step.reads if read.launched is None)
         picked = [node for node in reads if node.count and node.shape.elements]
-        at = self._contents.places.picks
-        for node in [*picked, *self._contents.grouped]:
-            to = int(self._form.histogram_starts[node.index])
-            histogram[to : to + node.count] = data[at : at + 4 * node.count].view(np.float32)
-            at += 4 * node.count
+        sample, at = _floats(hosts.picks), 0
+        for node in [*picked, *grouped]:
+            histogram[self._sample_of(node)] = sample[at : at + node.count]
+            at += node.count
+
+    def _put_pooled(
+        self,
+        step: _Step,
+        hosts: _Hosts,
+        raw: NDArray[np.float64],
+        histogram: NDArray[np.float32],
+    ) -> None:
+        for node, (rows, _, _, sample) in step.pooled:
+            found = _raw_sums(hosts.results[rows[0]])
+            raw[self._rows_of(node.index)] = found[rows[1] : rows[1] + node.kept]
+            if node.count:
+                picks = _floats(hosts.samples[sample[0]])
+                histogram[self._sample_of(node)] = picks[sample[1] : sample[1] + node.count]
+
+    def _put_aggregates(
+        self, step: _Step, hosts: _Hosts, aggregates: dict[int, NDArray[np.float64]]
+    ) -> None:
+        for node, pooled in step.pooled:
+            block, place = pooled.moments
+            found = hosts.moments[block].numpy().view(np.float64)
+            parts = found.reshape(-1, len(FORMULAS), MOMENTS)[place : place + pooled.chunks]
+            aggregates[node.index] = joined(parts)
+        for node, group in groupby(step.chunks, key=itemgetter(0)):
+            rows = [_raw_sums(chunk) for _, chunk in group]
+            each = [moments(chunk.T, node.shape.elements) for chunk in rows]
+            aggregates[node.index] = joined(np.stack(each))
+
+
+def _raw_sums(host: Tensor) -> NDArray[np.float64]:
+    return host.numpy().view(np.float64).reshape(-1, RAW_STATISTICS)
+
+
+def _floats(host: Tensor) -> NDArray[np.float32]:
+    return host.numpy().view(np.float32)
 
 
 def _judge(node: Node, later: NDArray[np.float64], at_once: NDArray[np.float64]) -> None:

@@ -13,6 +13,7 @@ from torch import Tensor
 
 from comgra_decl.stats.device import ASYNCHRONOUS
 from comgra_decl.stats.measures import Measure
+from comgra_decl.stats.moments import MOST_ROWS
 from comgra_decl.stats.quiet import buffer, quiet
 from comgra_decl.stats.spectral import Finish
 from comgra_decl.stats.support import plain, with_memory
@@ -51,11 +52,17 @@ class Extras:
 
         Raises:
             FunctionError: a function of the user's failed; there is no statistic of it.
+            RuntimeError: there are too many samples.
         """
         if (index, measure) in self._done:  # the same tensor under another name
             return True
         self._done.add((index, measure))
         with quiet():
+            if batch_dim is not None and (samples := tensor.shape[batch_dim]) > MOST_ROWS:
+                raise RuntimeError(
+                    f"it has {samples:,} samples: opt-in statistics are computed of at most "
+                    f"{MOST_ROWS:,}"
+                )
             x = plain(tensor)
             x = (x if x.data_ptr() or not x.numel() else with_memory(x)).detach()
             x = x.unsqueeze(0) if batch_dim is None else x.movedim(batch_dim, 0)

@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 
 from comgra_decl.records import AGGREGATES, RAW_STATISTICS, Layout, RawStep, StepBatch
 from comgra_decl.stats.histogram import Counter
-from comgra_decl.stats.statistics import Floats, aggregate, row_statistics
+from comgra_decl.stats.statistics import FORMULAS, Floats, aggregate, row_statistics
 
 _ELEMENTS = 1 << 17  # rows times statistics per pass: intermediate arrays stay in the cache
 
@@ -99,19 +99,19 @@ class _Plan:
     """What can be worked out once for all steps of a layout."""
 
     def __init__(self, layout: Layout) -> None:
-        starts, samples = layout.starts, layout.samples
+        starts, rows = layout.starts, layout.rows
         self.tensors = layout.tensors
-        self._starts, self._samples, self._batched = starts, samples, layout.batched
-        self.rows = int((starts + samples).max(initial=0))
-        filled = np.flatnonzero(samples)
+        self._starts, self._rows, self._batched = starts, rows, layout.batched
+        self.rows = int((starts + rows).max(initial=0))
+        filled = np.flatnonzero(rows)
         self._order = filled[np.argsort(starts[filled], kind="stable")]
         first = starts[self._order]
-        bounds = np.stack((first, first + samples[self._order]), -1).ravel()
+        bounds = np.stack((first, first + rows[self._order]), -1).ravel()
         self._bounds = bounds[:-1] if len(bounds) and bounds[-1] == self.rows else bounds
         self._owner = np.zeros(self.rows, np.intp)
         self._elements = np.ones(self.rows)
         for i, tensor in enumerate(self._order):
-            span = slice(starts[tensor], starts[tensor] + samples[tensor])
+            span = slice(starts[tensor], starts[tensor] + rows[tensor])
             self._owner[span] = i
             self._elements[span] = layout.elements[tensor]
         self._counters: dict[int, tuple[NDArray[np.int64], Counter]] = {}
@@ -138,6 +138,9 @@ class _Plan:
                 some = None if chosen is None else chosen[span]
                 table = self._table(steps[span], *names)
                 self._reduce(table, names[0], aggregates[span], samples[span], some)
+            for found, step in zip(aggregates, steps, strict=True):
+                for tensor, of_all in step.aggregates.items():
+                    found[self.tensors == tensor] = _of(of_all, names[0])
         return aggregates, samples
 
     def _table(
@@ -165,7 +168,7 @@ class _Plan:
         samples: NDArray[np.float32],
         chosen: NDArray[np.int64] | None,
     ) -> None:
-        tensors = np.full((len(AGGREGATES), *table.shape[:2], len(self._samples)), np.nan)
+        tensors = np.full((len(AGGREGATES), *table.shape[:2], len(self._rows)), np.nan)
         for i, name in enumerate(names):
             if name == "nonfinite":
                 tensors[:, i] = 0.0
@@ -181,14 +184,14 @@ class _Plan:
             np.copyto(samples, picked, where=has[None, :, :, None], casting="same_kind")
 
     def _sample_rows(self, count: int) -> tuple[NDArray[np.bool_], NDArray[np.int64]]:
-        """Returns which samples each slot has, and their rows (0 where not), both [n, count]."""
+        """Returns which samples have a row, and which one (0 where not), both [n, count]."""
         number = np.arange(count)
-        has = number < self._samples[self.tensors, None]
+        has = number < self._rows[self.tensors, None]
         return has, np.where(has, self._starts[self.tensors, None] + number, 0)
 
     def _pick(self, table: Floats, samples: NDArray[np.float32], chosen: NDArray[np.int64]) -> None:
         """Fills in the chosen samples; a tensor without batch dim is its own sample 0."""
-        batched, rows = self._batched[self.tensors, None], self._samples[self.tensors, None]
+        batched, rows = self._batched[self.tensors, None], self._rows[self.tensors, None]
         for i, places in enumerate(chosen):
             number = np.where(batched, places, np.arange(len(places)))
             has = (number >= 0) & (number < rows)
@@ -210,6 +213,12 @@ class _Plan:
             self._counters[bins] = starts, counter
         counts, ranges = counter(values)
         return counts.take(self.tensors, axis=1), ranges.take(self.tensors, axis=1)
+
+
+def _of(aggregates: Floats, names: tuple[str, ...]) -> Floats:
+    """Returns those of some statistics; there are none of those that are no formula."""
+    blank = np.full(len(AGGREGATES), np.nan)
+    return np.stack([aggregates[FORMULAS.index(n)] if n in FORMULAS else blank for n in names])
 
 
 _plans: WeakKeyDictionary[Layout, _Plan] = WeakKeyDictionary()

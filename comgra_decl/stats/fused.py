@@ -11,7 +11,8 @@ The kernels are those of `triton_kernels`; where Triton is missing, there is no 
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Hashable, Iterator, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from functools import cache
 from typing import Any, NamedTuple
 
@@ -21,7 +22,9 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from comgra_decl.records import RAW_STATISTICS, Raw
+from comgra_decl.stats.moments import CHUNK_ROWS, MOMENTS
 from comgra_decl.stats.quiet import buffer
+from comgra_decl.stats.statistics import FORMULAS
 from comgra_decl.stats.support import work_dtype
 
 Floats = NDArray[np.float64]
@@ -41,6 +44,12 @@ _RESULT_ROWS, _SAMPLES = 1 << 14, 1 << 18
 """Rows and samples of one block of an arena: 1 MiB each."""
 _KEPT = 8
 """Blocks of that size that an arena keeps from step to step; larger ones are given back."""
+_MOST_LIVE = 16 << 20
+"""Bytes of an arena on the device from which on they are copied to the host within the step."""
+_MOMENT_ROWS = 1024
+"""Samples whose moments a program computes."""
+_LONG_CHUNK = CHUNK_ROWS // 16
+"""Samples of long rows that are reduced at a time where there are very many: a program each."""
 
 
 class Rows(NamedTuple):
@@ -57,6 +66,7 @@ class Plan:
 
     Args:
         tensors: of one dtype; all of their rows long, or all short and of one width.
+        whole: reads each row in one piece, however long it is.
 
     Attributes:
         width: of the tiles; 0 where rows are long.
@@ -66,13 +76,15 @@ class Plan:
         rows: rows of all the tensors.
     """
 
-    def __init__(self, tensors: Sequence[Rows]) -> None:
+    def __init__(self, tensors: Sequence[Rows], *, whole: bool = False) -> None:
         self.width = width_of(tensors[0].length)
         programs: list[NDArray[np.int64]] = []
         ends: list[NDArray[np.int64]] = []
         self.results = self.samples = self.rows = 0
         total = sum(each.rows * each.length for each in tensors)
         piece = min(_MOST_PIECE, max(_LEAST_PIECE, -(-total // (_PROGRAMS * _BLOCK)) * _BLOCK))
+        if whole:
+            piece = max(each.length for each in tensors)
         for number, each in enumerate(tensors):
             assert width_of(each.length) == self.width
             part = self._short(each) if self.width else self._long(each, piece)
@@ -152,40 +164,66 @@ def width_of(length: int) -> int:
 
 
 class Arena:
-    """Memory on a device for what the launches of a step leave, used again by the next one."""
+    """Memory on a device for what the launches of a step leave, used again by the next one.
+
+    Where a step leaves a lot, copies to the host begin within it, and the memory is used again.
+
+    Attributes:
+        shipped: the first blocks, on the host: uint8, valid when the stream has come so far.
+    """
 
     def __init__(self, device: torch.device, dtype: torch.dtype, size: int, columns: int) -> None:
         self._device, self._dtype = device, dtype
         self._size, self._columns = size, columns
         self._blocks: list[Tensor] = []
         self._used: list[int] = []
+        self.shipped: list[Tensor] = []
 
     def take(self, size: int) -> tuple[int, int]:
-        """Returns (block, place) of the next `size` rows."""
+        """Returns (block, place) of the next `size` rows.
+
+        Until then, what was taken before must be known to the stream: it may be copied now.
+        """
         if self._used and self._used[-1] + size <= len(self._blocks[len(self._used) - 1]):
             self._used[-1] += size
-            return len(self._used) - 1, self._used[-1] - size
+            return len(self.shipped) + len(self._used) - 1, self._used[-1] - size
+        if sum(block.nbytes for block in self.used()) >= _MOST_LIVE:
+            self.shipped += [to_host(block) for block in self.used()]
+            self._clear()
         number = len(self._used)
         if number == len(self._blocks) or len(self._blocks[number]) < size:
             rows = max(size, self._size)
             block = buffer(rows, self._columns, dtype=self._dtype, device=self._device)
             self._blocks.insert(number, block)
         self._used.append(size)
-        return number, 0
+        return len(self.shipped) + number, 0
 
     def block(self, number: int) -> Tensor:
-        """Returns the memory of a block, [rows, columns]."""
-        return self._blocks[number]
+        """Returns the memory of a block that was taken last, [rows, columns]."""
+        return self._blocks[number - len(self.shipped)]
 
     def used(self) -> Iterator[Tensor]:
-        """Yields what was taken, block by block."""
+        """Yields what was taken and is not shipped, block by block."""
         for block, size in zip(self._blocks, self._used, strict=False):
             yield block[:size]
 
     def restart(self) -> None:
         """Forgets what was taken; what is larger than usual is given back."""
+        self._clear()
+        self.shipped = []
+
+    def _clear(self) -> None:
         self._used.clear()
         self._blocks = [b for b in self._blocks if len(b) == self._size][:_KEPT]
+
+
+def to_host(tensor: Tensor) -> Tensor:
+    """Starts a copy of contiguous memory to the host; returns it as bytes, which come later."""
+    source = tensor.reshape(-1).view(torch.uint8)
+    pinned = tensor.device.type != "cpu"
+    host = buffer(source.numel(), dtype=torch.uint8, device=torch.device("cpu"), pinned=pinned)
+    host.copy_(source, non_blocking=True)
+    return host
 
 
 class Launched(NamedTuple):
@@ -194,6 +232,22 @@ class Launched(NamedTuple):
     plan: Plan
     results: tuple[int, int]
     samples: tuple[int, int]
+
+
+class Pooled(NamedTuple):
+    """What is left of a tensor of very many samples, and where.
+
+    Attributes:
+        rows: (block, place) of the raw sums of the first samples.
+        moments: likewise of the moments of chunks of all samples.
+        chunks: how many there are.
+        sample: likewise of the histogram's sample.
+    """
+
+    rows: tuple[int, int]
+    moments: tuple[int, int]
+    chunks: int
+    sample: tuple[int, int]
 
 
 class Launcher:
@@ -208,10 +262,21 @@ class Launcher:
 
         self._kernels: Any = triton_kernels
         self._device = device
-        self._plans: dict[tuple[Rows, ...], Plan] = {}
-        self._tables: dict[tuple[Rows, ...], Tensor] = {}
+        self._plans: dict[tuple[tuple[Rows, ...], bool], tuple[Plan, Tensor]] = {}
+        self._handles: dict[Hashable, Any] | None = {}
         self.results = Arena(device, torch.float64, _RESULT_ROWS, RAW_STATISTICS)
         self.samples = Arena(device, torch.float32, _SAMPLES, 1)
+        self.moments = Arena(device, torch.float64, _MOMENT_ROWS, len(FORMULAS) * MOMENTS)
+
+    @property
+    def arenas(self) -> tuple[Arena, Arena, Arena]:
+        """All of its memory: of results, samples and moments."""
+        return self.results, self.samples, self.moments
+
+    def restart(self) -> None:
+        """Forgets the step in progress."""
+        for arena in self.arenas:
+            arena.restart()
 
     @staticmethod
     def takes(dtype: torch.dtype) -> bool:
@@ -226,45 +291,107 @@ class Launcher:
             sizes: of each.
         """
         plan, table = self._plan(sizes)
-        dtype = tensors[0].dtype
         results, samples = self.results.take(plan.results), self.samples.take(plan.samples)
-        many = len(tensors) > 1
-        first = _readable(tensors[0])
-        constants: dict[str, Any] = {
-            "TYPE": self._kernels.tl.dtype(_POINTERS[dtype]),
-            "WORK": self._kernels.tl.dtype(_WORK[work_dtype(dtype)]),
-            "MANY": many,
-            "SAMPLED": plan.samples > 0,
-        }
-        if plan.width:
-            kernel = self._kernels.short_rows
-            constants |= {"WIDTH": plan.width, "ROWS": _TILE // plan.width}
-        else:
-            kernel = self._kernels.long_rows
-            size = first.element_size()
-            constants |= {"BLOCK": _BLOCK, "ALIGNED": _is_aligned(tensors, sizes, size)}
-        kernel[(len(plan.table),)](
-            first,
-            self._pointers(tensors) if many else table,
-            table,
-            self.results.block(results[0]),
-            self.samples.block(samples[0]),
-            results[1],
-            samples[1],
-            **constants,
-        )
+        into = self.results.block(results[0]), self.samples.block(samples[0])
+        with self._here():
+            self._read(tensors, sizes, plan, table, into, (results[1], samples[1]))
         return Launched(plan, results, samples)
 
-    def _plan(self, sizes: tuple[Rows, ...]) -> tuple[Plan, Tensor]:
-        plan = self._plans.get(sizes)
-        if plan is None:
+    def pool(self, tensor: Tensor, rows: Rows, kept: int) -> Pooled:
+        """Reads a contiguous tensor of very many samples, a chunk of them at a time.
+
+        Args:
+            tensor: on the device; not kept.
+            rows: its size, and which elements are its histogram's sample.
+            kept: how many samples keep a row of raw sums.
+        """
+        at_once = CHUNK_ROWS if width_of(rows.length) else _LONG_CHUNK
+        chunks = tensor.view(rows.rows, rows.length).split(at_once)
+        programs = [-(-len(chunk) // _MOMENT_ROWS) for chunk in chunks]
+        first, moments = self.results.take(kept), self.moments.take(sum(programs))
+        sample = self.samples.take(rows.picked)
+        place, out = moments[1], self.moments.block(moments[0])
+        with self._here():
+            scratch = buffer(
+                len(chunks[0]), RAW_STATISTICS, dtype=torch.float64, device=self._device
+            )
+            for chunk, number in zip(chunks, programs, strict=True):
+                sizes = (Rows(len(chunk), rows.length, 1, 0),)
+                plan, table = self._plan(sizes, whole=True)
+                self._read([chunk], sizes, plan, table, (scratch, self.samples.block(sample[0])))
+                if place == moments[1]:
+                    self.results.block(first[0])[first[1] : first[1] + kept].copy_(scratch[:kept])
+                arguments = scratch, out, len(chunk), rows.length, place
+                self._run(self._kernels.row_moments, number, arguments, (_MOMENT_ROWS,))
+                place += number
+            if rows.picked:
+                picks = self.samples.block(sample[0])[sample[1] : sample[1] + rows.picked]
+                picks.copy_(tensor.view(-1, 1)[:: rows.stride])
+        return Pooled(first, moments, sum(programs), sample)
+
+    def _here(self) -> AbstractContextManager[Any]:
+        """Launches go to the device that is current, which may be another one."""
+        if self._device.type != "cuda" or torch.cuda.current_device() == self._device.index:
+            return nullcontext()
+        return torch.cuda.device(self._device)
+
+    def _read(
+        self,
+        tensors: Sequence[Tensor],
+        sizes: Sequence[Rows],
+        plan: Plan,
+        table: Tensor,
+        into: tuple[Tensor, Tensor],
+        places: tuple[int, int] = (0, 0),
+    ) -> None:
+        dtype, many, sampled = tensors[0].dtype, len(tensors) > 1, plan.samples > 0
+        first = _readable(tensors[0])
+        pointers = self._pointers(tensors) if many else table
+        arguments = first, pointers, table, *into, *places
+        language = self._kernels.tl.dtype
+        type_, work = language(_POINTERS[dtype]), language(_WORK[work_dtype(dtype)])
+        constants: tuple[Any, ...]
+        if plan.width:
+            kernel = self._kernels.short_rows
+            constants = type_, work, _TILE // plan.width, plan.width, many, sampled
+        else:
+            kernel = self._kernels.long_rows
+            aligned = _is_aligned(tensors, sizes, first.element_size())
+            constants = type_, work, _BLOCK, many, aligned, sampled
+        self._run(kernel, len(plan.table), arguments, constants)
+
+    def _run(
+        self, kernel: Any, programs: int, arguments: Sequence[Any], constants: Sequence[Any]
+    ) -> None:
+        """Launches a kernel, by its compiled handle where it was launched before.
+
+        Triton finds out in each launch what it has compiled for such arguments; that takes longer
+        than the launch. Of ours only the address of the first one makes a difference.
+        """
+        grid = (programs, 1, 1)
+        key = (kernel, arguments[0].data_ptr() % 16 == 0, arguments[0].dtype, *constants)
+        handle = None if self._handles is None else self._handles.get(key)
+        if handle is not None:
+            try:
+                handle[grid](*arguments, *constants)
+            except TypeError:  # another Triton wants other arguments
+                self._handles = None
+            else:
+                return
+        handle = kernel[grid](*arguments, *constants)
+        if self._handles is not None:
+            self._handles[key] = handle
+
+    def _plan(self, sizes: tuple[Rows, ...], *, whole: bool = False) -> tuple[Plan, Tensor]:
+        found = self._plans.get((sizes, whole))
+        if found is None:
             if len(self._plans) >= _MOST_PLANS:
                 self._plans.clear()
-                self._tables.clear()
-            plan = self._plans[sizes] = Plan(sizes)
+            plan = Plan(sizes, whole=whole)
             table = torch.from_numpy(plan.table)
-            self._tables[sizes] = table.to(self._device, non_blocking=True, copy=True)
-        return plan, self._tables[sizes]
+            found = plan, table.to(self._device, non_blocking=True, copy=True)
+            self._plans[sizes, whole] = found
+        return found
 
     def _pointers(self, tensors: Sequence[Tensor]) -> Tensor:
         """Returns where tensors begin, on the device.

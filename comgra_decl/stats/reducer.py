@@ -20,6 +20,7 @@ from comgra_decl.records import RAW_STATISTICS, Raw
 from comgra_decl.stats.batch import Batch, strided_sample
 from comgra_decl.stats.device import ASYNCHRONOUS, DeviceStep, Fetch, device_step
 from comgra_decl.stats.kernel import kernel_for
+from comgra_decl.stats.moments import CHUNK_ROWS, joined, moments
 from comgra_decl.stats.quiet import (
     HIDDEN_KEYS,
     copy_memory,
@@ -56,14 +57,17 @@ MOST_NODES = 20_000
 class Reduced:
     """Everything captured in one step, as plain arrays; n reduced tensors, numbered by `add`.
 
-    `raw` float64 [rows, 8] (columns `records.Raw`); tensor i owns `samples[i]` rows from
-    `starts[i]`, each over `elements[i]` elements; `batched[i]` tells whether rows are samples or
-    the whole tensor; `shapes[i]` is its full shape. Tensor i's histogram elements are
-    `histogram_values[histogram_starts[i]:histogram_starts[i + 1]]` (both None without histograms).
-    `values[i]`: [samples, *value dims] in the tensor's dtype, for those asked for.
+    `raw` float64 [rows, 8] (columns `records.Raw`); tensor i owns `rows[i]` rows from `starts[i]`,
+    each over `elements[i]` elements; `batched[i]` tells whether rows are samples or the whole
+    tensor; `shapes[i]` is its full shape. Where it has more samples than rows, `aggregates[i]` is
+    mean, std and abs-max of each statistic over all `samples[i]` of them (`moments`). Tensor i's
+    histogram elements are `histogram_values[histogram_starts[i]:histogram_starts[i + 1]]` (both
+    None without histograms). `values[i]`: [samples, *value dims] in the tensor's dtype, for those
+    asked for.
 
-    The contents of `raw`, `histogram_values` and `values` are valid only after `wait()` where that
-    is not None; it may be called from another thread, and again. Nothing writes to them later.
+    The contents of `raw`, `aggregates`, `histogram_values` and `values` are valid only after
+    `wait()` where that is not None; it may be called from another thread, and again. Nothing writes
+    to them later.
     `lost` are the tensors that were written before they could be read: they have no statistics.
     Steps with equal `signature` share the very same layout: `starts` to `shapes`, and
     `histogram_starts`.
@@ -71,6 +75,7 @@ class Reduced:
 
     raw: NDArray[np.float64]
     starts: NDArray[np.int64]
+    rows: NDArray[np.int64]
     samples: NDArray[np.int64]
     elements: NDArray[np.int64]
     batched: NDArray[np.bool_]
@@ -78,6 +83,7 @@ class Reduced:
     histogram_values: NDArray[np.float32] | None
     histogram_starts: NDArray[np.int64] | None
     values: dict[int, NDArray[Any]]
+    aggregates: dict[int, NDArray[np.float64]]
     wait: Callable[[], None] | None
     signature: Hashable
     lost: Sequence[int] = ()
@@ -250,6 +256,7 @@ class Reducer:
         self._rows: list[Rows] = []
         self._picks: dict[int, NDArray[np.float32]] = {}
         self._values: dict[int, NDArray[Any]] = {}
+        self._aggregates: dict[int, NDArray[np.float64]] = {}
         for step in self._devices.values():
             step.restart()
 
@@ -292,7 +299,10 @@ class Reducer:
     def _reduce_large(self, node: Node, tensor: Tensor) -> None:
         shape, sums = node.shape, None
         rows = tensor.detach()
-        if node.kernel is not None and tensor.is_contiguous() and not tensor.is_neg():
+        if node.is_pooled:
+            rows = as_rows(real(tensor), shape.batch_dim).view(shape.samples, shape.elements)
+            sums = self._pool(node, rows)
+        elif node.kernel is not None and tensor.is_contiguous() and not tensor.is_neg():
             sums = compiled_at(node.kernel, tensor, shape.samples, shape.elements)
         else:
             rows = as_rows(real(tensor), shape.batch_dim)
@@ -301,6 +311,17 @@ class Reducer:
         if node.count:
             self._picks[node.index] = strided_sample(rows, node.stride, node.count)
         self._rows.append(sums)
+
+    def _pool(self, node: Node, rows: Tensor) -> NDArray[np.float64]:
+        """Aggregates the samples of a tensor that has too many; returns the rows of the first."""
+        sums = (self._large(chunk) for chunk in rows.split(CHUNK_ROWS))
+        first = np.empty(0)
+        parts: list[NDArray[np.float64]] = []
+        for chunk in sums:
+            first = first if parts else chunk[: node.kept].copy()
+            parts.append(moments(chunk.T, rows.shape[1]))
+        self._aggregates[node.index] = joined(np.stack(parts))
+        return first
 
     def _empty(self, node: Node, away: DeviceStep | None) -> None:
         """Records samples without elements: all sums 0, the least of nothing is infinite."""
@@ -323,7 +344,7 @@ class Reducer:
         if batch_dim is None:
             first = tensor.unsqueeze(0)
         else:
-            number = min(node.shape.samples, self._sample_count)
+            number = min(node.kept, self._sample_count)
             first = tensor.narrow(batch_dim, 0, number).movedim(batch_dim, 0)
         if node.device == self._host:
             return to_numpy(first)
@@ -350,11 +371,12 @@ class Reducer:
         ]
         wait: Callable[[], None] | None = None
         if batch.deferred or fetches:
-            wait = partial(_wait, batch, number, fetches)
+            wait = partial(_wait, batch, number, fetches, self._aggregates)
         has_histogram = self._histogram is not None
         return Reduced(
             raw=raw,
             starts=form.starts,
+            rows=form.kept,
             samples=form.samples,
             elements=form.elements,
             batched=form.batched,
@@ -362,14 +384,17 @@ class Reducer:
             histogram_values=histogram if has_histogram else None,
             histogram_starts=form.histogram_starts if has_histogram else None,
             values=self._values,
+            aggregates=self._aggregates,
             wait=wait,
             signature=form.signature,
             lost=[index for step in self._devices.values() for index in step.lost],
         )
 
 
-def _wait(batch: Batch, number: int, fetches: list[Fetch]) -> None:
+def _wait(
+    batch: Batch, number: int, fetches: list[Fetch], aggregates: dict[int, NDArray[np.float64]]
+) -> None:
     """Makes the results of step `number` of `batch` valid."""
     batch.settle(number + 1, writer=True)
     for fetch in fetches:
-        fetch.wait(batch.raw[number], batch.histogram[number])
+        fetch.wait(batch.raw[number], batch.histogram[number], aggregates)

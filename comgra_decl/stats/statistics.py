@@ -31,7 +31,8 @@ Over the batch, each statistic s of the samples 1..m gives (`records.AGGREGATES`
 
 A tensor without batch dim is one sample: mean = s, std = 0. With no sample at all (an empty batch)
 aggregates are NaN, but those of nonfinite are 0: that statistic is NaN only where a record is
-missing.
+missing. The same three numbers are computed in another order where there are very many samples
+(`moments`).
 
 Integers, truth values and all floats are numbers as they are; of complex ones it is the magnitude.
 Sparse, nested, quantised and meta tensors have no statistics: they are refused by name, which the
@@ -148,6 +149,8 @@ _FORMULAS: dict[str, Callable[[Floats, Floats, Floats], None]] = {
     "rms": _rms,
     "snr": _snr,
 }
+FORMULAS = tuple(_FORMULAS)
+"""Names of all statistics that are formulas of raw sums."""
 
 
 def _blank_empty(out: Floats, empty: NDArray[np.bool_], names: tuple[str, ...]) -> None:

@@ -21,7 +21,7 @@ All must run inside `quiet()`.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 import numpy as np
 import torch
@@ -38,7 +38,8 @@ Rows = NDArray[np.float64]
 BLOCK = 1 << 18
 """Elements per operation and thread: smaller ones pay for calls, larger ones leave the cache."""
 PIVOT_ELEMENTS = 4096
-_MOST_BLOCK = 1 << 22
+MOST_BLOCK = 1 << 22
+"""Elements per operation where more would take too much memory."""
 _TINY = 1e-32  # mean squares below this may have lost elements to float32 underflow
 _HUGE = 3e38
 _LEAST_SPREAD = 1e-16  # squares of smaller differences vanish in float32
@@ -76,13 +77,17 @@ def first_mean(x: Tensor) -> Tensor:
     return mean.nan_to_num_(0.0, 0.0, 0.0)
 
 
-def exact_large(x: Tensor, block: int = _MOST_BLOCK) -> Tensor:
+def exact_large(x: Tensor, block: int = MOST_BLOCK) -> Tensor:
     """Returns `exact` of [rows, n], at most `block` elements at a time."""
+    return _by_blocks(exact, x, block)
+
+
+def _by_blocks(recipe: Callable[[Tensor, Tensor], Tensor], x: Tensor, block: int) -> Tensor:
     pivot = first_mean(x)
     parts = []
     for rows in _spans(x.shape[0], max(1, block // x.shape[1])):
         columns = _spans(x.shape[1], block)
-        parts.append(merge([exact(x[rows, span], pivot[rows]) for span in columns]))
+        parts.append(merge([recipe(x[rows, span], pivot[rows]) for span in columns]))
     return torch.cat(parts) if len(parts) > 1 else parts[0]
 
 
@@ -94,7 +99,10 @@ def lean(x: Tensor) -> Tensor:
     """
     if work_dtype(x.dtype) is torch.float64:
         return exact_large(x)
-    pivot = first_mean(x)
+    return _by_blocks(_lean, x, MOST_BLOCK)
+
+
+def _lean(x: Tensor, pivot: Tensor) -> Tensor:
     norm, double = torch.linalg.vector_norm, torch.float64
     sums = [torch.empty(0)] * RAW_STATISTICS
     narrow = x.to(torch.float32)
@@ -194,7 +202,7 @@ class LargeSums:
     def __call__(self, x: Tensor) -> Rows:
         """Returns the raw sums [r, 8] of contiguous rows [r, n], r and n > 0."""
         work = work_dtype(x.dtype)
-        if x.numel() <= _MOST_BLOCK and kernel_for(x.dtype) is None:
+        if x.numel() <= MOST_BLOCK and kernel_for(x.dtype) is None:
             x = x.to(work)
         out = np.empty((x.shape[0], RAW_STATISTICS))
         if compiled(x.unsqueeze(0), out[None]):
@@ -204,7 +212,7 @@ class LargeSums:
     def passes(self, x: Tensor) -> Rows:
         """Returns the raw sums [8, r] (columns first) by torch's operations, at most float32."""
         rows, n = x.shape
-        block = min(BLOCK * torch.get_num_threads(), _MOST_BLOCK)
+        block = min(BLOCK * torch.get_num_threads(), MOST_BLOCK)
         if rows * n <= block:
             sums = self._block(x)
         else:

@@ -20,6 +20,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from comgra_decl.stats.kernel import Kernel
+from comgra_decl.stats.moments import KEPT, MOST_ROWS
 from comgra_decl.stats.quiet import buffer
 from comgra_decl.stats.sampling import sample_stride
 
@@ -103,6 +104,7 @@ class Node:
         "form",
         "group",
         "index",
+        "kept",
         "kernel",
         "parent",
         "put_off",
@@ -125,6 +127,7 @@ class Node:
         self.kernel: Kernel | None = None  # reads the tensor where it lies, if that is contiguous
         self.put_off = PutOff.UNKNOWN
         self.row = self.stride = self.count = 0
+        self.kept = 0  # samples that have a row of raw sums each: the first ones
         self._views: list[Tensor] = []
         self._addresses: list[int] = []
         self._version = -1
@@ -134,9 +137,16 @@ class Node:
     ) -> None:
         """Fills in the facts that the tensor itself decides, and where it is reduced."""
         self.shape = shape_of(tensor, batch_dim)
+        samples = self.shape.samples
+        self.kept = KEPT if samples > MOST_ROWS and self.shape.elements else samples
         self.device = device
         if histogram is not None:
             self.stride, self.count = sample_stride(tensor.numel(), self.shape.elements, histogram)
+
+    @property
+    def is_pooled(self) -> bool:
+        """Whether there are more samples than rows: `moments` of all of them are left instead."""
+        return self.kept < self.shape.samples
 
     def place(self, group: Group) -> None:
         """Puts the rows behind those of the same group that came before in this step."""
@@ -208,6 +218,7 @@ class Form:
         self.nodes = nodes
         self.repeats = 0
         self.samples = _ints(n.shape.samples for n in nodes)
+        self.kept = _ints(n.kept for n in nodes)
         self.elements = _ints(n.shape.elements for n in nodes)
         self.batched = np.array([n.shape.batch_dim is not None for n in nodes], dtype=np.bool_)
         self.shapes = [n.shape.full for n in nodes]
@@ -216,7 +227,13 @@ class Form:
         self.parts: dict[torch.device, Part] = {}
         self.rows = self._place(host)
         self.picks = list(self._picks(host))
-        for shared in (self.starts, self.samples, self.elements, self.histogram_starts):
+        for shared in (
+            self.starts,
+            self.samples,
+            self.kept,
+            self.elements,
+            self.histogram_starts,
+        ):
             shared.setflags(write=False)
 
     def _place(self, host: torch.device) -> int:
@@ -244,7 +261,7 @@ class Form:
                 self.starts[node.index] = first[node.group] + node.row
             else:
                 self.starts[node.index] = row
-                row += node.shape.samples
+                row += node.kept
         part.stop = row
         return row
 

@@ -4,6 +4,9 @@ A launch covers any number of tensors of one dtype. A table says what each progr
 of a long row, or several short rows. What it leaves is one row of `records.Raw` columns for each
 piece or short row, about a pivot of its own; `fused` puts the pieces of a row together.
 
+Of tensors with very many samples, `row_moments` reads what was left of each sample and leaves the
+moments of the statistics (`moments`).
+
 Sums are added up in float32 lanes of at most 64 numbers, and from there in float64. What float32
 cannot hold (squares that overflow, differences whose squares vanish) is read once more in float64.
 
@@ -18,6 +21,8 @@ import triton
 import triton.language as tl
 
 from comgra_decl.records import RAW_STATISTICS
+from comgra_decl.stats.moments import MOMENTS
+from comgra_decl.stats.statistics import FORMULAS
 
 COLUMNS = 9
 """Of the table: tensor, first element, elements per row, rows, first row of the results, and of
@@ -28,6 +33,8 @@ _LEAST_SPREAD = 1e-16  # squares of smaller differences vanish in float32
 
 COLUMNS_ = tl.constexpr(COLUMNS)
 STATISTICS_ = tl.constexpr(RAW_STATISTICS)
+MOMENTS_ = tl.constexpr(MOMENTS)
+FORMULAS_ = tl.constexpr(len(FORMULAS))
 HUGE_ = tl.constexpr(_HUGE)
 LEAST_SPREAD_ = tl.constexpr(_LEAST_SPREAD)
 
@@ -261,3 +268,63 @@ def short_rows(
     tl.store(out + 7, bad, mask=within)
     if SAMPLED:
         _copy_samples(base, entry, samples, sample_place, WIDTH)
+
+
+@triton.jit
+def _store_moments(out, s, within, number):
+    """Stores the moments of one statistic of some rows."""
+    mean = tl.sum(tl.where(within, s, 0.0), 0) / number
+    off = tl.where(within, s - mean, 0.0)
+    size = tl.where(within, tl.abs(s), 0.0)
+    nans = tl.sum((size != size).to(tl.int32), 0)
+    tl.store(out, number)
+    tl.store(out + 1, mean)
+    tl.store(out + 2, tl.sum(off * off, 0))
+    tl.store(out + 3, tl.where(nans > 0, float("nan"), tl.max(size, 0)))
+
+
+@triton.jit(do_not_specialize=["rows", "elements", "place"])
+def row_moments(results, out, rows, elements, place, ROWS: tl.constexpr):
+    """Each program reads the raw sums of up to `ROWS` samples.
+
+    Args:
+        results: float64 [rows, 8].
+        out: float64 [., formulas, moments], written from `place` on, in the order of `FORMULAS`.
+        rows: how many there are.
+        elements: of each sample.
+        place: of the first program.
+        ROWS: for each program.
+    """
+    program = tl.program_id(0)
+    row = program * ROWS + tl.arange(0, ROWS)
+    within = row < rows
+    number = tl.minimum(rows - program * ROWS, ROWS).to(tl.float64)
+    n = elements.to(tl.float64)
+    source = results + row.to(tl.int64) * STATISTICS_
+    pivot = tl.load(source, mask=within, other=0.0)
+    total = tl.load(source + 1, mask=within, other=0.0)
+    squares = tl.load(source + 2, mask=within, other=0.0)
+    absolute = tl.load(source + 3, mask=within, other=0.0)
+    low = tl.load(source + 4, mask=within, other=0.0)
+    high = tl.load(source + 5, mask=within, other=0.0)
+    nonzero = tl.load(source + 6, mask=within, other=0.0)
+    bad = tl.load(source + 7, mask=within, other=0.0)
+    shift = total / n
+    mean = pivot + shift
+    variance = squares / n - shift * shift
+    std = tl.sqrt(tl.where(variance < 0.0, 0.0, variance))
+    energy = squares + pivot * (2.0 * total + n * pivot)
+    energy = tl.where(squares == float("inf"), float("inf"), energy)
+    norm = tl.sqrt(tl.where(energy < 0.0, 0.0, energy))
+    to = out + (place + program).to(tl.int64) * (FORMULAS_ * MOMENTS_)
+    _store_moments(to, mean, within, number)
+    _store_moments(to + MOMENTS_, absolute / n, within, number)
+    _store_moments(to + 2 * MOMENTS_, std, within, number)
+    _store_moments(to + 3 * MOMENTS_, low, within, number)
+    _store_moments(to + 4 * MOMENTS_, high, within, number)
+    _store_moments(to + 5 * MOMENTS_, tl.where(-low > high, -low, high), within, number)
+    _store_moments(to + 6 * MOMENTS_, norm, within, number)
+    _store_moments(to + 7 * MOMENTS_, (n - nonzero) / n, within, number)
+    _store_moments(to + 8 * MOMENTS_, bad, within, number)
+    _store_moments(to + 9 * MOMENTS_, norm / tl.sqrt(n), within, number)
+    _store_moments(to + 10 * MOMENTS_, tl.abs(mean) / std, within, number)

@@ -39,6 +39,7 @@ def layout(slots: int) -> Layout:
         slots=np.arange(slots, dtype=np.int32),
         tensors=np.arange(slots),
         starts=np.arange(slots) * ROWS,
+        rows=np.full(slots, ROWS),
         samples=np.full(slots, ROWS),
         elements=np.full(slots, 5),
         batched=np.full(slots, fill_value=True),

@@ -44,6 +44,7 @@ def layout_of(reduced: Reduced) -> Layout:
         slots=np.arange(number, dtype=np.int32),
         tensors=np.arange(number),
         starts=reduced.starts,
+        rows=reduced.rows,
         samples=reduced.samples,
         elements=reduced.elements,
         batched=reduced.batched,
@@ -56,6 +57,7 @@ def raw_step(reduced: Reduced, layout: Layout | None = None, step: int = 0) -> R
         info=StepInfo(step=step, time=0.0, type="train", mode="train"),
         layout=layout or layout_of(reduced),
         raw=reduced.raw,
+        aggregates=reduced.aggregates,
         histogram_values=reduced.histogram_values,
         histogram_starts=reduced.histogram_starts,
         wait=reduced.wait,
@@ -93,10 +95,11 @@ def check(
     """Compares every statistic of every sample, and its aggregates, with the oracle."""
     tolerance = tolerance or Tolerance()
     reduced = reduced or reduce(tensors)
-    most = max([int(n) for n in reduced.samples] + [1])
+    most = max([int(n) for n in reduced.rows] + [1])
     batch = batch_of(reduced, samples=most)
     for i, (tensor, batch_dim) in enumerate(tensors):
         rows = rows_of(tensor, batch_dim)
+        kept = int(reduced.rows[i])  # the others are aggregated only
         assert reduced.samples[i] == rows.shape[0]
         assert reduced.elements[i] == rows.shape[1]
         assert reduced.batched[i] == (batch_dim is not None)
@@ -104,8 +107,8 @@ def check(
             assert name == STATISTICS[s]
             where = f"{name} of tensor {i}, {tuple(tensor.shape)} {tensor.dtype}"
             relative, slack = tolerance.of(name, rows)
-            close(batch.samples[0, i, : len(rows), s], expected, relative, slack, where)
-            assert np.isnan(batch.samples[0, i, len(rows) :]).all()
+            close(batch.samples[0, i, :kept, s], expected[:kept], relative, slack, where)
+            assert np.isnan(batch.samples[0, i, kept:]).all()
             if len(rows):
                 slack += relative * np.abs(expected[np.isfinite(expected)]).max(initial=0.0)
                 aggregates = batch.aggregates[0, i, s]

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import torch
 
-from comgra_decl.stats import Reducer, device
+from comgra_decl.stats import Reducer, device, sums
 from comgra_decl.stats.device import ASYNCHRONOUS
 
 from .recording import Tensors, check, ready, reduce, reducer
@@ -54,6 +54,12 @@ def test_equal_to_the_oracle_over_steps(histogram_elements: int | None) -> None:
     steps = [(made, reduce(made, by)) for made in map(tensors, range(4))]
     for made, reduced in steps:
         check(made, reduced)
+
+
+def test_large_tensors_are_read_in_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sums, "MOST_BLOCK", 1000)
+    made = tensors(0)
+    check(made, reduce(made, elsewhere()))
 
 
 def test_nothing_is_there_before_it_was_waited_for_and_all_of_it_afterwards() -> None:

@@ -17,6 +17,7 @@ LAYOUT = Layout(
     slots=np.zeros(1, np.int32),
     tensors=_ZERO,
     starts=_ZERO,
+    rows=_ZERO,
     samples=_ZERO,
     elements=_ZERO,
     batched=np.zeros(1, bool),

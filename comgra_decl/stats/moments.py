@@ -1,0 +1,52 @@
+"""Tensors of very many samples: what is kept of samples is their mean, spread and largest size.
+
+One row of raw sums takes 64 bytes, so those of 16 million samples take a gigabyte, for three
+numbers of each statistic. Beyond `MOST_ROWS` samples, only the first `KEPT` have rows of their own.
+All of them are reduced a chunk at a time, and each chunk leaves `MOMENTS` of each statistic, in
+float64. These are joined by the formulas for parts of a whole: T. F. Chan, G. H. Golub and R. J.
+LeVeque, "Algorithms for computing the sample variance", The American Statistician 37 (1983).
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+from comgra_decl.stats.statistics import FORMULAS, Floats, row_statistics
+
+MOST_ROWS = 1 << 17
+"""Samples of a tensor that each have a row of raw sums: 8 MiB."""
+KEPT = 1 << 12
+"""Of a tensor with more samples, those that have: the first ones."""
+CHUNK_ROWS = 1 << 18
+"""Samples that are reduced at a time where there are more than `MOST_ROWS`: 16 MiB of raw sums."""
+MOMENTS = 4
+"""Number of samples, mean of the statistic, squared deviations from it, largest size."""
+
+
+def moments(raw: Floats, elements: int) -> Floats:
+    """Returns the moments [len(FORMULAS), MOMENTS] of the statistics of samples.
+
+    Args:
+        raw: float64 [8, rows], the columns of `records.Raw` first; rows > 0.
+        elements: of each sample.
+    """
+    found = row_statistics(raw, np.full(raw.shape[1], float(elements)), FORMULAS)
+    with np.errstate(all="ignore"):
+        mean = found.mean(1)
+        squares = np.square(found - mean[:, None]).sum(1)
+        number = np.full(len(FORMULAS), float(raw.shape[1]))
+        return np.stack((number, mean, squares, np.abs(found).max(1)), 1)
+
+
+def joined(parts: Floats) -> Floats:
+    """Returns mean, std and abs-max [len(FORMULAS), 3] of the samples of all parts.
+
+    Args:
+        parts: moments [k, len(FORMULAS), MOMENTS], k > 0.
+    """
+    with np.errstate(all="ignore"):
+        number, means, squares, largest = np.moveaxis(parts, -1, 0)
+        total = number.sum(0)
+        mean = (number * means).sum(0) / total
+        spread = squares.sum(0) + (number * np.square(means - mean)).sum(0)
+        return np.stack((mean, np.sqrt(spread / total), largest.max(0)), 1)
