@@ -128,7 +128,7 @@ class RawStep:
     """One recorded step as it leaves the training thread.
 
     `raw` float64 [rows, RAW_STATISTICS]. `aggregates`: for each reduced tensor of which not all
-    samples have rows, float64 [formulas, 3], mean, std and abs-max of each statistic.
+    samples have rows, float64 [formulas + e, 3], mean, std and abs-max of each statistic.
     `histogram_values`: float32, the strided elements of all reduced tensors, tensor i of the layout
     owning `histogram_starts[i]:histogram_starts[i + 1]`.
     `values`: per slot id, an array [samples, *value dims] in the tensor's own dtype (bfloat16 as

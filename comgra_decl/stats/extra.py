@@ -11,11 +11,12 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from comgra_decl.records import AGGREGATES
 from comgra_decl.stats.device import ASYNCHRONOUS
 from comgra_decl.stats.measures import Measure
-from comgra_decl.stats.moments import MOST_ROWS
 from comgra_decl.stats.quiet import buffer, quiet
 from comgra_decl.stats.spectral import Finish
+from comgra_decl.stats.statistics import FORMULAS
 from comgra_decl.stats.support import plain, with_memory
 
 
@@ -52,17 +53,11 @@ class Extras:
 
         Raises:
             FunctionError: a function of the user's failed; there is no statistic of it.
-            RuntimeError: there are too many samples.
         """
         if (index, measure) in self._done:  # the same tensor under another name
             return True
         self._done.add((index, measure))
         with quiet():
-            if batch_dim is not None and (samples := tensor.shape[batch_dim]) > MOST_ROWS:
-                raise RuntimeError(
-                    f"it has {samples:,} samples: opt-in statistics are computed of at most "
-                    f"{MOST_ROWS:,}"
-                )
             x = plain(tensor)
             x = (x if x.data_ptr() or not x.numel() else with_memory(x)).detach()
             x = x.unsqueeze(0) if batch_dim is None else x.movedim(batch_dim, 0)
@@ -81,30 +76,41 @@ class Extras:
         return True
 
     def finish(
-        self, starts: NDArray[np.int64], rows: int
+        self,
+        starts: NDArray[np.int64],
+        rows: NDArray[np.int64],
+        aggregates: dict[int, NDArray[np.float64]],
     ) -> tuple[NDArray[np.float64], Callable[[], None]]:
         """Ends the step.
 
         Args:
             starts: first row of each tensor.
-            rows: rows of the step.
+            rows: how many rows each has.
+            aggregates: of tensors of which not all samples have rows: mean, std and abs-max of each
+                formula, float64 [formulas, 3], valid when the contents are made valid; those of
+                the extra statistics are put behind them.
 
         Returns:
-            float64 [rows, len(names)], NaN where there is none, and what makes its contents valid;
-            that may be called on another thread.
+            float64 [all rows, len(names)], NaN where there is none, and what makes its contents
+            valid; that may be called on another thread.
         """
-        table = np.full((rows, len(self.names)), np.nan)
+        table = np.full((int((starts + rows).max(initial=0)), len(self.names)), np.nan)
         pieces, self._pieces, self._done = self._pieces, [], set()
-        return table, _Settle(table, starts, pieces)
+        return table, _Settle(table, (starts, rows), pieces, aggregates)
 
 
 class _Settle:
     """Fills the table, once."""
 
     def __init__(
-        self, table: NDArray[np.float64], starts: NDArray[np.int64], pieces: list[_Piece]
+        self,
+        table: NDArray[np.float64],
+        places: tuple[NDArray[np.int64], NDArray[np.int64]],
+        pieces: list[_Piece],
+        aggregates: dict[int, NDArray[np.float64]],
     ) -> None:
-        self._table, self._starts, self._pieces = table, starts, pieces
+        self._table, self._pieces, self._aggregates = table, pieces, aggregates
+        self._starts, self._rows = places
 
     def __call__(self) -> None:
         pieces, self._pieces = self._pieces, []
@@ -122,9 +128,20 @@ class _Settle:
             except np.linalg.LinAlgError:  # did not converge: there is no such number
                 return
         start = self._starts[piece.tensor]
+        kept = values[: self._rows[piece.tensor]]
         for i, column in enumerate(piece.columns):
             if column >= 0:
-                self._table[start : start + len(values), column] = values[:, i]
+                self._table[start : start + len(kept), column] = kept[:, i]
+                if len(kept) < len(values):
+                    self._aggregate(piece.tensor, column, values[:, i])
+
+    def _aggregate(self, tensor: int, column: int, values: NDArray[np.float64]) -> None:
+        found = self._aggregates[tensor]
+        if len(found) == len(FORMULAS):
+            blank = np.full((self._table.shape[1], len(AGGREGATES)), np.nan)
+            found = self._aggregates[tensor] = np.concatenate((found, blank))
+        with np.errstate(all="ignore"):
+            found[len(FORMULAS) + column] = values.mean(), values.std(), np.abs(values).max()
 
 
 def _to_host(packed: Tensor) -> tuple[Tensor, Any]:

@@ -140,7 +140,7 @@ class _Plan:
                 self._reduce(table, names[0], aggregates[span], samples[span], some)
             for found, step in zip(aggregates, steps, strict=True):
                 for tensor, of_all in step.aggregates.items():
-                    found[self.tensors == tensor] = _of(of_all, names[0])
+                    found[self.tensors == tensor] = _of(of_all, *names)
         return aggregates, samples
 
     def _table(
@@ -215,10 +215,12 @@ class _Plan:
         return counts.take(self.tensors, axis=1), ranges.take(self.tensors, axis=1)
 
 
-def _of(aggregates: Floats, names: tuple[str, ...]) -> Floats:
-    """Returns those of some statistics; there are none of those that are no formula."""
-    blank = np.full(len(AGGREGATES), np.nan)
-    return np.stack([aggregates[FORMULAS.index(n)] if n in FORMULAS else blank for n in names])
+def _of(aggregates: Floats, names: tuple[str, ...], extra: tuple[str, ...]) -> Floats:
+    """Returns those of some statistics: of formulas, which come first, and of measures."""
+    places = {name: i for i, name in enumerate((*FORMULAS, *extra))}
+    found = np.full((len(places), len(AGGREGATES)), np.nan)
+    found[: len(aggregates)] = aggregates
+    return found[[places[name] for name in names]]
 
 
 _plans: WeakKeyDictionary[Layout, _Plan] = WeakKeyDictionary()

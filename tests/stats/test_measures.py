@@ -46,7 +46,7 @@ def measured(tensor: torch.Tensor, batch_dim: int | None, measure: Measure) -> F
     by, extras = reducer(), Extras(measure.names)
     extras.add(by.add(tensor, batch_dim=batch_dim), tensor, batch_dim, measure)
     reduced = ready(by.finish())
-    table, settle = extras.finish(reduced.starts, len(reduced.raw))
+    table, settle = extras.finish(reduced.starts, reduced.rows, reduced.aggregates)
     settle()
     return table
 
@@ -206,7 +206,7 @@ def test_what_a_function_returns_may_be_changed_by_it_later() -> None:
     extras.add(by.add(x, batch_dim=0), x, 0, Function("f", lambda _: kept.add_(1), {}))
     kept.add_(10)
     reduced = ready(by.finish())
-    table, settle = extras.finish(reduced.starts, 2)
+    table, settle = extras.finish(reduced.starts, reduced.rows, {})
     settle()
     np.testing.assert_array_equal(table, [[1], [1]])
 

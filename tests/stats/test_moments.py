@@ -2,10 +2,15 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+from typing import Any
+
 import numpy as np
 import pytest
 import torch
+from torch import nn
 
+import comgra_decl as comgra
 from comgra_decl.records import STATISTICS
 from comgra_decl.stats import Reducer, device, finalise, moments
 from comgra_decl.stats.choosing import choose_samples
@@ -76,3 +81,32 @@ def test_parts_are_joined_as_if_they_were_one() -> None:
     parts = [moments.moments(raw[:, a:b], 7) for a, b in ((0, 1), (1, 600), (600, 1000))]
     (whole,) = [moments.joined(moments.moments(raw, 7)[None])]
     np.testing.assert_allclose(moments.joined(np.stack(parts)), whole, rtol=1e-12)
+
+
+def test_opt_in_statistics_are_aggregated_over_all_samples_too(tmp_path: Path) -> None:
+    """As the recorded ones are; of a tensor without any there is none."""
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(2, 3), nn.Linear(3, 1))
+    x = many(MOST_ROWS + 9, 2)
+    spec: dict[str, Any] = {
+        "nodes": {"all": {"select": "**", "capture": ["output"]}},
+        "stats": ["mean", "rms", {"name": "q50", "nodes": ["1"]}],
+        "samples": {"count": 2},
+    }
+    with comgra.trace(spec, root=tmp_path, group="g") as session, torch.no_grad():
+        outputs = [model[0](x), model(x)]
+    assert session.path is not None
+    run = comgra.open_run(session.path)
+    for node, output in zip(("0", "1"), outputs, strict=True):
+        rows = output.double().numpy()
+        found = {
+            "mean": rows.mean(1),
+            "rms": np.sqrt(np.square(rows).mean(1)),
+            "q50": np.median(rows, 1) if node == "1" else np.full(len(rows), np.nan),
+        }
+        for name, expected in found.items():
+            for over, by_hand in (("mean", expected.mean()), ("std", expected.std())):
+                series = run.series(node, name, over_batch=over)
+                np.testing.assert_allclose(series.iloc[0], by_hand, rtol=1e-5, err_msg=name)
+            single = run.sample_series(node, name, 1)
+            np.testing.assert_allclose(single.iloc[0], expected[1], rtol=1e-5)

@@ -231,7 +231,7 @@ class StepCapture:
             wait=reduced.wait,
         )
         if self.measured is not None:
-            step.extra, settle = self.measured.finish(reduced.starts, len(reduced.raw))
+            step.extra, settle = self.measured.finish(reduced)
             step.wait = settle if reduced.wait is None else partial(_both, reduced.wait, settle)
         self.open = False
         info.cost = self.cost + time.perf_counter() - started

@@ -29,6 +29,7 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from comgra_decl.hooks.reading.slots import Slot
+    from comgra_decl.stats import Reduced
 
 Refuse = Callable[[str, str], object]
 """Told what is not recorded, and why."""
@@ -104,14 +105,12 @@ class Measured:
                 if applied and self._found is not None:
                     self._found.update(rule.wanted)
 
-    def finish(
-        self, starts: NDArray[np.int64], rows: int
-    ) -> tuple[NDArray[np.float64], Callable[[], None]]:
+    def finish(self, reduced: Reduced) -> tuple[NDArray[np.float64], Callable[[], None]]:
         """Ends the step; see `Extras.finish`."""
         if self._found is not None:
             self._say_what_applied_to_nothing(self._found)
             self._found = None
-        return self._extras.finish(starts, rows)
+        return self._extras.finish(reduced.starts, reduced.rows, reduced.aggregates)
 
     def _failed(self, rule: _Rule, slot: Slot, error: Exception) -> None:
         if slot.id >= 0:  # not tried there again
