@@ -456,7 +456,8 @@ class HookManager(Choosing):
         elif self._agenda.typed:
             self._agenda.end(recorded=False)
         seen = self._rest.counted + 1
-        self._budget.step_ended(cost, self._agenda.ended, steps=seen)
+        once = 0.0 if cost is None else self._train.once
+        self._budget.step_ended(cost, self._agenda.ended, steps=seen, once=once)
         self._step += 1 + lanes.passed
         lanes.passed = lanes.refused = 0
         lanes.followed.waits = True

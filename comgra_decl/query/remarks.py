@@ -19,6 +19,10 @@ def remarks(report: Mapping[str, Any]) -> tuple[str, ...]:
     return tuple(dict.fromkeys(map(str, said)))
 
 
+_WORTH_SAYING = 0.1
+"""Seconds of compiling from which on they are told."""
+
+
 def price_text(report: Mapping[str, Any]) -> str | None:
     """Returns what a record has cost, in words; None where it was not measured.
 
@@ -32,6 +36,9 @@ def price_text(report: Mapping[str, Any]) -> str | None:
         for clock in ("device", "host")
         if plain.get(clock) is not None and added.get(clock) is not None
     ]
+    once = price.get("once") or 0.0
+    if told and once >= _WORTH_SAYING:
+        told.append(f"and {once:.3g} s were spent once, on compiling")
     return f"a record adds {', '.join(told)}" if told else None
 
 

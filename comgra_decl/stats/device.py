@@ -20,6 +20,7 @@ within the step, and tensors of very many samples leave `moments`.
 from __future__ import annotations
 
 import logging
+import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from itertools import groupby
@@ -127,6 +128,14 @@ class DeviceStep:
         self._before = None
         if self.launcher is not None:
             self.launcher.restart()
+
+    def take_compiling(self) -> float:
+        """Returns the seconds in which kernels were compiled since this was last asked."""
+        launcher = self.launcher or self._before
+        seconds = 0.0
+        if launcher is not None:
+            seconds, launcher.compiling = launcher.compiling, 0.0
+        return seconds
 
     @property
     def lost(self) -> list[int]:
@@ -488,5 +497,9 @@ def _judge(node: Node, later: NDArray[np.float64], at_once: NDArray[np.float64])
 
 def device_step(device: torch.device) -> DeviceStep:
     """Returns what reduces tensors on a device as cheaply as it can be done there."""
-    launcher = launcher_class(device.type)
-    return DeviceStep(device, None if launcher is None else launcher(device))
+    started = time.perf_counter()
+    made = launcher_class(device.type)
+    launcher = None if made is None else made(device)
+    if launcher is not None:
+        launcher.compiling = time.perf_counter() - started  # Triton itself was imported
+    return DeviceStep(device, launcher)

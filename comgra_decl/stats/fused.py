@@ -11,6 +11,7 @@ The kernels are those of `triton_kernels`; where Triton is missing, there is no 
 from __future__ import annotations
 
 import os
+import time
 from collections.abc import Hashable, Iterator, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from functools import cache
@@ -263,7 +264,9 @@ class Launcher:
         self._kernels: Any = triton_kernels
         self._device = device
         self._plans: dict[tuple[tuple[Rows, ...], bool], tuple[Plan, Tensor]] = {}
-        self._handles: dict[Hashable, Any] | None = {}
+        self._handles: dict[Hashable, Any] = {}  # of what was launched before
+        self._by_handle = True
+        self.compiling = 0.0  # seconds in which kernels were compiled, until somebody takes them
         self.results = Arena(device, torch.float64, _RESULT_ROWS, RAW_STATISTICS)
         self.samples = Arena(device, torch.float32, _SAMPLES, 1)
         self.moments = Arena(device, torch.float64, _MOMENT_ROWS, len(FORMULAS) * MOMENTS)
@@ -370,17 +373,19 @@ class Launcher:
         """
         grid = (programs, 1, 1)
         key = (kernel, arguments[0].data_ptr() % 16 == 0, arguments[0].dtype, *constants)
-        handle = None if self._handles is None else self._handles.get(key)
-        if handle is not None:
+        handle = self._handles.get(key)
+        if handle is not None and self._by_handle:
             try:
                 handle[grid](*arguments, *constants)
             except TypeError:  # another Triton wants other arguments
-                self._handles = None
+                self._by_handle = False
             else:
                 return
+        started = time.perf_counter()
         handle = kernel[grid](*arguments, *constants)
-        if self._handles is not None:
+        if key not in self._handles:
             self._handles[key] = handle
+            self.compiling += time.perf_counter() - started
 
     def _plan(self, sizes: tuple[Rows, ...], *, whole: bool = False) -> tuple[Plan, Tensor]:
         found = self._plans.get((sizes, whole))

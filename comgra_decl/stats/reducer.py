@@ -245,6 +245,10 @@ class Reducer:
             self._restart()
             return reduced
 
+    def take_compiling(self) -> float:
+        """Returns the seconds of `add` and `finish` in which kernels were compiled, until now."""
+        return sum(step.take_compiling() for step in self._devices.values())
+
     def clear(self) -> None:
         """Drops everything captured in this step."""
         with self._lock:

@@ -48,7 +48,7 @@ _FORMS: Mapping[str, Form] = {
         "warnings?": [str],
         "refused?": {str: str},
         "choices?": dict,
-        "price?": {"records": int, "plain": _TIMES, "added": _TIMES},
+        "price?": {"records": int, "plain": _TIMES, "added": _TIMES, "once?": float},
     },
     "ranks": {"rank": int, "world_size?": int, "recorded": [int], "run?": str},
     "keep": {"steps?": [list], "unseen?": [list]},

@@ -528,6 +528,18 @@ def test_triton_is_asked_once_for_what_is_compiled() -> None:
     assert {(grid, number) for _, grid, number in kernel.launched} == {((7, 1, 1), 3)}
 
 
+def test_triton_tells_the_time_of_what_is_launched_for_the_first_time() -> None:
+    """That is when kernels are compiled."""
+    by = on_gpu()
+    x = numbers((4, 20), torch.float32)
+    reduce([(x, 0)], by)
+    assert by.take_compiling() > 0
+    reduce([(x, 0), (numbers((9, 20), torch.float32), 0)], by)
+    assert by.take_compiling() == 0
+    reduce([(x, 0), (x.double(), 0)], by)
+    assert by.take_compiling() > 0
+
+
 def test_triton_that_takes_other_arguments_is_asked_each_time() -> None:
     launcher, kernel = Launcher(torch.device("cpu")), Kernel(refuses=True)
     for _ in range(3):

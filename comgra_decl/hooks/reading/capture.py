@@ -60,7 +60,8 @@ class StepCapture:
         self.root_calls = 0
         self.aside = False  # whether no gradient flows through the call in progress
         self.backwards = Backwards()
-        self.cost = 0.0
+        self.cost = 0.0  # seconds of the training thread that this record has taken until now
+        self.once = 0.0  # of the last record: those in which kernels were compiled, not in its cost
         self.kpi_tensors: dict[str, int] = {}
         self.skipped = False  # whether mixed precision let an optimizer not step
         self.said: dict[str, Any] = {}  # what the program said of the step, for triggers
@@ -234,7 +235,8 @@ class StepCapture:
             step.extra, settle = self.measured.finish(reduced)
             step.wait = settle if reduced.wait is None else partial(_both, reduced.wait, settle)
         self.open = False
-        info.cost = self.cost + time.perf_counter() - started
+        self.once = self._reducer.take_compiling()
+        info.cost = max(self.cost + time.perf_counter() - started - self.once, 0.0)
         return step
 
     def _leave_out(self, lost: Collection[int]) -> None:

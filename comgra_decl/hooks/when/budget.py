@@ -47,6 +47,7 @@ class _Record:
     Attributes:
         cost: seconds of the training thread that its capture has measured itself.
         to: what is charged for it.
+        once: seconds of its step that no other record will take: something was compiled.
         charged: what was charged at first.
         host: by how much it made its step longer by the host's clock, as soon as that is known.
         device: the same by the device's clock, None if it cannot be told.
@@ -55,6 +56,7 @@ class _Record:
 
     cost: float
     to: list[Allowance]
+    once: float = 0.0
     charged: float = 0.0
     host: float = 0.0
     device: float | None = None
@@ -143,6 +145,9 @@ class Budget:
         self._before = None
         self._unknown = False  # whether nothing is known yet that a record could be compared with
         self._last: _Record | None = None  # if the step after it is not known yet
+        self._once: float = (
+            0.0 if before is None else before._once
+        )  # seconds that records took but once
         self._late = 0.0  # by how much plain steps have taken longer than their median
         self._written = 0.0  # processor time of the writer since then
         self._writer = meter.writer_seconds
@@ -199,7 +204,12 @@ class Budget:
             each.records += 1
 
     def step_ended(
-        self, cost: float | None, labels: Collection[str] = (), *, steps: int = 1
+        self,
+        cost: float | None,
+        labels: Collection[str] = (),
+        *,
+        steps: int = 1,
+        once: float = 0.0,
     ) -> None:
         """A step has ended.
 
@@ -207,9 +217,12 @@ class Budget:
             cost: what its record is known to have cost, in seconds; None without one.
             labels: its types of execution.
             steps: how many steps have ended since the last call; one, if there is a record.
+            once: seconds of this step in which something was compiled for records, which no other
+                record will take; not in `cost`. They are no part of what records cost.
         """
         now = self._clock()
-        record = None if cost is None else _Record(cost, self._concerned(labels))
+        self._once += once
+        record = None if cost is None else _Record(cost, self._concerned(labels), once)
         lap = self._laps.end(now, steps=steps, record=record)
         if record is not None and self.timed:
             self._charge_at_first(record, now, lap)
@@ -222,7 +235,7 @@ class Budget:
     def _charge_at_first(self, record: _Record, now: float, lap: Lap) -> None:
         """Charges what is known of a record at once: its cost, or what such records cost before."""
         self._unknown = self._laps.away and not self._plain.count
-        began = now - (record.cost if lap.host is None else lap.host)
+        began = now - (record.cost + record.once if lap.host is None else lap.host)
         plain = self._plain.medians()
         step = plain["device"] or plain["host"] or 0.0
         known = median(self._added.device) if self._added.device else None
@@ -250,8 +263,9 @@ class Budget:
         record: _Record = lap.record
         plain = self._plain.medians()
         host = _difference(lap.host, plain["host"])
-        record.host = record.cost if host is None else max(host, record.cost)
-        record.device = _difference(lap.device, plain["device"])
+        record.host = record.cost if host is None else max(host - record.once, record.cost)
+        device = _difference(lap.device, plain["device"])
+        record.device = None if device is None else max(device - record.once, 0.0)
         record.timed = lap.device is not None
         self._last = record
         if record.device is None:
@@ -310,7 +324,8 @@ class Budget:
         """What was measured until now, in seconds; None as long as a record has nothing beside it.
 
         `plain`: what a step without a record takes. `added`: by how much a record makes a step
-        longer. Both by the clock of the host and by that of the device (None without one).
+        longer. Both by the clock of the host and by that of the device (None without one). `once`:
+        what compiling for records has taken, which is in neither.
         """
         if not self._added.count or not self._plain.count:
             return None
@@ -318,6 +333,7 @@ class Budget:
             "records": self._added.count,
             "plain": self._plain.medians(),
             "added": self._added.medians(),
+            "once": self._once,
         }
 
     # -- the disk ------------------------------------------------------------------------------
