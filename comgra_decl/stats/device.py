@@ -50,7 +50,9 @@ from comgra_decl.stats.support import CannotReduceError, as_numpy, work_dtype
 from comgra_decl.stats.trie import Form, Node, Part, PutOff
 
 ASYNCHRONOUS = ("cuda", "xpu")
-"""Device types with streams, events, pinned copies and float64; others are read as host copies."""
+"""Device types with streams, events and pinned copies."""
+AWAY = (*ASYNCHRONOUS, "mps")
+"""Those on which tensors are reduced; those of others are read as copies on the host."""
 
 _HOST = torch.device("cpu")
 _NOTHING = torch.empty(0, dtype=torch.uint8)
@@ -119,6 +121,7 @@ class DeviceStep:
         self._before: Launcher | None = None  # which has failed in this step, and read some of it
         self._module: Any = getattr(torch, device.type) if device.type in ASYNCHRONOUS else None
         self._stream: Any = None  # the last one used, also over steps: they share the memory
+        self.wide = wide_dtype(device)
         self._together = False
         self._step = _Step()
 
@@ -264,10 +267,15 @@ class DeviceStep:
 
     def _by_torch(self, node: Node, rows: Tensor) -> None:
         sample = _sample(rows, node.stride) if node.count else None
-        self._take(node, lean(rows[: node.kept]), sample)
+        self._take(node, lean(rows[: node.kept], self.wide), sample)
         if node.is_pooled:
             chunks = rows.split(max(1, MOST_BLOCK // node.shape.elements))
-            self._step.chunks += [(node, to_host(lean(chunk))) for chunk in chunks]
+            self._step.chunks += [(node, self._chunk(lean(chunk, self.wide))) for chunk in chunks]
+
+    def _chunk(self, sums: Tensor) -> Tensor:
+        if self.wide is torch.float64:
+            return to_host(sums)
+        return _bytes_of([sums.to(_HOST).to(torch.float64)])
 
     def add_rows(self, node: Node, rows: Tensor) -> None:
         """Takes raw sums [r, 8] as they are."""
@@ -287,7 +295,7 @@ class DeviceStep:
         host = buffer(
             *value.shape, dtype=value.dtype, device=_HOST, pinned=self._module is not None
         )
-        host.copy_(value, non_blocking=True)
+        host.copy_(value, non_blocking=self._module is not None)
         return as_numpy(host)
 
     def launch(self, form: Form, part: Part) -> Fetch:
@@ -298,7 +306,10 @@ class DeviceStep:
         if step.several_streams:  # memory of one stream, read on another
             for tensor in (*step.sums, *step.picks):
                 tensor.record_stream(self._stream)
-        sums = [exact(group.rows[0, :rows]) for group, rows, _ in part.groups] + step.sums
+        sums = [self._group_sums(group.rows[0, :rows]) for group, rows, _ in part.groups]
+        sums += step.sums
+        if self.wide is not torch.float64 and sums:  # one copy, for which the program waits
+            sums = [torch.cat(sums).to(_HOST).to(torch.float64)]
         grouped = [node for node in part.nodes if node.group is not None and node.count]
         picks = step.picks + [_group_sample(node) for node in grouped]
         launcher = self.launcher or self._before
@@ -323,6 +334,9 @@ class DeviceStep:
         )
         return Fetch(event, form, part, _Contents(step, grouped, hosts))
 
+    def _group_sums(self, rows: Tensor) -> Tensor:
+        return exact(rows) if self.wide is torch.float64 else lean(rows, self.wide)
+
     def _fetched(self, pieces: Sequence[Tensor]) -> list[Tensor]:
         """Starts copies into one piece of memory of the host; returns that of each, as bytes."""
         sizes = [piece.nbytes for piece in pieces]
@@ -330,7 +344,7 @@ class DeviceStep:
         host = buffer(sum(sizes), dtype=torch.uint8, device=_HOST, pinned=pinned).split(sizes)
         for piece, target in zip(pieces, host, strict=True):
             if target.numel():
-                target.copy_(_bytes_of([piece]), non_blocking=True)
+                target.copy_(_bytes_of([piece]), non_blocking=pinned)
         return [*host]
 
 
@@ -493,6 +507,16 @@ def _judge(node: Node, later: NDArray[np.float64], at_once: NDArray[np.float64])
     if node.put_off is PutOff.SEEN:
         same = np.array_equal(later, at_once, equal_nan=True)
         node.put_off = PutOff.SAFE if same else PutOff.NEVER
+
+
+def wide_dtype(device: torch.device) -> torch.dtype:
+    """Returns what sums are made in on a device: float64, where it has that."""
+    if device.type == "mps":
+        return torch.float32
+    if device.type == "xpu":
+        properties: Any = torch.xpu.get_device_properties(device)
+        return torch.float64 if getattr(properties, "has_fp64", True) else torch.float32
+    return torch.float64
 
 
 def device_step(device: torch.device) -> DeviceStep:

@@ -18,7 +18,7 @@ from torch import Tensor
 
 from comgra_decl.records import RAW_STATISTICS, Raw
 from comgra_decl.stats.batch import Batch, strided_sample
-from comgra_decl.stats.device import ASYNCHRONOUS, DeviceStep, Fetch, device_step
+from comgra_decl.stats.device import AWAY, DeviceStep, Fetch, device_step
 from comgra_decl.stats.kernel import kernel_for
 from comgra_decl.stats.moments import CHUNK_ROWS, joined, moments
 from comgra_decl.stats.quiet import (
@@ -125,7 +125,7 @@ class Reducer:
     """
 
     _host = torch.device("cpu")
-    _away: tuple[str, ...] = ASYNCHRONOUS
+    _away: tuple[str, ...] = AWAY
 
     def __init__(self, *, histogram_elements: int | None, sample_count: int) -> None:
         self._histogram = histogram_elements
@@ -268,7 +268,7 @@ class Reducer:
         """Returns a new node for a tensor that was never seen at this place of a step."""
         batch_dim: int | None = key[4]  # type: ignore[index]
         check(tensor, batch_dim)
-        away = tensor.device.type in self._away
+        away = tensor.device.type in self._away and self._can_reduce(tensor)
         node = Node(self._node)
         device = tensor.device if away else self._host
         node.describe(tensor, batch_dim, device=device, histogram=self._histogram)
@@ -284,6 +284,11 @@ class Reducer:
         self._node.children[key] = node
         self._nodes += 1
         return node
+
+    def _can_reduce(self, tensor: Tensor) -> bool:
+        """Whether a device has what is needed for the numbers of a tensor."""
+        step = self._device(tensor.device)
+        return step.wide is torch.float64 or work_dtype(tensor.dtype) is not torch.float64
 
     def _reduce(self, node: Node, tensor: Tensor) -> None:
         """Does what is more than a copy: another device, complex, large or empty tensors."""
@@ -334,7 +339,7 @@ class Reducer:
         if away is None:
             self._rows.append(sums)
         else:
-            away.add_rows(node, torch.from_numpy(sums).to(node.device))
+            away.add_rows(node, torch.from_numpy(sums).to(node.device, away.wide))
 
     def _device(self, device: torch.device) -> DeviceStep:
         step = self._devices.get(device)

@@ -22,6 +22,7 @@ All must run inside `quiet()`.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from functools import partial
 
 import numpy as np
 import torch
@@ -71,9 +72,9 @@ def exact(x: Tensor, pivot: Tensor | None = None) -> Tensor:
     return torch.stack(sums, -1)
 
 
-def first_mean(x: Tensor) -> Tensor:
-    """Returns the float64 mean of each row's first 4096 elements, 0 where it is not finite."""
-    mean = x[..., :PIVOT_ELEMENTS].to(torch.float64).mean(-1)
+def first_mean(x: Tensor, wide: torch.dtype = torch.float64) -> Tensor:
+    """Returns the mean of each row's first 4096 elements, 0 where it is not finite."""
+    mean = x[..., :PIVOT_ELEMENTS].to(wide).mean(-1)
     return mean.nan_to_num_(0.0, 0.0, 0.0)
 
 
@@ -82,8 +83,13 @@ def exact_large(x: Tensor, block: int = MOST_BLOCK) -> Tensor:
     return _by_blocks(exact, x, block)
 
 
-def _by_blocks(recipe: Callable[[Tensor, Tensor], Tensor], x: Tensor, block: int) -> Tensor:
-    pivot = first_mean(x)
+def _by_blocks(
+    recipe: Callable[[Tensor, Tensor], Tensor],
+    x: Tensor,
+    block: int,
+    wide: torch.dtype = torch.float64,
+) -> Tensor:
+    pivot = first_mean(x, wide)
     parts = []
     for rows in _spans(x.shape[0], max(1, block // x.shape[1])):
         columns = _spans(x.shape[1], block)
@@ -91,29 +97,41 @@ def _by_blocks(recipe: Callable[[Tensor, Tensor], Tensor], x: Tensor, block: int
     return torch.cat(parts) if len(parts) > 1 else parts[0]
 
 
-def lean(x: Tensor) -> Tensor:
+def lean(x: Tensor, wide: torch.dtype = torch.float64) -> Tensor:
     """Returns `exact` of rows [r, n] on an accelerator, without a float64 copy of them.
 
     Torch's reductions read float32 and add up in float64. Squares are those of differences in
     float32, so what spreads less than 1e-7 of its mean has lost digits.
+
+    Args:
+        x: real numbers, n > 0.
+        wide: float32 on devices that have no float64; sums, and what is returned, are that, and
+            counts beyond 2^24 lose their last digits.
     """
     if work_dtype(x.dtype) is torch.float64:
         return exact_large(x)
-    return _by_blocks(_lean, x, MOST_BLOCK)
+    return _by_blocks(partial(_lean, wide=wide), x, MOST_BLOCK, wide)
 
 
-def _lean(x: Tensor, pivot: Tensor) -> Tensor:
-    norm, double = torch.linalg.vector_norm, torch.float64
+def _lean(x: Tensor, pivot: Tensor, *, wide: torch.dtype) -> Tensor:
+    def norm(numbers: Tensor, power: int) -> Tensor:
+        """Adds up powers of sizes; without a copy of them where that loses no digits."""
+        if wide is torch.float64:
+            found: Tensor = torch.linalg.vector_norm(numbers, power, -1, dtype=wide)
+            return found.square_() if power == 2 else found
+        sizes = (numbers != 0).to(torch.float32) if power == 0 else numbers.abs() ** power
+        return sizes.sum(-1, dtype=wide)
+
     sums = [torch.empty(0)] * RAW_STATISTICS
     narrow = x.to(torch.float32)
-    sums[Raw.MIN], sums[Raw.MAX] = (edge.to(double) for edge in narrow.aminmax(dim=-1))
-    sums[Raw.ABS_SUM] = norm(narrow, 1, -1, dtype=double)
-    sums[Raw.NONZERO] = norm(narrow, 0, -1, dtype=double)
+    sums[Raw.MIN], sums[Raw.MAX] = (edge.to(wide) for edge in narrow.aminmax(dim=-1))
+    sums[Raw.ABS_SUM] = norm(narrow, 1)
+    sums[Raw.NONZERO] = norm(narrow, 0)
     centred = narrow - pivot.unsqueeze(-1).to(torch.float32)
-    sums[Raw.PIVOT] = pivot.to(torch.float32).to(double)
-    sums[Raw.SUM] = centred.sum(-1, dtype=double)
-    sums[Raw.SQUARES] = norm(centred, 2, -1, dtype=double).square_()
-    sums[Raw.NONFINITE] = norm(centred.sub_(centred), 0, -1, dtype=double)  # NaN, where not finite
+    sums[Raw.PIVOT] = pivot.to(torch.float32).to(wide)
+    sums[Raw.SUM] = centred.sum(-1, dtype=wide)
+    sums[Raw.SQUARES] = norm(centred, 2)
+    sums[Raw.NONFINITE] = norm(centred.sub_(centred), 0)  # NaN, where not finite
     return torch.stack(sums, -1)
 
 

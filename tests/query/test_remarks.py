@@ -23,9 +23,8 @@ ONE = {"host": 0.0123456, "device": None}
             "a record adds 50 ms to a step of 50 ms (device), 10 ms to a step of 10 ms (host)",
         ),
         (
-            {"plain": BOTH, "added": ONE, "once": 12.345},
-            "a record adds 12.3 ms to a step of 10 ms (host), and 12.3 s were spent once, on "
-            "compiling",
+            {"plain": {"host": 0.009}, "added": ONE, "once": 9.0},
+            "a record adds 12.3 ms to a step of 9 ms (host), and 9 s were spent once, on compiling",
         ),
     ],
 )

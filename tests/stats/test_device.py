@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 import pytest
 import torch
+from torch.utils._python_dispatch import TorchDispatchMode
 
-from comgra_decl.stats import Reducer, device, sums
+from comgra_decl.stats import Reducer, device, sums, trie
 from comgra_decl.stats.device import ASYNCHRONOUS
 
 from .recording import Tensors, check, ready, reduce, reducer
@@ -54,6 +57,36 @@ def test_equal_to_the_oracle_over_steps(histogram_elements: int | None) -> None:
     steps = [(made, reduce(made, by)) for made in map(tensors, range(4))]
     for made, reduced in steps:
         check(made, reduced)
+
+
+class NoFloat64(TorchDispatchMode):
+    """Stands for a device that has none."""
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        result = func(*args, **(kwargs or {}))
+        for each in result if isinstance(result, tuple) else (result,):
+            assert getattr(each, "dtype", None) is not torch.float64, func
+        return result
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.bool, torch.int16])
+def test_a_device_without_float64_is_asked_for_none(dtype: torch.dtype) -> None:
+    x = tensors(0)[1][0].to(dtype)
+    with NoFloat64():  # type: ignore[no-untyped-call]
+        found = sums.lean(x, torch.float32)
+    np.testing.assert_allclose(found, sums.exact(x, found[:, 0].double()), rtol=1e-6, atol=1e-2)
+
+
+def test_a_device_without_float64_gives_numbers_of_float32(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What needs more, whole numbers and float64, is copied to the host."""
+    monkeypatch.setattr(device, "wide_dtype", lambda _: torch.float32)
+    made, by = tensors(0), elsewhere()
+    for _ in range(2):
+        check(made, reduce(made, by))
+    monkeypatch.setattr(trie, "MOST_ROWS", 200)
+    monkeypatch.setattr(trie, "KEPT", 3)
+    large = torch.randn(201, 300, generator=torch.Generator().manual_seed(0))
+    check([(large, 0)], reduce([(large, 0)], elsewhere()))
 
 
 def test_large_tensors_are_read_in_blocks(monkeypatch: pytest.MonkeyPatch) -> None:

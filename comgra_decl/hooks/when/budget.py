@@ -145,9 +145,8 @@ class Budget:
         self._before = None
         self._unknown = False  # whether nothing is known yet that a record could be compared with
         self._last: _Record | None = None  # if the step after it is not known yet
-        self._once: float = (
-            0.0 if before is None else before._once
-        )  # seconds that records took but once
+        # seconds that no other record will take
+        self._once: float = 0.0 if before is None else before._once
         self._late = 0.0  # by how much plain steps have taken longer than their median
         self._written = 0.0  # processor time of the writer since then
         self._writer = meter.writer_seconds
