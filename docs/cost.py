@@ -87,7 +87,7 @@ of 1e9 elements in 16 million samples raised it from 7.7 to 13.5 GiB.
 | `light` and `debug`, the same nets | 6 and 13 | 1.10 and 1.6 | not measured |
 | GPT 12x256 | 4.7 to 5.0 | 1.35 | not measured |
 | MLP 6x64 | 2.9 | 1.8 | not measured |
-| compiled GPT-2 124M, recorded | 15 | 1.35 | not measured |
+| compiled GPT-2 124M, recorded with `compile: observed` | 15 | 1.35 | not measured |
 | eight raw sums against `x.sum()`, device time | 13 to 125 | 1.3 float32, 1.8 bf16 | not measured |
 | kernels of a recorded step of 4 layers beyond the plain 194 | 2,010 | 150 | not measured |
 | peak memory | up to +75% | +2% or 64 MB | not measured |
@@ -96,6 +96,18 @@ of 1e9 elements in 16 million samples raised it from 7.7 to 13.5 GiB.
 
 The report of a run says what its records have cost, by the clock of the host and by that of the
 device ([budget](when.md#a-budget)).
+
+| device | how its tensors are reduced |
+| --- | --- |
+| CUDA, and ROCm with Triton | Triton kernels read each number once; nothing waits |
+| the same without Triton, XPU | a dozen operations of torch for each tensor; nothing waits |
+| MPS | the same in float32, and the program waits once for each record; float64 and whole numbers of 32 bits and more are copied to the host |
+| others | each tensor is copied to the host |
+
+All but the first were tried only with the processor in their place, the kernels under Triton's
+interpreter. What a record needs of a device's memory is bounded: results leave it in parts of 16
+MiB, at most 32 MiB of small tensors are held until they are read, and of a tensor with more than
+131,072 samples only the first 4,096 have statistics of their own.
 
 ## What is not free
 

@@ -17,6 +17,7 @@ from benchmarks.device.places import Place
 from benchmarks.device.recording import RECORD, Declared, reduced
 from benchmarks.nets import Training
 from comgra_decl.records import Raw, RawStep
+from comgra_decl.stats.moments import MOST_ROWS
 
 _STEPS = 6
 _MIB = 1 << 20
@@ -40,18 +41,18 @@ def difference(place: Place, size: GptSize) -> str | None:
     """
     training = gpt(place, size, dropout=0.1)
     with _deterministic():
-        plain, again = _trained(place, training), _trained(place, training)
+        plain, again = trained(place, training), trained(place, training)
         unlike = _unlike(plain, again)
         if unlike is not None:
             raise RuntimeError(f"the plain training does not repeat itself: {unlike}")
         every_other = Declared(RECORD.source, ("schedule.every=2",))
         with reduced(every_other) as recording:
-            traced = _trained(place, training)
+            traced = trained(place, training)
     recording.check(_STEPS // 2)
     return _unlike(plain, traced)
 
 
-def _trained(place: Place, training: Training) -> State:
+def trained(place: Place, training: Training) -> State:
     """Returns all that a training leaves behind."""
     training.reset()
     losses = [training.step().detach() for _ in range(_STEPS)]
@@ -75,6 +76,16 @@ def _unlike(one: State, other: State) -> str | None:
             far = (value.double() - other[name].double()).abs().max().item()
             return f"{name} differs by {far:.3g}"
     return None
+
+
+def farthest(one: State, other: State) -> dict[str, float]:
+    """Returns the largest difference of losses and of parameters."""
+    losses = [name for name in one if name.startswith("loss ")]
+    weights = [name for name in one if name.endswith((".weight", ".bias"))]
+    return {
+        what: max((one[n].double() - other[n].double()).abs().max().item() for n in names)
+        for what, names in (("loss", losses), ("parameters", weights))
+    }
 
 
 @contextmanager
@@ -128,12 +139,22 @@ def wrong_sums(place: Place, size: int) -> tuple[list[str], int]:
             continue
         found.add(name)
         start, samples = int(layout.starts[tensor]), int(layout.samples[tensor])
-        rows = raw.raw[start : start + samples]
+        rows = raw.raw[start : start + int(layout.rows[tensor])]
         values = tensors[name].detach().cpu().to(torch.float64).numpy()
         values = values.reshape(samples, -1)
-        wrong += [f"{name}: {what}" for what in _compared(rows, values)]
+        wrong += [f"{name}: {what}" for what in _compared(rows, values[: len(rows)])]
         compared += rows.size
+        if len(rows) < samples:
+            found_, true = raw.aggregates[int(tensor)][:2], _aggregates(values)
+            wrong += [] if np.allclose(found_, true, rtol=_EXACT) else [f"{name}: aggregates"]
+            compared += found_.size
     return wrong + [f"{name} is not recorded" for name in tensors.keys() - found], compared
+
+
+def _aggregates(values: NDArray[np.float64]) -> NDArray[np.float64]:
+    """Returns mean, std and abs-max over samples [s, n] of the mean of x and of that of |x|."""
+    each = np.stack((values.mean(1), np.abs(values).mean(1)))
+    return np.stack((each.mean(1), each.std(1), np.abs(each).max(1)), 1)
 
 
 def _raw_of(place: Place, tensors: dict[str, Tensor]) -> RawStep:
@@ -176,6 +197,7 @@ def _tensors(place: Place, size: int) -> dict[str, Tensor]:
         special = few.to(dtype)
         special[0, :3] = torch.tensor([float("nan"), float("inf"), -float("inf")], device=device)
         made[f"{name}_special"] = special
+    made["very_many"] = torch.randn(MOST_ROWS + 5, 3, device=device) + 1
     made["offset"] = torch.randn(4, size // 4, device=device) + 1e4
     made["tiny"] = torch.randn(4, 1000, device=device) * 1e-30
     made["large"] = torch.randn(4, 1000, device=device) * 1e30

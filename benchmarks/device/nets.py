@@ -39,6 +39,7 @@ class Sizes:
         rows: shapes of which the raw sums are taken, by dtype.
         huge: [samples, elements] of a tensor whose samples are more than anyone records singly.
         block: steps of a block.
+        many: steps of a training that keeps a budget.
         copies: bytes of tensors, at most, that raw sums are taken of in turn.
     """
 
@@ -50,6 +51,7 @@ class Sizes:
     rows: tuple[tuple[torch.dtype, tuple[int, int]], ...]
     huge: tuple[int, int]
     block: int
+    many: int
     copies: int
 
 
@@ -83,6 +85,7 @@ FULL = Sizes(
     ),
     huge=(16_000_000, 64),
     block=8,
+    many=1000,
     copies=4 << 30,
 )
 
@@ -100,6 +103,7 @@ TINY = Sizes(
     rows=((_F32, (8, 1000)), (_F32, (100, 16)), (_BF16, (8, 1000)), (_BF16, (100, 16))),
     huge=(10_000, 4),
     block=2,
+    many=30,
     copies=1 << 20,
 )
 

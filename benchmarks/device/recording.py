@@ -64,6 +64,9 @@ def _spec(**schedule: Any) -> dict[str, Any]:
 
 
 RECORD = Declared(_spec(first=1, every=1))
+OBSERVED = Declared({**_spec(first=1, every=1), "compile": "observed"})
+EVERY_OTHER = Declared(_spec(first=1, every=2))
+BUDGETED = Declared(_spec(first=1, every=1, budget={"time": "3%"}))
 IDLE = Declared(_spec(steps=[0, 10**9]), every=False)
 LIGHT = Declared("light", EVERY)
 DEBUG = Declared("debug", EVERY)

@@ -24,7 +24,19 @@ from benchmarks import machine
 from benchmarks.device import checks, kernels
 from benchmarks.device.nets import FULL, TINY, GptSize, Sizes, gpt, mlp
 from benchmarks.device.places import Place, place_of
-from benchmarks.device.recording import DEBUG, IDLE, LIGHT, RECORD, Declared, has_store
+from benchmarks.device.recording import (
+    BUDGETED,
+    DEBUG,
+    EVERY_OTHER,
+    IDLE,
+    LIGHT,
+    OBSERVED,
+    RECORD,
+    Declared,
+    has_store,
+    recorded,
+    reduced,
+)
 from benchmarks.device.timing import Deadline, interleaved, within_one
 from benchmarks.nets import Training
 from benchmarks.report import table, verdict_row
@@ -182,6 +194,20 @@ class Bench:
             f"{compiled}: compiling to record takes <= 1.1 of the plain graph",
             f"{compiled}: memory +5 % or 64 MB",
         )
+        self._add(
+            "budget",
+            50,
+            self._budget,
+            "budget of 3 %, the loop never waits: 2 to 4 %",
+            "budget of 3 %, the loop reads its loss: 2 to 4 %",
+        )
+        self._add(
+            "differences",
+            60,
+            self._differences,
+            "compiled, every other step recorded eagerly: largest difference",
+            "compiled, every other step recorded compiled: largest difference",
+        )
         self._net("medium", 75, medium, sizes.medium, record=1.15, light=1.10, debug=1.6)
 
     def _net(
@@ -336,14 +362,16 @@ class Bench:
             raise RuntimeError("the time was over when the plain graph had been compiled")
         training = _compile(gpt(place, self.sizes.gpt2))
         traced = within_one(
-            place, training, RECORD, store=self.store, block=block, rounds=_ROUNDS_COMPILED
+            place, training, OBSERVED, store=self.store, block=block, rounds=_ROUNDS_COMPILED
         )
+        if not traced.graphs:
+            raise RuntimeError("recorded steps were not compiled: nothing was compiled for them")
         ratio, idle_step = traced.times.ratio("recorded", "idle"), traced.times.median("idle")
         self.report.figures["compiled"] = {
             "plain": plain.step,
             "first_plain": plain.first,
             "first_recorded": traced.first["recorded"],
-            "first_idle": traced.first["idle"],
+            "first_idle": traced.first["plain"],
             "ratio": asdict(ratio),
         }
         said = f"{_text(ratio)} of {1000 * idle_step:.2f} ms"
@@ -352,13 +380,57 @@ class Bench:
         said = f"{share:.3f} of {1000 * plain.step:.2f} ms, measured one after the other"
         self.report.say(idle, said, share <= _COMPILED_IDLE_LIMIT)
         took = traced.first["recorded"]
-        said = (
-            f"{took:.1f} s; plain {traced.first['idle']:.1f} s beside it, {plain.first:.1f} s alone"
-        )
+        beside = traced.first["plain"]
+        said = f"{took:.1f} s; plain {beside:.1f} s beside it, {plain.first:.1f} s alone"
         self.report.say(compiling, said, took <= 1.1 * plain.first + 1.0)
         known = plain.peak is not None and traced.peak is not None
         peaks = checks.Peaks(plain.peak or 0, traced.peak or 0) if known else None
         self._say_peaks(memory, peaks, 0.05)
+
+    def _budget(self, *targets: str, deadline: Deadline) -> None:
+        del deadline
+        steps, figures = self.sizes.many, []
+        training = mlp(self.place, self.sizes.mlp)
+        for target, reads in zip(targets, (False, True), strict=True):
+            before = self._many(training, reads=reads)
+            with recorded(BUDGETED, store=self.store) as recording:
+                took = self._many(training, reads=reads)
+            recording.check(None)
+            after = self._many(training, reads=reads)
+            share, noise = 2 * took / (before + after) - 1, abs(after / before - 1)
+            figures.append({"share": share, "noise": noise, "records": recording.records})
+            said = f"{share:.1%} with {recording.records:,} records of {steps:,} steps"
+            met = share <= 0.04 and (share >= 0.02 or recording.records >= steps)
+            self.report.say(target, f"{said}; noise {noise:.1%}", met)
+        self.report.figures["budget"] = {"loops": figures}
+
+    def _many(self, training: Training, *, reads: bool) -> float:
+        """Returns the seconds of many steps, after some that are not timed."""
+
+        def work(steps: int = self.sizes.many) -> None:
+            for _ in range(steps):
+                loss = training.step()
+                if reads:
+                    loss.item()
+
+        training.reset()
+        work(self.sizes.many // 10)
+        return self.place.seconds(work)
+
+    def _differences(self, *targets: str, deadline: Deadline) -> None:
+        del deadline
+        torch.compiler.reset()
+        training = _compile(gpt(self.place, self.sizes.shallow))
+        plain = checks.trained(self.place, training)
+        for target, how in zip(targets, ("eager", "observed"), strict=True):
+            assert isinstance(EVERY_OTHER.source, dict)
+            with reduced(Declared({**EVERY_OTHER.source, "compile": how})) as recording:
+                traced = checks.trained(self.place, training)
+            recording.check(None)
+            far = checks.farthest(plain, traced)
+            self.report.figures.setdefault("differences", {})[how] = far
+            said = ", ".join(f"{what} {value:.2g}" for what, value in far.items())
+            self.report.say(target, said, None)
 
     def _compiled_alone(self) -> _Alone:
         """Measures the compiled training without any tracing."""

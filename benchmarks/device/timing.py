@@ -116,12 +116,15 @@ class Within:
 
     Attributes:
         times: of "recorded" and "idle" blocks.
-        first: seconds of the first step of each, in which everything is compiled.
+        first: seconds of the first step of each, in which everything is compiled: "plain" without
+            a record, "recorded" with one.
+        graphs: how many graphs the compiler made in the latter.
         peak: most bytes allocated by recorded steps, None if nobody counts.
     """
 
     times: Times
     first: Mapping[str, float]
+    graphs: int
     peak: int | None
 
 
@@ -131,8 +134,9 @@ def within_one(
     """Times blocks with and without records of a training that is attached to once.
 
     For compiled models, whose variants would else be compiled for every block. Step 0 is recorded,
-    step 1 is not: everything is compiled. Idle and recorded blocks follow in turns; the first step
-    of each is not timed.
+    eagerly, so that the model is known; step 1 is not: the plain graph is compiled. Idle and
+    recorded blocks follow in turns; the first step of each is not timed, in the first of which the
+    variant with observers is compiled.
 
     Raises:
         RuntimeError: something was not recorded as it should have been.
@@ -144,6 +148,7 @@ def within_one(
     steps += range(last, last + block)  # whose memory is counted
     seconds: dict[str, list[float]] = {"recorded": [], "idle": []}
     first: dict[str, float] = {}
+    graphs = 0
 
     def work(number: int = block) -> None:
         for _ in range(number):
@@ -152,12 +157,22 @@ def within_one(
     training.reset()
     gc.collect()
     with recorded(what.with_steps(steps), store=store) as recording:
-        for name in ("recorded", "idle"):
-            first[name] = place.seconds(lambda: work(1))
+        work(1)
+        first["plain"] = place.seconds(lambda: work(1))
         for _ in range(rounds):
             for name in ("idle", "recorded"):
-                work(1)
+                before = graphs_compiled()
+                began = place.seconds(lambda: work(1))
+                if name == "recorded" and name not in first:
+                    first[name], graphs = began, graphs_compiled() - before
                 seconds[name].append(place.seconds(work) / block)
         peak = place.peak(work)
     recording.check(1 + len(steps))
-    return Within(Times(seconds, rounds), first, peak)
+    return Within(Times(seconds, rounds), first, graphs, peak)
+
+
+def graphs_compiled() -> int:
+    """Returns how many graphs the compiler has made until now."""
+    from torch._dynamo.utils import counters
+
+    return int(counters["stats"]["unique_graphs"])
