@@ -101,11 +101,12 @@ device ([budget](when.md#a-budget)).
 | --- | --- |
 | CUDA, and ROCm with Triton | Triton kernels read each number once; nothing waits |
 | the same without Triton, XPU | a dozen operations of torch for each tensor; nothing waits |
-| MPS | the same in float32, and the program waits once for each record; float64 and whole numbers of 32 bits and more are copied to the host |
+| MPS | the same in float32, and each record waits for the device once; see below |
 | others | each tensor is copied to the host |
 
-All but the first were tried only with the processor in their place, the kernels under Triton's
-interpreter. What a record needs of a device's memory is bounded: results leave it in parts of 16
+All were tried only with the processor in their place, the kernels under Triton's interpreter.
+Without float64, tensors of float64 and of whole numbers of 32 bits and more are copied to the host.
+What a record needs of a device's memory is bounded: results leave it in parts of 16
 MiB, at most 32 MiB of small tensors are held until they are read, and of a tensor with more than
 131,072 samples only the first 4,096 have statistics of their own.
 

@@ -21,7 +21,7 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Sequence
+from collections.abc import Hashable, Sequence
 from dataclasses import dataclass, field
 from itertools import groupby
 from operator import itemgetter
@@ -38,7 +38,7 @@ from comgra_decl.stats.fused import (
     Launcher,
     Pooled,
     Rows,
-    batches,
+    kind_of,
     launcher_class,
     to_host,
 )
@@ -66,20 +66,40 @@ _MOST_HELD, _MOST_BYTES_HELD = 64, 32 << 20
 OVERWRITTEN = "it was written in place before it was read; it is read at once from now on"
 
 
-class _Held:
-    """A tensor that is read later."""
+class Held:
+    """A tensor that is read later.
+
+    Args:
+        node: what is known of it.
+        rows: contiguous memory with its numbers.
+        source: the tensor itself if that is its memory; a view made without autograd counts no
+            versions. None for a copy of ours, which nobody writes.
+        tried: whether it was read at once, too.
+    """
 
     __slots__ = ("node", "rows", "source", "tried", "version")
 
-    def __init__(self, node: Node, rows: Tensor, source: Tensor, *, tried: bool) -> None:
-        self.node, self.rows, self.tried = node, rows, tried
-        # a copy of ours is written by nobody; a view made without autograd counts no versions
-        self.source = source if rows.data_ptr() == source.data_ptr() else None
-        self.version = source._version
+    def __init__(
+        self, node: Node, rows: Tensor, source: Tensor | None, *, tried: bool = False
+    ) -> None:
+        self.node, self.rows, self.source, self.tried = node, rows, source, tried
+        self.version = 0 if source is None else source._version
+
+    @property
+    def index(self) -> int:
+        """Its number within the step."""
+        return self.node.index
 
     @property
     def is_written(self) -> bool:
+        """Whether it was written since."""
         return self.source is not None and self.source._version != self.version
+
+    def shows(self, tensor: Tensor, batch_dim: int | None, values: bool) -> bool:
+        """Whether this is a tensor, unchanged and reduced in this way."""
+        shape = self.node.shape
+        same = self.source is tensor and not values and shape.batch_dim == batch_dim
+        return same and not self.is_written
 
 
 @dataclass
@@ -101,7 +121,7 @@ class _Step:
     pooled: list[tuple[Node, Pooled]] = field(default_factory=list)
     # by torch's operations: raw sums of chunks of samples, as bytes on the host
     chunks: list[tuple[Node, Tensor]] = field(default_factory=list)
-    held: list[_Held] = field(default_factory=list)
+    held: list[Held] = field(default_factory=list)
     bytes_held: int = 0
     lost: list[int] = field(default_factory=list)
     several_streams: bool = False
@@ -121,6 +141,7 @@ class DeviceStep:
         self._before: Launcher | None = None  # which has failed in this step, and read some of it
         self._module: Any = getattr(torch, device.type) if device.type in ASYNCHRONOUS else None
         self._stream: Any = None  # the last one used, also over steps: they share the memory
+        self._address = 0  # of that stream, on CUDA
         self.wide = wide_dtype(device)
         self._together = False
         self._step = _Step()
@@ -162,6 +183,46 @@ class DeviceStep:
             stream.wait_stream(self._stream)
             self._step.several_streams = True
         self._stream = stream
+        self._address = getattr(stream, "cuda_stream", 0)
+
+    def _stays(self) -> bool:
+        """Whether `follow` would do nothing, in a fraction of the time."""
+        if self._module is None:
+            return True
+        current: int = torch._C._cuda_getCurrentRawStream(self.device.index)
+        return current == self._address and not torch.cuda.is_current_stream_capturing()
+
+    def describe(self, node: Node, tensor: Tensor) -> None:
+        """Fills in what is worked out once for a tensor of this device."""
+        shape, launcher = node.shape, self.launcher
+        node.size = Rows(shape.samples, shape.elements, node.stride, node.count)
+        if launcher is None:
+            return
+        taken = launcher.takes(tensor.dtype)
+        node.kind = kind_of(tensor.dtype if taken else work_dtype(tensor.dtype), node.size)
+        plain = taken and tensor.layout is torch.strided and shape.batch_dim in (None, 0)
+        if plain and tensor.numel() and not node.is_pooled:
+            node.holder = self
+
+    def hold(self, node: Node, tensor: Tensor) -> Held | None:
+        """Holds a tensor as it is; None if there is more to do for it (`reduce`).
+
+        No operation of torch is involved, so nothing has to be kept from seeing it.
+        """
+        step = self._step
+        if self.launcher is None or not (self._together or node.put_off is PutOff.SAFE):
+            return None
+        if not self._together and (
+            len(step.held) >= _MOST_HELD - 1 or step.bytes_held + _SMALL >= _MOST_BYTES_HELD
+        ):
+            return None  # they would be read now
+        usual = tensor.is_contiguous() and not (tensor.is_neg() or tensor.is_inference())
+        if not (usual and tensor.data_ptr() and self._stays()):
+            return None
+        held = Held(node, tensor, tensor)
+        step.held.append(held)
+        step.bytes_held += tensor.nbytes
+        return held
 
     def begin_together(self) -> None:
         """Holds whatever is added, until `end_together` reads it: nothing else runs meanwhile."""
@@ -192,23 +253,24 @@ class DeviceStep:
         if not self.launcher.takes(rows.dtype):
             rows = rows.to(work_dtype(rows.dtype))
         counted = not source.is_inference()
+        owner = source if counted and rows.data_ptr() == source.data_ptr() else None
         if self._together and counted:
-            self._hold(_Held(node, rows, source, tried=False))
-        elif rows.numel() * rows.element_size() >= _SMALL or not counted:
+            self._hold(Held(node, rows, owner))
+        elif rows.nbytes >= _SMALL or not counted:
             self._launch([rows], [node])
         elif node.put_off is PutOff.SAFE:
-            self._hold(_Held(node, rows, source, tried=False))
+            self._hold(Held(node, rows, owner))
         else:
             self._launch([rows], [node])
             if node.put_off is PutOff.UNKNOWN:
                 node.put_off = PutOff.SEEN
             elif node.put_off is PutOff.SEEN:
-                self._hold(_Held(node, rows, source, tried=True))
+                self._hold(Held(node, rows, owner, tried=True))
 
-    def _hold(self, held: _Held) -> None:
+    def _hold(self, held: Held) -> None:
         step = self._step
         step.held.append(held)
-        step.bytes_held += held.rows.numel() * held.rows.element_size()
+        step.bytes_held += held.rows.nbytes
         limit = len(step.held) >= _MOST_HELD or step.bytes_held >= _MOST_BYTES_HELD
         if limit and not self._together:
             self.flush()
@@ -217,22 +279,23 @@ class DeviceStep:
         """Reads the tensors that are held."""
         step = self._step
         held, step.held, step.bytes_held = step.held, [], 0
+        kinds: dict[Hashable, list[Held]] = {}
         for each in held:
-            if each.is_written:
-                each.node.put_off = PutOff.NEVER
-                if not each.tried:
-                    step.lost.append(each.node.index)
-        for tried in (False, True):
-            mine = [each for each in held if each.tried is tried and not each.is_written]
-            for numbers in batches([(each.rows.dtype, _rows(each.node)) for each in mine]):
-                chosen = [mine[number] for number in numbers]
-                self._launch([each.rows for each in chosen], [each.node for each in chosen], tried)
+            if not each.is_written:
+                kinds.setdefault((each.node.kind, each.tried), []).append(each)
+                continue
+            each.node.put_off = PutOff.NEVER
+            if not each.tried:
+                step.lost.append(each.node.index)
+        for mine in kinds.values():
+            nodes = [each.node for each in mine]
+            self._launch([each.rows for each in mine], nodes, mine[0].tried)
 
     def _launch(self, tensors: list[Tensor], nodes: list[Node], tried: bool = False) -> None:
         launcher = self.launcher
         if launcher is not None:
             try:
-                launched = launcher.launch(tensors, tuple(_rows(node) for node in nodes))
+                launched = launcher.launch(tensors, tuple([node.size for node in nodes]))
             except Exception as error:  # noqa: BLE001 - whatever a compiler fails of
                 self._give_up(launcher, error)
             else:
@@ -240,7 +303,8 @@ class DeviceStep:
                 return
         for tensor, node in zip(tensors, nodes, strict=True):
             if not tried:
-                self._by_torch(node, tensor)
+                rows = tensor.detach().view(node.shape.samples, node.shape.elements)
+                self._by_torch(node, rows)
 
     def _pool(self, node: Node, rows: Tensor) -> None:
         launcher = self.launcher
@@ -248,7 +312,7 @@ class DeviceStep:
         if not launcher.takes(rows.dtype):
             rows = rows.to(work_dtype(rows.dtype))
         try:
-            pooled = launcher.pool(rows, _rows(node), node.kept)
+            pooled = launcher.pool(rows, node.size, node.kept)
         except Exception as error:  # noqa: BLE001 - whatever a compiler fails of
             self._give_up(launcher, error)
             self._by_torch(node, rows)
@@ -353,10 +417,6 @@ def _bytes_of(tensors: Sequence[Tensor]) -> Tensor:
     if len(flat) == 1:
         return flat[0]
     return torch.cat(flat) if flat else torch.empty(0, dtype=torch.uint8, device=_HOST)
-
-
-def _rows(node: Node) -> Rows:
-    return Rows(node.shape.samples, node.shape.elements, node.stride, node.count)
 
 
 def _group_sample(node: Node) -> Tensor:

@@ -348,7 +348,7 @@ class Launcher:
         places: tuple[int, int] = (0, 0),
     ) -> None:
         dtype, many, sampled = tensors[0].dtype, len(tensors) > 1, plan.samples > 0
-        first = _readable(tensors[0])
+        first = _readable(tensors[0].detach())
         pointers = self._pointers(tensors) if many else table
         arguments = first, pointers, table, *into, *places
         language = self._kernels.tl.dtype
@@ -434,12 +434,9 @@ def _is_aligned(tensors: Sequence[Tensor], sizes: Sequence[Rows], size: int) -> 
     return not any(number % 16 for number in (*lengths, *addresses))
 
 
-def batches(sizes: Sequence[tuple[torch.dtype, Rows]]) -> list[list[int]]:
-    """Returns which of some tensors one launch each covers: one dtype, one width."""
-    kinds: dict[tuple[torch.dtype, int], list[int]] = {}
-    for number, (dtype, each) in enumerate(sizes):
-        kinds.setdefault((dtype, width_of(each.length)), []).append(number)
-    return list(kinds.values())
+def kind_of(dtype: torch.dtype, size: Rows) -> Hashable:
+    """Returns what tensors that one launch covers have in common: one dtype, one width."""
+    return dtype, width_of(size.length)
 
 
 @cache

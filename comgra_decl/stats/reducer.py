@@ -18,7 +18,7 @@ from torch import Tensor
 
 from comgra_decl.records import RAW_STATISTICS, Raw
 from comgra_decl.stats.batch import Batch, strided_sample
-from comgra_decl.stats.device import AWAY, DeviceStep, Fetch, device_step
+from comgra_decl.stats.device import AWAY, DeviceStep, Fetch, Held, device_step
 from comgra_decl.stats.kernel import kernel_for
 from comgra_decl.stats.moments import CHUNK_ROWS, joined, moments
 from comgra_decl.stats.quiet import (
@@ -139,7 +139,7 @@ class Reducer:
         self._root = Node()
         self._nodes = 0
         self._node = self._root
-        self._seen: dict[int, _Seen] = {}
+        self._seen: dict[int, _Seen | Held] = {}
         self._devices: dict[torch.device, DeviceStep] = {}
         self._restart()
 
@@ -161,7 +161,7 @@ class Reducer:
         if type(tensor) not in PLAIN or is_functorch_wrapped(tensor):
             tensor = plain(tensor)
         elif not (values or function_modes()):
-            index = self._copy(tensor, batch_dim)
+            index = self._take_known(tensor, batch_dim)
             if index is not None:
                 return index
         with self._lock, self._no_functions, self._no_keys:
@@ -181,20 +181,20 @@ class Reducer:
                 node.view(self._ring.slot).copy_(tensor)
             else:
                 self._reduce(node, tensor)
-                self._remember(tensor, batch_dim, values, node.index)
+                self._remember(tensor, _Seen(tensor, batch_dim, values, node.index))
             self._node = node
             return node.index
 
-    def _remember(self, tensor: Tensor, batch_dim: int | None, values: bool, index: int) -> None:
+    def _remember(self, tensor: Tensor, seen: _Seen | Held) -> None:
         if len(self._seen) >= _REMEMBERED:
             del self._seen[next(iter(self._seen))]
-        self._seen[id(tensor)] = _Seen(tensor, batch_dim, values, index)
+        self._seen[id(tensor)] = seen
 
-    def _copy(self, tensor: Tensor, batch_dim: int | None) -> int | None:
+    def _take_known(self, tensor: Tensor, batch_dim: int | None) -> int | None:
         """Does for most tensors of most steps what `add` does for all, in half the time.
 
-        A known tensor whose memory is that of its rows is copied as bytes. No operation of torch
-        is involved, so nothing has to be kept from seeing it.
+        A known tensor whose memory is that of its rows is copied as bytes, or held as it is on an
+        accelerator. No operation of torch is involved, so nothing has to be kept from seeing it.
         """
         with self._lock:
             try:
@@ -202,7 +202,16 @@ class Reducer:
             except RuntimeError:
                 return None
             node = self._node.children.get(key)
-            if node is None or not (node.copied and tensor.is_contiguous()) or tensor.is_neg():
+            if node is None:
+                return None
+            if node.holder is not None and id(tensor) not in self._seen:
+                held = node.holder.hold(node, tensor)
+                if held is None:
+                    return None
+                self._remember(tensor, held)
+                self._node = node
+                return node.index
+            if not (node.copied and tensor.is_contiguous()) or tensor.is_neg():
                 return None
             source, target = tensor.data_ptr(), node.address(self._ring.slot)
             if not (source and target):
@@ -273,6 +282,8 @@ class Reducer:
         device = tensor.device if away else self._host
         node.describe(tensor, batch_dim, device=device, histogram=self._histogram)
         fused = away and self._device(tensor.device).launcher is not None
+        if away:
+            self._device(tensor.device).describe(node, tensor)
         if 0 < tensor.numel() <= ARENA_ELEMENTS and node.bytes < STEP_BYTES and not fused:
             self._ring.place(node, work_dtype(tensor.dtype))
             node.direct = tensor.device.type == "cpu" and not (away or tensor.is_complex())

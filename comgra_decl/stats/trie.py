@@ -12,7 +12,7 @@ from collections.abc import Hashable, Iterable
 from dataclasses import dataclass, field
 from enum import Enum, auto
 from math import prod
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -103,13 +103,16 @@ class Node:
         "direct",
         "form",
         "group",
+        "holder",
         "index",
         "kept",
         "kernel",
+        "kind",
         "parent",
         "put_off",
         "row",
         "shape",
+        "size",
         "stride",
         "used",
     )
@@ -126,6 +129,9 @@ class Node:
         self.copied = 0  # bytes, where a contiguous tensor is the very memory of its rows
         self.kernel: Kernel | None = None  # reads the tensor where it lies, if that is contiguous
         self.put_off = PutOff.UNKNOWN
+        self.holder: Any = None  # the `DeviceStep` that may hold the tensor as it is
+        self.size: Any = None  # `fused.Rows`, on an accelerator
+        self.kind: Hashable = None  # what one launch can read has one kind
         self.row = self.stride = self.count = 0
         self.kept = 0  # samples that have a row of raw sums each: the first ones
         self._views: list[Tensor] = []

@@ -26,7 +26,7 @@ from .recording import Tensors, Tolerance, check, ready, reduce, reducer
 
 if platform.system() != "Linux":
     pytest.importorskip("triton")  # it is built for Linux alone
-from comgra_decl.stats.fused import Arena, Launcher, Plan, Rows, batches
+from comgra_decl.stats.fused import Arena, Launcher, Plan, Rows, kind_of
 
 
 def few_rows(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -313,6 +313,53 @@ def test_triton_reads_the_same_tensor_once(monkeypatch: pytest.MonkeyPatch) -> N
     assert by.add(x, batch_dim=0) == 2
 
 
+def test_triton_holds_known_tensors_as_they_are(monkeypatch: pytest.MonkeyPatch) -> None:
+    """No view of them is made, and they are recognised all the same."""
+    by, entered = on_gpu(), 0
+
+    def counted(self: Reducer, node: Any, tensor: torch.Tensor) -> None:
+        nonlocal entered
+        entered += 1
+        original(self, node, tensor)
+
+    original = Reducer._reduce
+    monkeypatch.setattr(Reducer, "_reduce", counted)
+    for step in range(5):
+        x, y = (numbers((6, 20), torch.float32, seed=2 * step + k) for k in range(2))
+        x.requires_grad_()
+        made: Tensors = [(x, 0), (y.t(), 1), (y, None), (y[:2], 0)]
+        entered = 0
+        numbered = [by.add(tensor, batch_dim=dim) for tensor, dim in [*made[:1], *made]]
+        assert numbered == [0, 0, 1, 2, 3]
+        check(made, ready(by.finish()))
+    assert entered == 1  # the one that lies across
+
+
+@pytest.mark.parametrize("moment", ["written", "another stream", "in inference mode"])
+def test_triton_holds_nothing_as_it_is_where_there_is_more_to_do(
+    moment: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    by = on_gpu()
+    for step in range(6):
+        x = numbers((6, 20), torch.float32, seed=step)
+        y = x.clone()
+        if step == 4 and moment == "another stream":
+            monkeypatch.setattr(by.step, "_stays", lambda: False)
+        if step == 4 and moment == "in inference mode":
+            with torch.inference_mode():
+                x = x.clone()
+        by.add(x, batch_dim=0)
+        as_it_is = any(each.rows is x for each in by.step._step.held)
+        assert as_it_is == (step >= 2 and (step != 4 or moment == "written"))
+        if step == 4 and moment == "written":
+            x.add_(1)
+            reduced = ready(by.finish())
+            assert reduced.lost == [0]
+            break
+        monkeypatch.undo()
+        check([(y, 0)], ready(by.finish()))
+
+
 def test_triton_that_fails_is_said_once_and_torch_takes_over(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -479,8 +526,10 @@ def test_triton_launches_are_told_apart_by_dtype_and_width() -> None:
         (torch.float32, 16),
         (torch.float32, 90_000),
     ]
-    sizes = [(dtype, Rows(2, length, 1, 0)) for dtype, length in kinds]
-    assert batches(sizes) == [[0, 3], [1, 4], [2]]
+    one, long, half, same, longer = (kind_of(d, Rows(2, length, 1, 0)) for d, length in kinds)
+    assert one == same
+    assert long == longer
+    assert len({one, long, half}) == 3
 
 
 class Kernel:
