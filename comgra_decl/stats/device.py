@@ -387,7 +387,9 @@ class DeviceStep:
         step.sums, step.picks = [], []  # else their memory would be held until somebody waits
         event = None
         if self._module is not None:
-            event = self._module.Event()
+            # else the thread that waits for it would keep a core busy
+            how = {"blocking": True} if self.device.type == "cuda" else {}
+            event = self._module.Event(**how)
             event.record(self._stream)
         hosts = _Hosts(
             sums=fetched[0],
