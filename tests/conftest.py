@@ -119,9 +119,11 @@ def _left_behind() -> list[str]:
     torch: Any = sys.modules["torch"]
     frames: Any = sys.modules.get("torch._dynamo.eval_frame")
     patches: Any = sys.modules.get("comgra_decl.hooks.patches")
+    headroom: Any = sys.modules.get("comgra_decl.hooks.headroom")
     hooks: Any = vars(module) | vars(optimizer)
     found = {
         "a stance of the compiler": frames is not None and frames._stance.stance != "default",
+        "headroom": headroom is not None and headroom.Headroom._users,
         "patches": patches is not None and [(p.owner, p.name) for p in patches.in_place],
         "torch function modes": torch._C._len_torch_function_stack(),
         "module hooks": [*hooks["_global_forward_hooks"], *hooks["_global_forward_pre_hooks"]],

@@ -23,6 +23,7 @@ from comgra_decl.hooks.compiled.steps import CompiledSteps
 from comgra_decl.hooks.direct_calls import DirectCalls
 from comgra_decl.hooks.functions.beside import Beside
 from comgra_decl.hooks.graph.structures import Structures
+from comgra_decl.hooks.headroom import Headroom
 from comgra_decl.hooks.reading.capture import StepCapture
 from comgra_decl.hooks.reading.categories import categories
 from comgra_decl.hooks.reading.slots import SlotTable
@@ -90,6 +91,7 @@ class Attachment(ABC):
         self._owners.on_class = self._direct.note
         self._table = SlotTable()
         self._stance = EagerStance()
+        self._headroom = Headroom()
         self._train = _new_capture(spec, followed=True)
         self._reporter = Reporter(spec)
         self._reporter.on_uncalled = self._direct.suspect
@@ -258,6 +260,7 @@ class Attachment(ABC):
             self._before_step = before_steps.add(self._before_optimizer)
 
     def _install(self) -> None:
+        self._headroom.take()
         self._stance.force()
         self._tracer.install()
         self._beside.install()
@@ -269,6 +272,8 @@ class Attachment(ABC):
         self._train.open = False
         with ExitStack() as each:  # all of them, whatever one of them does; the last is first
             if not self._evaluation.open or self._stopped:
+                if self._error is None:  # else frames of ours may lie below those that follow
+                    each.callback(self._headroom.give_back)
                 each.callback(self._hearing.recording, False)
                 each.callback(self._stance.restore)
                 each.callback(self._losses.record, False)

@@ -67,6 +67,14 @@ class DirectCalls:
         for patch in self._patches.values():
             patch.restore()
 
+    def forget(self) -> None:
+        """Looks no longer, and holds none of the program's classes."""
+        self.remove()
+        self._seen.clear()
+        self._called.clear()
+        self._patches.clear()
+        self._searched = False
+
     def follow(self, module: nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> None:
         """Tells of a call, too, that began before this looked; to be ended by `followed`."""
         self._before(module, args, kwargs)

@@ -192,6 +192,7 @@ class HookManager(Choosing):
     def detach(self) -> None:
         """Stops following; a program that never stepped still gets what it computed recorded."""
         if self._stopped:
+            self._headroom.give_back()
             tidy()  # it may have ended in the midst of an optimizer's hooks
             return
         try:
@@ -209,6 +210,8 @@ class HookManager(Choosing):
             self._fault(error)
         if not self._stopped:
             self._end_tracing()
+        self._headroom.give_back()
+        self._direct.forget()  # what may stay on torch keeps none of the program's classes alive
 
     def _finish_last(self) -> None:
         """Closes what came after the last step; all there is, if no step was seen to end."""

@@ -52,15 +52,28 @@ def wait_for_training(spec: str, overrides: list[str]) -> None:
     if _waiting is None:
         _waiting = Waiting(spec, overrides)
         _waiting.begin()
-        atexit.register(_waiting.end)
+        atexit.register(_end)
         if hasattr(os, "register_at_fork"):
-            os.register_at_fork(after_in_child=_waiting.begin)
+            os.register_at_fork(after_in_child=_begin_in_child)
 
 
 def stand_down() -> None:
     """Leaves this process to a session that the program itself, or its command line, has begun."""
     if _waiting is not None:
         _waiting.stop()
+
+
+def _begin_in_child() -> None:
+    """Is held by the interpreter to its very end, so it must hold no class of the program."""
+    if _waiting is not None:
+        _waiting.begin()
+
+
+def _end() -> None:
+    global _waiting
+    waiting, _waiting = _waiting, None
+    if waiting is not None:
+        waiting.end()
 
 
 class Waiting:
@@ -200,6 +213,9 @@ class Waiting:
         """Says so if the program has ended and there was nothing to record."""
         waited, mine = self._session is None, self._owner == os.getpid()
         self.stop()
+        # What stays on torch (`leave`) outlives the program's classes, which it would keep alive.
+        self._direct.forget()
+        self._session = None
         elsewhere = environment.was_taken() or RECORDED_BY in os.environ
         if waited and mine and not elsewhere and not _launched():
             _say(

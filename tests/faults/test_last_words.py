@@ -1,0 +1,67 @@
+"""What a program does when it has ended: objects that it leaves behind are deleted as ever."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+PROGRAM = """
+import os, sys
+import torch
+from torch import nn
+
+class Net(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.layer = nn.Linear(4, 4)
+
+    def forward(self, x):
+        return self.layer(x)
+
+    def __del__(self):
+        os.write(1, b"the network is deleted\\n")
+
+class Other:
+    def __del__(self):
+        os.write(1, b"another object is deleted\\n")
+
+other, net = Other(), Net()
+optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
+for _ in range(3 * (sys.argv[1] != "nothing")):
+    optimizer.zero_grad()
+    net(torch.ones(2, 4)).sum().backward()
+    optimizer.step()
+if sys.argv[1] == "fails":
+    raise RuntimeError("as it is meant to")
+"""
+DOORS = {
+    "untraced": ([], {}),
+    "environment": ([], {"COMGRA": "debug rules=off"}),
+    "command": (["-m", "comgra_decl", "rules=off"], {}),
+}
+
+
+@pytest.mark.parametrize("does", ["trains", "nothing", "fails"])
+def test_objects_that_live_to_the_end_are_deleted_whatever_the_door(
+    tmp_path: Path, does: str
+) -> None:
+    script = tmp_path / "train.py"
+    script.write_text(PROGRAM)
+    said = {}
+    for door, (before, more) in DOORS.items():
+        done = subprocess.run(
+            [sys.executable, *before, str(script), does],
+            capture_output=True,
+            text=True,
+            check=False,
+            cwd=tmp_path,
+            env={**os.environ, **more},
+        )
+        assert done.returncode == (does == "fails"), done.stderr
+        said[door] = sorted(done.stdout.splitlines())
+    assert said["untraced"] == ["another object is deleted", "the network is deleted"]
+    assert said["environment"] == said["command"] == said["untraced"]
