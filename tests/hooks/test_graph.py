@@ -9,6 +9,7 @@ import torch
 from torch import nn
 from torch.nn import functional as F
 
+from comgra_decl.hooks.graph import provenance
 from tests.support.recording import EVERYTHING, recording
 
 NODES = {"nodes": {"all": {"select": "**", "capture": ["output", "output_grad"]}}}
@@ -223,3 +224,31 @@ def test_the_users_own_modes_survive() -> None:
             optimizer.step()
         assert torch._C._len_torch_function_stack() == 0
     assert run.faults == []
+
+
+def test_a_graph_with_too_many_edges_is_given_up_and_said(monkeypatch: pytest.MonkeyPatch) -> None:
+    """In a residual stream each part depends on all before it."""
+    monkeypatch.setattr(provenance, "MOST_EDGES", 40)
+    layers = nn.ModuleList([nn.Linear(3, 3) for _ in range(12)])
+    optimizer = torch.optim.SGD(layers.parameters(), lr=0.1)
+
+    class Stream(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.layers = layers
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            for layer in self.layers:
+                x = x + layer(x)
+            return x
+
+    model = Stream()
+    with recording(NODES, schedule={"first": 100}) as run:
+        for _ in range(3):
+            model(torch.randn(4, 3)).sum().backward()
+            optimizer.step()
+    assert run.faults == []
+    assert len(run.steps) == 3
+    assert all(raw.structure is None and raw.info.structure is None for raw in run.steps)
+    (said,) = [text for text in run.report["warnings"] if "graph" in text]
+    assert "graph: false" in said

@@ -72,6 +72,11 @@ class Lineage:
         self._written: dict[int, _Written] = {}
         self._clock = 0
 
+    def clear(self) -> None:
+        """Forgets all of them."""
+        self._tensors.clear()
+        self._written.clear()
+
     def of(self, tensor: torch.Tensor) -> Sources:
         """Returns the nearest traced ancestors of what a tensor holds now."""
         known = self._tensors.get(id(tensor))

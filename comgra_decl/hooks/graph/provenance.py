@@ -29,6 +29,11 @@ if TYPE_CHECKING:
     from comgra_decl.hooks.reading.slots import Slot
 
 
+MOST_EDGES = 100_000
+"""Of a graph that is followed. Each part of a residual stream depends on all parts before it, so a
+net of a few hundred parts is near this, and one of thousands would have millions."""
+
+
 class Provenance(modes.OwnMode):
     """Collects the dependency graph of one step while it is active.
 
@@ -59,13 +64,14 @@ class Provenance(modes.OwnMode):
         self._outside: set[int] = set()  # storages that came into the step from elsewhere
         self._named: dict[tuple[str, str], None] = {}  # edges stated by name
         self._cuts: dict[tuple[int, str], None] = {}
+        self.overflown = False  # there were too many edges; what was found is forgotten
 
     def handle(
         self, func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]
     ) -> Any:
         """Follows what a call makes of its arguments."""
         result = func(*args, **kwargs)
-        if self.thread != get_ident():
+        if self.thread != get_ident() or self.overflown:
             return result
         try:
             name, call = meaning(func)
@@ -124,6 +130,8 @@ class Provenance(modes.OwnMode):
         `fallback` are the inputs of the module it came from, used when no call was seen that
         made the tensor (custom C++ calls, numpy inside).
         """
+        if self.overflown:
+            return
         node = self._node(slot)
         again = self._follower.recomputed > 0 and tensor.is_floating_point()
         follows = tensor.requires_grad or again
@@ -181,6 +189,10 @@ class Provenance(modes.OwnMode):
         for source in sources.all - {node}:
             known = self._edges.get((source, node), False)
             self._edges[source, node] = known or source in sources.grad
+        if len(self._edges) > MOST_EDGES:
+            self.overflown = True
+            self._edges.clear()
+            self._lineage.clear()
 
     def connect(self, source: Any, sink: Any, *, gradient: bool = False) -> None:
         """States a dependence that no torch call shows; it carries no gradient, unless stated.
@@ -191,6 +203,8 @@ class Provenance(modes.OwnMode):
                 incoming edge; of any other, what is computed from it later depends on the source.
             gradient: whether gradient flows, where the source has one.
         """
+        if self.overflown:
+            return
         if isinstance(source, str):
             self._named.setdefault((source, sink))
             return

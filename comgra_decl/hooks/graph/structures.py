@@ -10,7 +10,7 @@ from comgra_decl.errors import did_you_mean
 from comgra_decl.hooks import modes
 from comgra_decl.hooks.graph.carried import Carried
 from comgra_decl.hooks.graph.memory import Memory
-from comgra_decl.hooks.graph.provenance import Provenance
+from comgra_decl.hooks.graph.provenance import MOST_EDGES, Provenance
 
 if TYPE_CHECKING:
     import torch
@@ -23,6 +23,13 @@ _RECAPTURE_EVERY = 10
 
 _FOLLOWED_FIRST = 2
 """The second record is followed as well: only two steps in a row show what one leaves the next."""
+
+
+_OVERFLOWN = (
+    f"the dependency graph of a step has more than {MOST_EDGES:,} edges (each part of a residual "
+    "stream depends on all parts before it): the graph is not followed in this run. graph: false "
+    "in the spec saves the attempt"
+)
 
 
 class Structures:
@@ -114,6 +121,11 @@ class Structures:
             if training:
                 self._records += 1
                 self._wanted = info.structure is None
+            return None
+        if self._active.overflown:
+            self._enabled = False
+            self._warn(_OVERFLOWN)
+            self.stop()
             return None
         structure = self._close(self._active, signature, info.step)
         self._records += 1
