@@ -32,6 +32,7 @@ check: $(VENV)/.test browser
 
 test-long: $(VENV)/.test browser  ## the long suites: kills, damage, folders of strangers, sessions
 	@CHROMIUM="$$(.ci/chromium)" $(BIN)/python -m pytest -m slow --durations=0 $(ARGS)
+	@$(BIN)/python -m pytest -p tests.support.on_gpu tests/hooks tests/awkward
 
 test-peers: $(VENV)/.test  ## hold what the benchmarks say of other tools against their own files
 	@$(BIN)/python -m benchmarks.peers

@@ -260,7 +260,7 @@ class Reducer:
 
     def clear(self) -> None:
         """Drops everything captured in this step."""
-        with self._lock:
+        with self._lock, self._no_functions, self._no_keys:
             self._restart()
 
     def _restart(self) -> None:
