@@ -72,7 +72,7 @@ def experiment(
     Ends the program where it makes no sense.
     """
     rest = [*arguments]
-    if not rest or rest[0] in ("-h", "--help"):
+    if rest and rest[0] in ("-h", "--help"):
         sys.stdout.write(usage)
         return None
     try:

@@ -40,7 +40,7 @@ Exit codes: 0 every pattern found something; 3 a pattern found nothing, or nothi
 def main(arguments: Sequence[str]) -> None:
     """Runs `comgra-decl plan` with the arguments behind that word."""
     rest = [*arguments]
-    if not rest or rest[0] in ("-h", "--help"):
+    if rest and rest[0] in ("-h", "--help"):
         sys.stdout.write(USAGE)
         return
     as_json = _taken(rest, "--json")

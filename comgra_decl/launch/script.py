@@ -61,9 +61,9 @@ def main(arguments: Sequence[str] | None = None) -> None:
     The script's exceptions and exit code are the program's own.
     """
     arguments = sys.argv[1:] if arguments is None else arguments
-    if arguments[:1] in (["--help"], ["-h"]) or not arguments:
+    if arguments and arguments[0] in ("-h", "--help"):
         sys.stdout.write(USAGE)
-    elif arguments[:1] == ["--version"]:
+    elif arguments and arguments[0] == "--version":
         from comgra_decl import __version__
 
         sys.stdout.write(f"comgra-decl {__version__}\n")

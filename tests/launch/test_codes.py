@@ -134,6 +134,20 @@ def test_a_wrong_path_is_said_at_once(
     assert sorted(place.rglob("*")) == before
 
 
+@pytest.mark.parametrize("options", [(), ("--spec", "debug"), ("--json",)])
+@pytest.mark.parametrize("command", SCRIPTS)
+def test_a_command_without_a_script_cannot_be_done(
+    command: str, options: tuple[str, ...], capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert code(command, *options) == 2
+    told = capsys.readouterr()
+    assert told.err.startswith("comgra")
+    assert "usage: " in told.err
+    assert not told.out
+    assert code(command, "--help") == 0
+    assert not capsys.readouterr().err
+
+
 EMPTY = {
     **{f"{command} RUN": (command, "", *rest) for command, rest in RUNS.items()},
     **{f"{command} SCRIPT": (command, "") for command in SCRIPTS},

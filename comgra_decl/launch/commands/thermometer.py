@@ -34,11 +34,13 @@ def passed_on(arguments: Sequence[str]) -> None:
     from comgra_decl.launch.watched_tables import print_readings
     from comgra_decl.store.location import Remote, location
 
-    if not arguments or arguments[0] in ("-h", "--help"):
+    if arguments and arguments[0] in ("-h", "--help"):
         sys.stdout.write(USAGE)
         return
     try:
-        recorded = isinstance(location(arguments[0]), Remote) or Path(arguments[0]).is_dir()
+        recorded = any(
+            isinstance(location(first), Remote) or Path(first).is_dir() for first in arguments[:1]
+        )
         readings = _of_run(arguments) if recorded else _of_script(arguments)
     except UsageError as error:
         refuse("thermometer", error, USAGE)
