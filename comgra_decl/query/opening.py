@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import logging
 import os
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
+from pathlib import Path
 
-from comgra_decl.errors import ComgraError, RunNotFoundError, near_paths
+from comgra_decl.errors import ComgraError, DamagedRunError, RunNotFoundError, near_paths
 from comgra_decl.store.database import database_exists
 from comgra_decl.store.layout import DATABASE
 from comgra_decl.store.location import Location, Remote, Where, location
@@ -14,7 +16,11 @@ from comgra_decl.store.remote import databases_within
 from .ranks import RANKS, is_rank, rank_paths
 from .run import Run
 
-_DEPTH = 3  # root/group/run, and one more for jobs of a sweep
+_log = logging.getLogger("comgra_decl")
+
+_ALWAYS = 3  # levels that are looked at however much they hold: root/group/sweep/job
+_MOST = 200_000
+"""Names of files and folders after which no deeper level is looked at: about a second."""
 
 
 def open_run(path: Where) -> Run:
@@ -37,7 +43,8 @@ def open_run(path: Where) -> Run:
         return Run(folder)
     newest: Run | None = None
     failure: ComgraError | None = None
-    for candidate in run_folders(folder):
+    search: Iterable[Location] = Search(folder) if isinstance(folder, Path) else run_folders(folder)
+    for candidate in search:
         try:
             run = Run(candidate)
         except ComgraError as error:
@@ -52,6 +59,8 @@ def open_run(path: Where) -> Run:
                 f"{str(folder / DATABASE)!r} is a link, which is not followed: a run is what its "
                 "own folder holds. Pass the folder that the link points to, or copy the run."
             )
+        if isinstance(search, Search) and search.cut and failure is None:
+            raise RunNotFoundError(f"no run was found in {str(folder)!r}: {search.cut}")
         raise failure or RunNotFoundError(
             f"there is no run in {str(folder)!r}: neither it nor a folder below it holds a "
             "'trace.ocdbt'. Pass a run's folder, or the folder that holds the runs."
@@ -87,28 +96,78 @@ def require_folder(folder: Location) -> None:
     raise RunNotFoundError(f"{str(folder)!r} does not exist{near_paths(folder) or '.'}")
 
 
-def run_folders(root: Location, depth: int = _DEPTH) -> Iterator[Location]:
-    """Yields the run folders at or below `root`, by name; unreadable folders are passed over.
+def run_folders(root: Location) -> Iterator[Location]:
+    """Yields the run folders at or below `root`, as deep as it takes; those above come first.
 
-    In a bucket, which has no folders, all names below `root` are looked at.
+    What a run's own folder holds, hidden folders, links, and folders that may not be read are
+    passed over. In a bucket, which has no folders, all names below `root` are looked at. Where a
+    tree is so large that not all of it is looked at, a warning says so, once.
     """
     if isinstance(root, Remote):
-        yield from _run_places(root, depth)
-        return
-    if is_run(root):
-        yield root
-        return
-    if depth == 0:
-        return
+        yield from _run_places(root)
+    else:
+        yield from Search(root)
+
+
+class Search:
+    """Looks for runs in a folder and below it, a level of folders at a time.
+
+    Attributes:
+        cut: what was not looked at, if anything, and what to do.
+    """
+
+    def __init__(self, root: Path) -> None:
+        self._root = root
+        self._names = 0
+        self.cut = ""
+
+    def __iter__(self) -> Iterator[Path]:
+        """Yields the folders of runs."""
+        level, depth = [self._root], 0
+        while level:
+            below: list[Path] = []
+            for folder in level:
+                if depth > _ALWAYS and self._names > _MOST:
+                    self._end(depth - 1)
+                    return
+                names, inner = _content(folder)
+                self._names += names
+                if inner is None:
+                    yield folder
+                else:
+                    below += inner
+            level, depth = below, depth + 1
+
+    def _end(self, depth: int) -> None:
+        self.cut = (
+            f"it holds so much that after {self._names} names what lies more than {depth} levels "
+            "below it was not looked at. Pass a folder nearer to the runs."
+        )
+        if str(self._root.absolute()) not in _said:
+            _said.add(str(self._root.absolute()))
+            _log.warning("there may be more runs in %r: %s", str(self._root), self.cut)
+
+
+_said: set[str] = set()  # the roots of which that was said: the viewer looks every second
+
+
+def _content(folder: Path) -> tuple[int, list[Path] | None]:
+    """Returns how many names a folder holds, and the folders in it; None if it is that of a run."""
     try:
-        children = sorted(entry.name for entry in os.scandir(root) if _is_folder(entry))
+        with os.scandir(folder) as found:
+            entries = list(found)
+        if {DATABASE, RANKS} & {entry.name for entry in entries} and is_run(folder):
+            return len(entries), None
+    except DamagedRunError:
+        return 0, None
     except OSError:
-        return
-    for name in children:
-        yield from run_folders(root / name, depth - 1)
+        return 0, []
+    return len(entries), [
+        folder / name for name in sorted(e.name for e in entries if _is_folder(e))
+    ]
 
 
-def _run_places(root: Remote, depth: int) -> Iterator[Remote]:
+def _run_places(root: Remote) -> Iterator[Remote]:
     if is_run(root):
         yield root
         return
@@ -116,7 +175,13 @@ def _run_places(root: Remote, depth: int) -> Iterator[Remote]:
     for place in databases_within(root):
         of_rank = place.parent.name == RANKS and is_rank(place.name)
         found[place.parent.parent if of_rank else place] = None
-    yield from (run for run in found if len(run.relative_to(root).parts) <= depth)
+    yield from (run for run in found if not any(above in found for above in _above(run)))
+
+
+def _above(place: Remote) -> Iterator[Remote]:
+    while place.parent != place and place.key:
+        place = place.parent
+        yield place
 
 
 def is_run(folder: Location) -> bool:

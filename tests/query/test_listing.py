@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from comgra_decl.errors import DamagedRunError, UnknownNameError
+from comgra_decl.errors import DamagedRunError, RunNotFoundError, UnknownNameError
 from comgra_decl.query import list_runs, open_group, open_run
 from comgra_decl.store import RunWriter
 from tests.store.test_damage import age, change_json
@@ -132,3 +132,38 @@ def test_listing_many_runs_is_one_pass(tmp_path: Path) -> None:
     for number in range(30):
         write(tmp_path / f"{number:02}", started=time.time() + number)
     assert [run.name for run in list_runs(tmp_path)] == [f"{number:02}" for number in range(30)]
+
+
+def test_runs_are_found_as_deep_as_they_lie(tmp_path: Path) -> None:
+    deep = tmp_path / "exp" / "2026" / "11" / "lr" / "seed 1" / "run"
+    write(deep, started=100.0)
+    write(tmp_path / "exp" / "first", started=50.0)
+    (deep.parent / "back").symlink_to(tmp_path)
+    assert [run.path for run in list_runs(tmp_path)] == [tmp_path / "exp" / "first", deep]
+    assert open_run(tmp_path).path == deep
+    assert open_group(tmp_path).names == ["first", "run"]
+
+
+def test_what_lies_in_the_folder_of_a_run_is_no_other_run(tmp_path: Path) -> None:
+    outer = write(tmp_path / "outer", started=100.0)
+    write(outer / "copies" / "inner", started=200.0)
+    assert [run.path for run in list_runs(tmp_path)] == [outer]
+    assert open_run(tmp_path).path == outer
+
+
+def test_a_huge_tree_is_not_looked_through_to_its_end(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr("comgra_decl.query.opening._MOST", 20)
+    for i in range(5):
+        (tmp_path / "data" / str(i) / "a" / "b" / "c").mkdir(parents=True)
+    write(tmp_path / "data" / "0" / "a" / "b" / "c" / "run", started=1.0)
+    with pytest.raises(
+        RunNotFoundError, match=r"more than 4 levels .* not looked at\. Pass a fold"
+    ):
+        open_run(tmp_path)
+    assert list_runs(tmp_path) == []
+    assert caplog.text.count("there may be more runs in") == 1, "the viewer looks every second"
+    write(tmp_path / "data" / "0" / "run", started=1.0)
+    assert open_run(tmp_path).name == "run", "what lies near is found, however much there is"
+    assert open_run(tmp_path / "data" / "0" / "a").name == "run"
