@@ -7,7 +7,8 @@ wrongly is a `ComgraError` that is also a `ValueError` or `KeyError`; what we br
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable
+import reprlib
+from collections.abc import Collection, Iterable
 from difflib import get_close_matches
 from pathlib import Path
 
@@ -63,9 +64,31 @@ class UnknownNameError(ComgraError, KeyError):
         return str(self.args[0]) if self.args else ""
 
 
-def did_you_mean(name: str, known: Iterable[str]) -> str:
-    """Returns `"; did you mean 'x' or 'y'?"` for near matches of `name`, else an empty string."""
-    near = near_names(name, known)
+def shown(value: object) -> str:
+    """Returns a value as a message shows it: cut where it is long, by its class if it cannot be."""
+    try:
+        return _REPR.repr(value)
+    except Exception:  # noqa: BLE001  (a `__repr__` of the user's, or a number of 5000 digits)
+        return f"a {type(value).__name__}"
+
+
+def is_one_of(name: object, known: Collection[str]) -> bool:
+    """Whether something is one of those names; what is no text is not even compared with them."""
+    return isinstance(name, str) and name in known
+
+
+_REPR = reprlib.Repr()
+_REPR.maxstring = _REPR.maxother = 120
+
+
+def did_you_mean(name: object, known: Iterable[object]) -> str:
+    """Returns `"; did you mean 'x' or 'y'?"` for near matches of `name`, else an empty string.
+
+    Only text resembles anything: who passes a number in a name's place made another mistake.
+    """
+    if not isinstance(name, str):
+        return ""
+    near = near_names(name, map(str, known))
     return f"; did you mean {' or '.join(repr(n) for n in near)}?" if near else ""
 
 

@@ -8,13 +8,14 @@ from functools import lru_cache
 from os import PathLike
 from typing import IO, Any
 
+import numpy as np
 import panel as pn
 from bokeh.models import ImportedStyleSheet, InlineStyleSheet
 from bokeh.models.ui.ui_element import UIElement
 from bokeh.resources import INLINE
 from panel.io.resources import CDN_DIST, DIST_DIR
 
-from comgra_decl.errors import UnknownNameError, did_you_mean
+from comgra_decl.errors import UnknownNameError, did_you_mean, shown
 from comgra_decl.query import Run
 from comgra_decl.records import AGGREGATES
 from comgra_decl.viewer.components.base import Component
@@ -134,7 +135,7 @@ def look(
         UnknownNameError: there is no such pane, pass, field or name.
     """
     _load_panel()
-    section = pane if pane in SECTIONS else "inspect" if pane or "node" in at else "overview"
+    section = pane if isinstance(pane, str) and pane in SECTIONS else "inspect" if pane or "node" in at else "overview"
     dashboard = Dashboard(OneRun(run), query=f"?section={section}")
     screen = dashboard.screen
     dashboard.change(**_wanted(run, pass_, at), follow=False)
@@ -154,12 +155,15 @@ def _wanted(run: Run, pass_: str, at: Mapping[str, Any]) -> dict[str, Any]:
     """Returns parameters of `ViewState`; what the run does not have is an error, not a guess."""
     for name in at:
         _known("argument", name, [*_FIELDS, "pass_", "height"])
+    for name in at.keys() & {"step", "iteration"}:
+        if not isinstance(at[name], (int, np.integer)):
+            raise UnknownNameError(f"{shown(at[name])} is no {name}; it is a whole number.")
     known = RunView(run)
     _known("pass", pass_, ["forward", *known.gradient_passes()])
     node = at.get("node")
     choices: dict[str, Iterable[str]] = {
         "node": known.nodes,
-        "role": known.roles(node) if node in known.nodes else [],
+        "role": known.roles(node) if isinstance(node, str) and node in known.nodes else [],
         "statistic": run.statistics,
         "type_": [*run.types, *run.tags],
         "over_batch": AGGREGATES,
@@ -169,7 +173,7 @@ def _wanted(run: Run, pass_: str, at: Mapping[str, Any]) -> dict[str, Any]:
     }
     for name, value in at.items():
         if name in choices:
-            _known(name.rstrip("_"), str(value), choices[name])
+            _known(name.rstrip("_"), _text(value) if name == "sample" else value, choices[name])
     wanted = {_FIELDS[name]: value for name, value in at.items()}
     if "batch" in wanted:
         wanted["batch"] = str(wanted["batch"])
@@ -195,12 +199,17 @@ def _height(pane: str | None, screen: Screen) -> int:
     return _SECTION if pane in screen.sections else _HEIGHTS.get(pane, _PANE)
 
 
-def _known(what: str, name: str, names: Iterable[str]) -> None:
+def _known(what: str, name: object, names: Iterable[str]) -> None:
     known = list(names)
-    if name not in known:
+    if not isinstance(name, str) or name not in known:
         listed = ", ".join(known[:12]) + (", ..." if len(known) > 12 else "")
         hint = did_you_mean(name, known) or "."
-        raise UnknownNameError(f"There is no {what} {name!r}{hint} There is: {listed or 'none'}.")
+        raise UnknownNameError(f"There is no {what} {shown(name)}{hint} There is: {listed or 'none'}.")
+
+
+def _text(value: object) -> object:
+    """Returns a number as text, as the viewer has it."""
+    return str(value) if isinstance(value, int) else value
 
 
 def _load_panel() -> None:

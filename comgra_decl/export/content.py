@@ -10,7 +10,7 @@ import numpy as np
 import pandas as pd
 from numpy.typing import NDArray
 
-from comgra_decl.errors import UnknownNameError, did_you_mean
+from comgra_decl.errors import UnknownNameError, did_you_mean, is_one_of, shown
 from comgra_decl.query import derived
 from comgra_decl.records import AGGREGATES
 from comgra_decl.spec.globs import matches
@@ -35,11 +35,11 @@ class Content:
         self.records = run.records
         self.slots = run.slots
         if nodes is not None:
-            chosen = [matches(nodes, node) for node in self.slots["node"]]
+            chosen = [_matches(nodes, node) for node in self.slots["node"]]
             self.slots = self.slots[np.array(chosen, bool)]
             if self.slots.empty:
                 raise UnknownNameError(
-                    f"no node is called {nodes!r}{did_you_mean(nodes, run.nodes) or '.'} "
+                    f"no node is called {shown(nodes)}{did_you_mean(nodes, run.nodes) or '.'} "
                     f"This run has {len(run.nodes)} nodes, see `run.nodes`."
                 )
 
@@ -144,3 +144,11 @@ class Content:
         if key == "iteration":
             return column.to_numpy(np.int32)
         return pd.Categorical(column, categories=list(dict.fromkeys(column)))
+
+
+def _matches(pattern: str, node: str) -> bool:
+    """Whether a node fits a pattern; what is none fits nothing."""
+    try:
+        return is_one_of(pattern, [pattern]) and matches(pattern, node)
+    except ValueError as error:
+        raise UnknownNameError(f"{error}.") from None

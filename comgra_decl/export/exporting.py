@@ -8,7 +8,7 @@ from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from comgra_decl.errors import StoreError, UnknownNameError, did_you_mean
+from comgra_decl.errors import StoreError, UnknownNameError, did_you_mean, is_one_of, shown
 from comgra_decl.query import Remote, location
 from comgra_decl.store.beside import refuse_within
 from comgra_decl.store.drafts import drafted
@@ -54,9 +54,9 @@ def export_run(
         MissingPackageError: the format needs a package that is not installed; names the extra.
         StoreError: the target exists, is in a bucket, lies in the run, or cannot be written.
     """
-    if format_ not in FORMATS:
+    if not is_one_of(format_, FORMATS):
         raise UnknownNameError(
-            f"there is no format {format_!r}{did_you_mean(format_, FORMATS) or '.'} "
+            f"there is no format {shown(format_)}{did_you_mean(format_, FORMATS) or '.'} "
             f"Choose one of {', '.join(FORMATS)}."
         )
     write = import_module(f".{format_}", __package__).write

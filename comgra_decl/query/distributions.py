@@ -26,7 +26,7 @@ def value(
     """Returns a part of the values of all recorded samples, or of one."""
     record = snapshot.record(step, type_)
     if sample is not None:
-        snapshot.sample(sample)
+        sample = snapshot.sample(sample)
     found = snapshot.view.value(record, slot.id, sample, part)
     if found is None:
         what = "" if sample is None else f"sample {sample} of "

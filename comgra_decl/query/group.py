@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 import pandas as pd
 
-from comgra_decl.errors import RunNotFoundError, UnknownNameError, did_you_mean
+from comgra_decl.errors import RunNotFoundError, UnknownNameError, did_you_mean, is_one_of, shown
 from comgra_decl.store.location import Location, Remote, Where, location
 
 from .compare import compare, differences
@@ -71,10 +71,10 @@ class Group:
         if isinstance(key, int):
             return self._open(readable[key].path)
         for run in reversed(readable):
-            if run.name == key:
+            if is_one_of(key, [run.name]):
                 return self._open(run.path)
         raise UnknownNameError(
-            f"no run in {str(self.path)!r} is called {key!r}{did_you_mean(key, self.names)}."
+            f"no run in {str(self.path)!r} is called {shown(key)}{did_you_mean(key, self.names)}."
         )
 
     def compare(

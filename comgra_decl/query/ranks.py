@@ -12,7 +12,7 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
-from comgra_decl.errors import DamagedRunError, RunNotFoundError, UnknownNameError
+from comgra_decl.errors import DamagedRunError, RunNotFoundError, UnknownNameError, shown
 from comgra_decl.records import SlotKey
 from comgra_decl.store import Reader, RunMeta
 from comgra_decl.store.database import database_exists
@@ -116,11 +116,12 @@ def open_reader(path: Location, rank: int | None = None) -> Reader | JoinedReade
     if rank is None:
         return JoinedReader(path)
     paths = rank_paths(path)
-    if rank not in paths:
+    if str(rank) not in map(str, paths):
         raise UnknownNameError(
-            f"no rank {rank} was recorded; this run has {', '.join(map(str, paths)) or 'none'}."
+            f"no rank {shown(rank)} was recorded; "
+            f"this run has {', '.join(map(str, paths)) or 'none'}."
         )
-    return Reader(paths[rank])
+    return Reader(paths[int(rank)])
 
 
 class JoinedReader:

@@ -10,6 +10,7 @@ import numpy as np
 import pandas as pd
 from numpy.typing import NDArray
 
+from comgra_decl.errors import is_one_of
 from comgra_decl.records import Structure
 from comgra_decl.store.checks import NotedCheck
 from comgra_decl.store.parts import Part
@@ -129,7 +130,7 @@ class Run(RunFacts):
 
         "modules", "report", and "findings", which `comgra_decl.rules.stored` reads.
         """
-        return self._snapshot.view.document(name)
+        return self._snapshot.view.document(name) if is_one_of(name, [name]) else None
 
     def chunks(self) -> Iterator[Chunk]:
         """Yields all records in the order in which they were stored, some at a time.

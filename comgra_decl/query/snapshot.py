@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 from functools import cached_property
+from typing import Any
 
 import numpy as np
 import pandas as pd
 from numpy.typing import NDArray
 
-from comgra_decl.errors import UnknownNameError, did_you_mean
+from comgra_decl.errors import UnknownNameError, did_you_mean, is_one_of, shown
 from comgra_decl.records import AGGREGATES, SlotInfo, SlotKey
 from comgra_decl.store.layout import RecordColumn
 from comgra_decl.store.view import View
@@ -63,16 +64,16 @@ class Snapshot:
             train = modes.index("train") if "train" in modes else -1
             chosen = np.flatnonzero((table[:, RecordColumn.MODE] == train) & self.counts)
             return chosen if len(chosen) else np.flatnonzero(self.counts)
-        if type_ in self.types:
+        if _is_among(type_, self.types):
             chosen = table[:, RecordColumn.TYPE] == self.types.index(type_)
             return np.flatnonzero(chosen & self.counts)
-        if type_ in self.tags:
+        if _is_among(type_, self.tags):
             tagged = np.array([type_ in tags for tags in tags_by_code(self.view)])
             chosen = tagged[table[:, RecordColumn.TAGS].astype(np.int64)]
             return np.flatnonzero(chosen & self.counts)
         known = [*self.types, *self.tags]
         raise UnknownNameError(
-            f"no record has the type {type_!r}{did_you_mean(type_, known) or '.'} "
+            f"no record has the type {shown(type_)}{did_you_mean(type_, known) or '.'} "
             f"This run has {_listed(known)}."
         )
 
@@ -80,6 +81,10 @@ class Snapshot:
         """Returns the last record of a step; UnknownNameError names the nearest steps."""
         records = self.records(type_)
         steps = self.steps[records]
+        if not _is_number(step):
+            raise UnknownNameError(
+                f"{shown(step)} is no step; this run has {_listed(np.unique(steps).tolist())}."
+            )
         found = np.flatnonzero(steps == step)
         if len(found):
             return int(records[found[-1]])
@@ -91,12 +96,14 @@ class Snapshot:
 
     def slot(self, node: str, role: str, iteration: int, pass_: str) -> SlotInfo:
         """Returns a slot; UnknownNameError says which part is wrong and what there is."""
-        found = self.by_key.get(SlotKey(node, role, iteration, pass_))
-        if found is not None:
-            return found
-        if node not in self.nodes:
+        names: list[object] = [node, role, pass_]
+        if all(isinstance(name, str) for name in names) and _is_number(iteration):
+            found = self.by_key.get(SlotKey(node, role, iteration, pass_))
+            if found is not None:
+                return found
+        if not _is_among(node, self.nodes):
             raise UnknownNameError(
-                f"no node is called {node!r}{did_you_mean(node, self.nodes) or '.'} "
+                f"no node is called {shown(node)}{did_you_mean(node, self.nodes) or '.'} "
                 f"This run has {len(self.nodes)} nodes, see `run.nodes`."
             )
         keys = [key for key in self.by_key if key.node == node]
@@ -106,10 +113,11 @@ class Snapshot:
             ("iteration", iteration, f"{node!r}, role {role!r}, pass {pass_!r},"),
         ):
             there = list(dict.fromkeys(getattr(key, field) for key in keys))
-            if wanted not in there:
-                hint = did_you_mean(str(wanted), map(str, there)) or "."
+            if not _is_among(wanted, there):
+                hint = did_you_mean(wanted, there) or "."
                 raise UnknownNameError(
-                    f"{where} has no {field.strip('_')} {wanted!r}{hint} It has {_listed(there)}."
+                    f"{where} has no {field.strip('_')} {shown(wanted)}{hint} "
+                    f"It has {_listed(there)}."
                 )
             keys = [key for key in keys if getattr(key, field) == wanted]
         raise AssertionError("a slot that matches in every part was not found")
@@ -117,11 +125,11 @@ class Snapshot:
     def statistic(self, name: str) -> int:
         """Returns the rank of a statistic; UnknownNameError names near ones."""
         known = self.view.meta.statistics
-        if name not in known:
-            if name in derived.NAMES:
+        if not _is_among(name, known):
+            if is_one_of(name, derived.NAMES):
                 derived.base(self)  # says what it takes
             raise UnknownNameError(
-                f"statistic {name!r} was not recorded{did_you_mean(name, known) or '.'} "
+                f"statistic {shown(name)} was not recorded{did_you_mean(name, known) or '.'} "
                 f"This run has {_listed(known)}."
             )
         return known.index(name)
@@ -163,12 +171,12 @@ class Snapshot:
     def sample(self, number: int) -> int:
         """Checks the number of a recorded sample."""
         count = self.view.meta.sample_count
-        if not 0 <= number < count:
+        if not (_is_number(number) and 0 <= number < count and number == int(number)):
             raise UnknownNameError(
-                f"there is no sample {number}: {count} samples are recorded per tensor, "
+                f"there is no sample {shown(number)}: {count} samples are recorded per tensor, "
                 f"numbered from 0."
             )
-        return number
+        return int(number)
 
     def step_index(self, records: Records) -> pd.Index[int]:
         """Returns the steps of records as an index."""
@@ -183,12 +191,24 @@ def named(slot: SlotInfo) -> str:
 
 def aggregate(over_batch: str) -> int:
     """Returns the rank of an aggregate over the batch."""
-    if over_batch not in AGGREGATES:
+    if not _is_among(over_batch, AGGREGATES):
+        near = did_you_mean(over_batch, AGGREGATES) or "."
         raise UnknownNameError(
-            f"over_batch={over_batch!r} is not known{did_you_mean(over_batch, AGGREGATES) or '.'} "
+            f"over_batch={shown(over_batch)} is not known{near} "
             f"Choose one of {_listed(AGGREGATES)}."
         )
     return AGGREGATES.index(over_batch)
+
+
+def _is_among(wanted: Any, known: Collection[Any]) -> bool:
+    """Whether a name, or a number, is one of those: what is neither may not even be compared."""
+    return (isinstance(wanted, str) or _is_number(wanted)) and wanted in known
+
+
+def _is_number(value: Any) -> bool:
+    """Whether a value is a number that may be that of a step or of a sample."""
+    real = isinstance(value, (int, float, np.integer, np.floating))
+    return real and not isinstance(value, bool) and bool(-(2**63) <= value < 2**63)
 
 
 def _listed(names: Iterable[object]) -> str:

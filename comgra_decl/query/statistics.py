@@ -8,7 +8,7 @@ import numpy as np
 import pandas as pd
 from numpy.typing import NDArray
 
-from comgra_decl.errors import UnknownNameError
+from comgra_decl.errors import UnknownNameError, is_one_of, shown
 from comgra_decl.records import AGGREGATES, SlotInfo
 
 from . import derived
@@ -20,7 +20,7 @@ def series(
 ) -> pd.Series[float]:
     """Returns one statistic by step."""
     records = snapshot.records(type_)
-    if statistic in derived.NAMES:
+    if is_one_of(statistic, derived.NAMES):
         values = _ratios(snapshot, slot, over_batch)[records]
     else:
         column = snapshot.column(statistic, over_batch)
@@ -81,7 +81,7 @@ def sample_series(
     """Returns one statistic of one sample by step."""
     records = snapshot.records(type_)
     number = snapshot.sample(sample)
-    if statistic in derived.NAMES:  # a parameter is its own sample 0
+    if is_one_of(statistic, derived.NAMES):  # a parameter is its own sample 0
         values = _ratios(snapshot, slot, "mean")[records]
         values = values if number == 0 else np.full_like(values, np.nan)
     else:
@@ -154,9 +154,13 @@ def heat(
 ) -> pd.DataFrame:
     """Returns one statistic of all slots of a pass at all steps."""
     records = snapshot.records(type_)
+    if not is_one_of(pass_, [pass_]):
+        raise UnknownNameError(
+            f"{shown(pass_)} is no pass; write 'forward' or 'grad', for example."
+        )
     ids = [slot.id for slot in snapshot.view.slots if slot.key.pass_ == pass_]
     slots = np.array(ids, np.int64)
-    if statistic in derived.NAMES:
+    if is_one_of(statistic, derived.NAMES):
         derived.base(snapshot)
         lengths = snapshot.view.heat("agg", snapshot.column("l2", "mean"))
         values = np.full_like(lengths, np.nan)

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from operator import index
 from types import EllipsisType
 
-from comgra_decl.errors import UnknownNameError
+from comgra_decl.errors import UnknownNameError, shown
 
 Part = int | slice | EllipsisType | tuple[int | slice | EllipsisType, ...]
 """As in brackets behind an array: integers, slices and `...`; `numpy.s_[0, :100]` makes one."""
@@ -34,13 +35,7 @@ def cut(part: Part, shape: Sequence[int]) -> tuple[tuple[slice, ...], Index]:
 
 def _expanded(part: Part, dims: int) -> list[int | slice]:
     """Returns an integer or a slice for each dim."""
-    items = list(part) if isinstance(part, tuple) else [part]
-    for item in items:
-        whole = hasattr(item, "__index__") and not isinstance(item, bool)
-        if not whole and not isinstance(item, (slice, EllipsisType)):
-            raise UnknownNameError(
-                f"a part of values is said with integers, slices and ..., not with {item!r}"
-            )
+    items = [_item(item) for item in (part if isinstance(part, tuple) else (part,))]
     if items.count(...) > 1:
         raise UnknownNameError("a part of values has at most one ...")
     if ... not in items:
@@ -52,15 +47,36 @@ def _expanded(part: Part, dims: int) -> list[int | slice]:
     return [*items[:at], *everything, *items[at + 1 :]]  # type: ignore[list-item]
 
 
+def _no_part(item: object) -> UnknownNameError:
+    return UnknownNameError(
+        f"a part of values is said with integers, slices and ..., not with {shown(item)}"
+    )
+
+
+def _item(item: object) -> int | slice | EllipsisType:
+    """Returns an item as Python's own; arrays, which look like integers, are none."""
+    if isinstance(item, (slice, EllipsisType)):
+        return item
+    try:
+        if isinstance(item, bool):
+            raise _no_part(item)
+        return index(item)  # type: ignore[arg-type]
+    except TypeError:
+        raise _no_part(item) from None
+
+
 def _of_dim(item: int | slice, dim: int, extent: int) -> tuple[slice, int | slice]:
     if not isinstance(item, slice):
-        number = int(item)
+        number = item
         if not -extent <= number < extent:
             raise UnknownNameError(
                 f"dim {dim} of these values has {extent} elements; there is no number {number}"
             )
         return slice(number % extent, number % extent + 1), 0
-    chosen = range(*item.indices(extent))
+    try:
+        chosen = range(*item.indices(extent))
+    except (TypeError, ValueError):  # no numbers, or a step of 0
+        raise _no_part(item) from None
     if not chosen:
         return slice(0, 0), slice(None)
     low, high = sorted((chosen[0], chosen[-1]))

@@ -3,13 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
 
 from comgra_decl.errors import RunNotFoundError, UnknownNameError
-from comgra_decl.query import Run, open_group, open_run
+from comgra_decl.export import export_run
+from comgra_decl.export.content import Content
+from comgra_decl.query import Run, compare, open_group, open_run
 from comgra_decl.store import RunWriter
 from tests.store.truth import Truth, meta_of
 
@@ -65,3 +71,80 @@ def test_there_is_no_run(tmp_path: Path) -> None:
         open_run(tmp_path / "run")
     with pytest.raises(RunNotFoundError):
         open_group(tmp_path / "run")
+
+
+class Odd:
+    """Compares with nothing, and has no hash."""
+
+    __hash__ = None  # type: ignore[assignment]
+
+    def __eq__(self, other: object) -> bool:
+        raise TypeError("not comparable")
+
+
+NO_NAMES = st.one_of(
+    st.none(),
+    st.booleans(),
+    st.integers(min_value=1000) | st.integers(max_value=-1000) | st.just(10**400),
+    st.floats(),
+    st.binary(),
+    st.text(),
+    st.lists(st.integers(), max_size=2),
+    st.dictionaries(st.text(max_size=2), st.integers(), max_size=2),
+    st.builds(Odd),
+    st.builds(object),
+    st.builds(lambda: np.array(["head", "cell"])),
+    st.builds(lambda: np.array([3, 4])),
+)
+ASKED: dict[str, Callable[[Run, Any], Any]] = {
+    "a node": lambda run, x: run.series(x),
+    "a statistic": lambda run, x: run.series("head", x),
+    "a role": lambda run, x: run.series("head", role=x),
+    "a pass": lambda run, x: run.series("head", pass_=x),
+    "an iteration": lambda run, x: run.series("cell", iteration=x),
+    "an aggregate": lambda run, x: run.series("head", over_batch=x),
+    "a type": lambda run, x: run.series("head", type_=x),
+    "a sample": lambda run, x: run.sample_series("head", "mean", x),
+    "a statistic of a sample": lambda run, x: run.sample_series("head", x, 0),
+    "a step": lambda run, x: run.row(x),
+    "a step's type": lambda run, x: run.row(3, type_=x),
+    "a step's samples": lambda run, x: run.samples(x),
+    "a step's sample row": lambda run, x: run.sample_row("head", x),
+    "a step's shape": lambda run, x: run.shape("head", x),
+    "a node's shape": lambda run, x: run.shape(x, 3),
+    "a node's shapes": lambda run, x: run.shape_series(x),
+    "all shapes": lambda run, x: run.shapes(x),
+    "a statistic of all": lambda run, x: run.heat(x),
+    "a pass of all": lambda run, x: run.heat("mean", pass_=x),
+    "an aggregate of all": lambda run, x: run.heat("mean", over_batch=x),
+    "a step's value": lambda run, x: run.value("head", x),
+    "a value's node": lambda run, x: run.value(x, 3),
+    "a value's sample": lambda run, x: run.value("head", 3, role="weight", sample=x),
+    "a histogram": lambda run, x: run.histogram("head", x),
+    "a node's histograms": lambda run, x: run.histograms(x),
+    "a structure": lambda run, x: run.structure(x),
+    "edges": lambda run, x: run.edges(x),
+    "cuts": lambda run, x: run.cuts(x),
+    "a rank": lambda run, x: run.rank(x),
+    "a document": lambda run, x: run.document(x),
+    "a comparison": lambda run, x: compare([run], x),
+    "a run of a group": lambda run, x: open_group(run.path.absolute().parent)[x],
+    "an export's nodes": lambda run, x: Content(run, nodes=x),
+    "an export's format": lambda run, x: export_run(run, "never", x),
+}
+
+
+@pytest.mark.parametrize("asked", ASKED)
+@settings(max_examples=40, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(x=NO_NAMES)
+def test_whatever_stands_in_the_place_of_a_name_only_ever_is_unknown(
+    run: Run, asked: str, x: Any
+) -> None:
+    of_a_list = asked == "a run of a group" and isinstance(x, int)
+    with suppress(IndexError if of_a_list else UnknownNameError):
+        ASKED[asked](run, x)
+
+
+def test_a_number_in_the_place_of_a_name_is_said(run: Run) -> None:
+    with pytest.raises(UnknownNameError, match=r"no node is called 3\. This run has 9 nodes"):
+        run.series(3)  # type: ignore[arg-type]
