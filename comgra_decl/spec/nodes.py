@@ -34,6 +34,10 @@ CaptureName = Literal[
 
 
 def _checked_glob(pattern: str) -> str:
+    if not pattern:
+        raise ValueError(
+            "'' names no module; write '**' for all, or {class: ...} for the outermost"
+        )
     compile_glob(pattern)
     return pattern
 
@@ -63,6 +67,8 @@ def compile_regex(pattern: str) -> re.Pattern[str]:
 
 
 def _checked_regex(pattern: str) -> str:
+    if not pattern:
+        raise ValueError("'' is no regular expression; write '.*' for every module path")
     compile_regex(pattern)
     return pattern
 

@@ -21,6 +21,12 @@ def _ascending(steps: list[int]) -> list[int]:
     return sorted(set(steps))
 
 
+def _pair(window: list[int]) -> list[int]:
+    if len(window) != 2:
+        raise ValueError(f"{window} is no pair of numbers; write [first, last]")
+    return window
+
+
 def _merged(windows: list[list[int]]) -> list[list[int]]:
     """Windows in order, those that touch made one."""
     merged: list[list[int]] = []
@@ -69,7 +75,7 @@ class CadenceSpec(SpecModel):
     """Exactly these and no others; `first`, `every` and `backoff` are then not used."""
 
     windows: Annotated[
-        list[Annotated[list[_Count], Field(min_length=2, max_length=2)]], AfterValidator(_merged)
+        list[Annotated[list[_Count], AfterValidator(_pair)]], AfterValidator(_merged)
     ] = []
     """Pairs [first, last]: everything between them, both included, is recorded as well."""
 

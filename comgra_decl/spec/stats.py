@@ -210,13 +210,11 @@ def in_stored_order(entries: list[Any]) -> list[Any]:
         ValueError: two are called the same.
     """
     names = [name_of(entry) for entry in entries]
-    plain = {name for name, entry in zip(names, entries, strict=True) if isinstance(entry, str)}
-    mappings = [entry for entry in entries if not isinstance(entry, str)]
-    taken = [name_of(entry) for entry in mappings]
-    for name in taken:
-        if taken.count(name) > 1 or name in plain:
+    for name in names:
+        if names.count(name) > 1:
             raise ValueError(f"{name!r} is named twice")
-    wanted = {*plain, "nonfinite"}
+    mappings = [entry for entry in entries if not isinstance(entry, str)]
+    wanted = {entry for entry in entries if isinstance(entry, str)} | {"nonfinite"}
     first = [name for name in (*_CORE, *_FORMULAS, *_OPTIONAL) if name in wanted]
     return [*first, *mappings]
 
