@@ -10,9 +10,10 @@ from comgra_decl.annotations import connect, kpi, node, note, step, tag
 
 if TYPE_CHECKING:
     from comgra_decl.errors import ComgraError
+    from comgra_decl.launch.declared import load_spec
     from comgra_decl.launch.trace import trace
     from comgra_decl.query import list_runs, open_group, open_run
-    from comgra_decl.spec import Spec, load_spec
+    from comgra_decl.spec import Spec
 
 __version__ = "0.1.0"
 
@@ -37,7 +38,7 @@ _HOMES = {
     "ComgraError": "comgra_decl.errors",
     "Spec": "comgra_decl.spec",
     "list_runs": "comgra_decl.query",
-    "load_spec": "comgra_decl.spec",
+    "load_spec": "comgra_decl.launch.declared",
     "open_group": "comgra_decl.query",
     "open_run": "comgra_decl.query",
     "trace": "comgra_decl.launch.trace",

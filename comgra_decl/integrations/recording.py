@@ -45,11 +45,10 @@ class Recording:
         name: str | None,
         overrides: Sequence[str],
     ) -> None:
-        from comgra_decl.launch.trace import placed
-        from comgra_decl.spec import load_spec
+        from comgra_decl.launch.declared import declared
 
         place = {"root": root, "group": group, "name": name}
-        self._spec = placed(load_spec(spec, overrides), place)
+        self._spec = declared(spec, overrides, place=place)
         self._session: Session | None = None
         self.path: Location | None = None
 

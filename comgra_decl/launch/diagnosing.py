@@ -11,21 +11,7 @@ from comgra_decl.errors import SpecError
 if TYPE_CHECKING:
     from comgra_decl.query import Run
     from comgra_decl.rules import Check, Correlation, Diagnosis
-    from comgra_decl.spec import Spec
     from comgra_decl.spec.rules import Rules
-
-
-def checked(spec: Spec) -> Spec:
-    """Returns the spec if the rules that it asks for exist.
-
-    Raises:
-        SpecError: they do not; carries every problem, one line each.
-    """
-    if isinstance(spec.rules, dict):
-        from comgra_decl.rules.catalogue import check
-
-        check(spec.rules)
-    return spec
 
 
 def rules_of(text: str | None) -> Rules | None:

@@ -93,8 +93,8 @@ def _attach() -> None:
 def _checks(declared: tuple[str, list[str]]) -> bool:
     """Returns whether the spec records anything; ends the program if it is wrong."""
     from comgra_decl.errors import SpecError
+    from comgra_decl.launch.declared import load_spec
     from comgra_decl.launch.door import wrong_spec
-    from comgra_decl.spec import load_spec
 
     try:
         return load_spec(*declared).enabled

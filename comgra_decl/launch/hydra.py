@@ -80,8 +80,7 @@ def job_spec(config: DictConfig) -> Spec:
     Raises:
         SpecError: it is wrong.
     """
-    from comgra_decl.launch.diagnosing import checked
-    from comgra_decl.spec import load_spec
+    from comgra_decl.launch.declared import declared
 
     config = copy.deepcopy(config)
     spec = config.hydra.callbacks.comgra
@@ -92,7 +91,7 @@ def job_spec(config: DictConfig) -> Spec:
         spec.merge_with(overlay)
     elif overlay is not None:
         raise SpecError([f"comgra: {overlay!r} is not a mapping of keys to values"])
-    return checked(load_spec(spec))
+    return declared(spec)
 
 
 def job_context(config: DictConfig, task_function: TaskFunction) -> RunContext:

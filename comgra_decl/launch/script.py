@@ -7,7 +7,7 @@ import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NoReturn
 
 from comgra_decl.errors import SpecError, near_paths
 from comgra_decl.launch.context import RunContext
@@ -123,24 +123,29 @@ def require_script(call: Call) -> None:
 
 def run(call: Call, *, start: Callable[[Spec, RunContext], Session] = start_session) -> None:
     """Runs the script of `call` as Python would, and records it in the session of `start`."""
-    from comgra_decl.launch.diagnosing import checked
-    from comgra_decl.spec import load_spec
+    from comgra_decl.launch.declared import declared, require_at_first_step
 
     try:
         require_script(call)
     except UsageError as error:
         sys.exit(_failed(f"comgra: {error}\n\n{USAGE}"))
     try:
-        spec = checked(load_spec(call.spec, call.overrides))
+        spec = declared(call.spec, call.overrides, functions=False)
     except SpecError as error:
-        sys.exit(_failed(f"{wrong_spec(error)}\n"))
+        _wrong(error)
     session = start(spec, _context(call))
+    require_at_first_step(spec, end=_wrong)
     if session.path is not None and not spec.dry_run:
         sys.stderr.write(f"comgra: recording to {session.path}\n")
     try:
         _execute(call)
     finally:
         finish_session(session)
+
+
+def _wrong(error: SpecError) -> NoReturn:
+    """Ends the program because of its spec."""
+    sys.exit(_failed(f"{wrong_spec(error)}\n"))
 
 
 def _context(call: Call) -> RunContext:

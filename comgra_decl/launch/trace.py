@@ -40,23 +40,13 @@ def trace(
     Raises:
         SpecError: the spec is wrong; carries every problem, one line each.
     """
-    from comgra_decl.launch.diagnosing import checked
-    from comgra_decl.spec import load_spec
+    from comgra_decl.launch.declared import declared
 
     place = {"root": root, "group": group, "name": name}
-    resolved = placed(checked(load_spec(spec, overrides)), place)
+    resolved = declared(spec, overrides, place=place)
     script = getattr(sys.modules.get("__main__"), "__file__", None)
     session = start_session(resolved, RunContext.of_script(script))
     try:
         yield session
     finally:
         finish_session(session)
-
-
-def placed(spec: Spec, place: Mapping[str, str | Path | None]) -> Spec:
-    """Returns `spec` with what `place` states of the run's root, group and name."""
-    from comgra_decl.spec import load_spec
-
-    content = spec.model_dump(mode="json")
-    content["run"] |= {key: str(value) for key, value in place.items() if value is not None}
-    return load_spec(content)

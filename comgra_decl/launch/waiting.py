@@ -188,12 +188,18 @@ class Waiting:
             self._starting.release()
 
     def _record(self) -> None:
-        from comgra_decl.launch.door import start_session
-        from comgra_decl.spec import load_spec
+        from comgra_decl.errors import SpecError
+        from comgra_decl.launch.declared import load_spec, require_functions
+        from comgra_decl.launch.door import start_session, wrong_spec
 
         try:
             spec = load_spec(self._spec, self._overrides)
+            require_functions(spec)
             session = start_session(spec, program_context(self._base))
+        except SpecError as error:  # functions of the program's: only now it has all its modules
+            raise SystemExit(
+                f"{wrong_spec(error)}\n  (from {environment.VARIABLE} in the environment)"
+            ) from None
         except Exception as error:  # noqa: BLE001  (never into the program's own call)
             _say(f"nothing is recorded because of an error in it: {error!r}")
             return

@@ -61,8 +61,26 @@ def build(rules: Rules, *, trust: bool = False) -> list[Rule]:
     Raises:
         SpecError: no such rule, no such parameter, or an expression that cannot be read.
     """
+    built, found = _built(rules, trust=trust)
+    if found:
+        raise SpecError(found)
+    return built
+
+
+def problems(rules: Rules, *, trust: bool) -> list[str]:
+    """Returns what is wrong with the rules that a spec asks for, one line each.
+
+    Args:
+        rules: as for `build`.
+        trust: import the classes that it names, to see whether they are there.
+    """
+    return _built(rules, trust=trust)[1]
+
+
+def _built(rules: Rules, *, trust: bool) -> tuple[list[Rule], list[str]]:
+    """Returns the rules that could be made, and what is wrong with the others."""
     if rules == "off":
-        return []
+        return [], []
     entries: Mapping[str, Any] = {} if isinstance(rules, str) else rules
     problems: list[str] = []
     built: list[Rule] = []
@@ -73,14 +91,7 @@ def build(rules: Rules, *, trust: bool = False) -> list[Rule]:
     for name, entry in entries.items():
         if name not in known():
             _append_own(built, problems, name, entry, trust=trust)
-    if problems:
-        raise SpecError(problems)
-    return built
-
-
-def check(rules: Rules) -> None:
-    """Raises SpecError if a spec of the user's asks for rules that do not exist or cannot be."""
-    build(rules, trust=True)
+    return built, problems
 
 
 def _append(

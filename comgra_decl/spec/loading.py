@@ -2,18 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from io import StringIO
 from pathlib import Path
 from typing import Any
 
-from omegaconf import DictConfig, OmegaConf
+from omegaconf import DictConfig, ListConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 from pydantic import ValidationError
 from yaml import YAMLError
 
-from comgra_decl.errors import SpecError, did_you_mean
+from comgra_decl.errors import SpecError, did_you_mean, shown
 from comgra_decl.spec.model import Spec
+from comgra_decl.spec.plain import Plain
 from comgra_decl.spec.problems import explain
 from comgra_decl.spec.yaml_text import read_yaml_text
 
@@ -29,7 +31,16 @@ def presets() -> dict[str, Path]:
     return {path.stem: path for path in sorted(PRESET_FOLDER.glob("*.yaml"))}
 
 
-def load_spec(source: str | Path | Mapping[str, Any] | Spec, overrides: Sequence[str] = ()) -> Spec:
+Further = Callable[[Mapping[str, Any]], list[str]]
+"""Says what is wrong with the content of a spec beyond its form; it may be wrong in that, too."""
+
+
+def load_spec(
+    source: str | Path | Mapping[str, Any] | Spec,
+    overrides: Sequence[str] = (),
+    *,
+    further: Further = lambda _: [],
+) -> Spec:
     """Returns the spec that `source` declares.
 
     Args:
@@ -37,21 +48,26 @@ def load_spec(source: str | Path | Mapping[str, Any] | Spec, overrides: Sequence
             file may begin with `defaults: [debug, _self_]` to extend a preset or another file.
         overrides: changes such as "schedule.every=10", "nodes.attn={select: '*.attn'}" or
             "~nodes.weights", which takes the key out.
+        further: what else is looked at; what it says is said with all the rest.
 
     Raises:
         SpecError: it is wrong; carries every problem, one line each.
     """
-    if isinstance(source, Spec) and not overrides:
-        return source
-    content, problems = _resolved(_overridden(_read(source), overrides))
+    refused: dict[str, str] = {}
+    config = _overridden(_read(source, refused), _listed(overrides))
+    content, problems = _resolved(config)
     content = {k: _named(v) for k, v in content.items() if k not in HYDRA_KEYS}
+    spec: Spec | None = None
     try:
         spec = Spec.model_validate(content)
     except ValidationError as error:
-        problems += explain(error, Spec, content)
-    if problems:
-        raise SpecError(problems)
-    return spec
+        said = explain(error, Spec, content)
+        problems += [line for line in said if line.partition(": ")[0] not in refused]
+    problems += further(content)
+    problems[:0] = [f"{path}: {why}" for path, why in refused.items()]
+    if problems or spec is None:
+        raise SpecError(dict.fromkeys(problems))
+    return source if isinstance(source, Spec) and not overrides else spec
 
 
 def _resolved(config: DictConfig) -> tuple[dict[Any, Any], list[str]]:
@@ -79,14 +95,33 @@ def _named(content: Any) -> Any:
     return [_named(value) for value in content] if isinstance(content, list) else content
 
 
-def _read(source: str | Path | Mapping[str, Any] | Spec) -> DictConfig:
+def _read(source: object, refused: dict[str, str]) -> DictConfig:
+    """Returns what a spec says; what of it is nothing that could be said goes into `refused`."""
     if isinstance(source, Spec):
         return OmegaConf.create(source.model_dump(mode="json"))
     if isinstance(source, DictConfig):
         return source.copy()
     if isinstance(source, Mapping):
-        return OmegaConf.create(dict(source))
-    return _read_file(_find(source, Path()), ())
+        plain = Plain(source)
+        refused.update(plain.problems)
+        return OmegaConf.create(plain.content)
+    if isinstance(source, (str, Path)):
+        return _read_file(_find(source, Path()), ())
+    problem = (
+        f"comgra: {shown(source)} ({type(source).__name__}) is no spec; write the name of a preset "
+        f"({', '.join(presets())}), the path of a YAML file, a mapping with the same keys, or a "
+        "Spec"
+    )
+    raise SpecError([problem])
+
+
+def _listed(overrides: Iterable[object]) -> list[str]:
+    """Returns the changes to a spec, if they are a list of texts."""
+    texts = [*overrides] if isinstance(overrides, (list, tuple, ListConfig)) else None
+    if texts is None or not all(isinstance(text, str) for text in texts):
+        expected = "a list of texts such as ['schedule.every=10']"
+        raise SpecError([f"comgra: overrides must be {expected}, not {shown(overrides)}"])
+    return [str(text) for text in texts]
 
 
 def _find(source: str | Path, folder: Path) -> Path:
@@ -94,12 +129,13 @@ def _find(source: str | Path, folder: Path) -> Path:
     if str(source) in presets():
         return presets()[str(source)]
     for candidate in (folder / source, folder / f"{source}.yaml"):
-        if candidate.is_file():
-            return candidate
+        with suppress(OSError, ValueError):  # a name that no file can have
+            if candidate.is_file():
+                return candidate
     names = ", ".join(presets())
     near = did_you_mean(str(source), presets())
     raise SpecError(
-        [f"comgra: {str(source)!r} is neither a preset ({names}) nor a YAML file{near}"]
+        [f"comgra: {shown(str(source))} is neither a preset ({names}) nor a YAML file{near}"]
     )
 
 
@@ -145,15 +181,22 @@ def _override(config: DictConfig, override: str) -> str | None:
     """Applies one override in place; returns what is wrong with it, if anything."""
     key, equals, value = override.lstrip("+").partition("=")
     if key.startswith("~"):
-        return _take_out(config, key[1:])
+        try:
+            return _take_out(config, key[1:])
+        except (OmegaConfBaseException, *_OF_KEYS) as error:
+            return f"comgra: {key!r} takes nothing out: {_first_line(error)}"
     if not equals or not key:
         return f"comgra: override {override!r} must look like 'schedule.every=10'"
     try:
         change = OmegaConf.from_dotlist([f"{key}={value}"])
         config.merge_with(change)
-    except (YAMLError, OmegaConfBaseException) as error:
+    except (YAMLError, OmegaConfBaseException, *_OF_KEYS) as error:
         return f"comgra.{key}: {value!r} cannot be read as YAML: {_first_line(error)}"
     return None
+
+
+_OF_KEYS = (ValueError, TypeError, AttributeError, AssertionError, IndexError, RecursionError)
+"""What OmegaConf may raise of keys that are none, such as "a..b" and "a[". """
 
 
 def _take_out(config: DictConfig, key: str) -> str | None:
@@ -176,4 +219,4 @@ def _taken_out(config: DictConfig, key: str) -> bool:
 
 
 def _first_line(error: Exception) -> str:
-    return str(error).strip().splitlines()[0]
+    return next(iter(str(error).strip().splitlines()), type(error).__name__)

@@ -13,7 +13,7 @@ from typing import Any
 from pydantic import BaseModel, ValidationError
 from pydantic_core import ErrorDetails
 
-from comgra_decl.errors import did_you_mean
+from comgra_decl.errors import did_you_mean, shown
 from comgra_decl.spec.keypath import Place, follow
 
 _KINDS = {
@@ -66,7 +66,7 @@ def _where(details: ErrorDetails, place: Place) -> str:
 
 def _sentence(details: ErrorDetails, place: Place) -> str:
     kind, context = details["type"], details.get("ctx", {})
-    value = reprlib.repr(details["input"])
+    value = _short(details["input"])
     if kind == "extra_forbidden":
         return _unknown_key(place)
     if kind == "missing":
@@ -74,13 +74,25 @@ def _sentence(details: ErrorDetails, place: Place) -> str:
     if kind == "value_error":
         return str(context["error"])
     if kind == "literal_error":
+        if not place.choices:
+            return f"{value} is not {context['expected']}"
         return _unknown_choice(details["input"], place.choices)
     if kind in _LIMITS:
         words, bound = _LIMITS[kind]
         return f"{value} must be {words} {context[bound]}"
     if kind in ("too_short", "string_too_short"):
-        return f"{value} must not be empty"
+        least = context["min_length"]
+        return f"{value} must not be empty" if least == 1 else f"{value} must have {least} entries"
+    if kind == "too_long":
+        return f"{value} must have at most {context['max_length']} entries"
     return _wrong_kind(details, value)
+
+
+def _short(value: Any) -> str:
+    try:
+        return reprlib.repr(value)
+    except ValueError:  # a number of 5000 digits
+        return shown(value)
 
 
 def _unknown_key(place: Place) -> str:
@@ -91,7 +103,7 @@ def _unknown_key(place: Place) -> str:
 
 def _unknown_choice(value: Any, choices: list[Any]) -> str:
     names = [str(choice) for choice in choices]
-    return f"{value!r} is not one of {', '.join(names)}{did_you_mean(str(value), names)}"
+    return f"{shown(value)} is not one of {', '.join(names)}{did_you_mean(value, names)}"
 
 
 def _wrong_kind(details: ErrorDetails, value: str) -> str:

@@ -2,12 +2,20 @@
 
 from __future__ import annotations
 
+import re
+from collections.abc import Callable
+from pathlib import Path
 from typing import Annotated, Any, Literal
 
+import numpy as np
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
+import comgra_decl as comgra
 from comgra_decl.errors import SpecError
+from comgra_decl.launch.trace import trace
 from comgra_decl.spec import Spec, load_spec
 from comgra_decl.spec.problems import explain
 
@@ -197,3 +205,112 @@ def test_no_sentence_of_pydantic_is_left_over_for_any_field() -> None:
                     assert line.startswith((f"comgra.{name}", "comgra:"))
                     assert "Input should" not in line
                     assert "validation error" not in line
+
+
+@pytest.mark.parametrize(
+    ("content", "problem"),
+    [
+        (
+            {"schedule": {"windows": [[1]]}},
+            "comgra.schedule.windows[0]: [1] is no pair of numbers; write [first, last]",
+        ),
+        (
+            {"schedule": {"windows": [[1, 2], [3, 4, 5]]}},
+            "comgra.schedule.windows[1]: [3, 4, 5] is no pair of numbers; write [first, last]",
+        ),
+        ({"stats": ["mean", "std", "mean"]}, "comgra.stats: 'mean' is named twice"),
+        (
+            entry(select=""),
+            (
+                "comgra.nodes.attn.select: '' names no module; write '**' for all, or "
+                "{class: ...} for the outermost"
+            ),
+        ),
+        (
+            entry(select={"regex": ""}),
+            (
+                "comgra.nodes.attn.select.regex: '' is no regular expression; write '.*' for "
+                "every module path"
+            ),
+        ),
+    ],
+)
+def test_what_would_do_nothing_or_nothing_more_is_refused(
+    content: dict[str, Any], problem: str
+) -> None:
+    assert only_problem(content) == problem
+
+
+@pytest.mark.parametrize("source", [None, 5, b"debug", ["debug"], {"debug"}, object, 1.5])
+def test_what_is_no_spec_is_said_with_what_would_be_one(source: Any) -> None:
+    with pytest.raises(SpecError, match="is no spec; write the name of a preset") as raised:
+        load_spec(source)
+    with pytest.raises(SpecError) as traced, trace(source):
+        raise AssertionError("it must not begin")
+    assert traced.value.problems == raised.value.problems
+
+
+@pytest.mark.parametrize("overrides", [None, 5, "schedule.every=3", [3], {"schedule.every": 3}])
+def test_what_is_no_list_of_changes_is_said(overrides: Any) -> None:
+    with pytest.raises(SpecError, match=r"overrides must be a list of texts such as \['sched"):
+        load_spec("debug", overrides)
+
+
+def test_what_yaml_cannot_hold_is_said_with_its_place_and_with_all_else() -> None:
+    holds_itself: list[Any] = []
+    holds_itself.append(holds_itself)
+    found = problems(
+        {
+            "schedule": {"every": object, "frist": 2},
+            "stats": ["mean", object()],
+            "nodes": {"attn": {"select": ["**", b"x"], "capture": holds_itself}, (1, 2): "**"},
+            "run": {"name": "${"},
+        }
+    )
+    assert [line.partition(": ")[0] for line in found] == [
+        "comgra.schedule.every",
+        "comgra.stats[1]",
+        "comgra.nodes.attn.select[1]",
+        "comgra.nodes.attn.capture[0]",
+        "comgra.nodes",
+        "comgra.run.name",
+        "comgra.schedule",
+    ]
+
+
+KEYS = [*Spec.model_fields, "select", "every", "windows", "by", "_target_", "when", "defaults"]
+KEYS += ["steps", "kpi", "node", "quantile", "name", "on", "class", "path", "spike", "budget"]
+LEAVES = st.one_of(
+    st.none() | st.booleans() | st.integers() | st.floats() | st.text() | st.binary(),
+    st.complex_numbers() | st.dates() | st.builds(object) | st.frozensets(st.integers()),
+    st.sampled_from([int, 10**400, np.float64(2), np.int64(3), np.array([1]), Path("x")]),
+    st.sampled_from(["**", "${a}", "${", "${nodes}", "???", "mean", "off", "a < b", "nope.nope"]),
+)
+WORDS = st.sampled_from(KEYS)
+NAMES = WORDS | st.text(max_size=3) | st.integers() | st.none() | st.floats() | st.binary()
+VALUES = st.recursive(
+    LEAVES,
+    lambda inner: st.one_of(
+        st.lists(inner, max_size=3), st.tuples(inner), st.dictionaries(NAMES, inner, max_size=4)
+    ),
+    max_leaves=10,
+)
+CHANGES = st.lists(st.text(max_size=8) | st.from_regex(r"~?[a-z.\[~+${]{1,9}=?.{0,5}"), max_size=2)
+
+
+@pytest.mark.parametrize("load", [load_spec, comgra.load_spec])
+@settings(max_examples=300, deadline=None)
+@given(
+    source=VALUES | st.dictionaries(st.sampled_from([*Spec.model_fields]), VALUES, min_size=1),
+    overrides=st.just(()) | CHANGES | VALUES,
+)
+def test_whatever_is_given_as_a_spec_only_ever_is_a_wrong_spec(
+    load: Callable[..., Spec], source: Any, overrides: Any
+) -> None:
+    found = ["comgra: nothing"]
+    try:
+        load(source, overrides)
+    except SpecError as error:
+        found = error.problems
+    assert found
+    assert all(re.match(r"comgra[.:\[]", line) for line in found)

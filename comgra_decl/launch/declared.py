@@ -1,0 +1,191 @@
+"""What a program declares, checked as a whole before it trains: form, rules, and its own functions.
+
+What a spec says is checked where it belongs: its form in `spec`, rules in `rules`. Here everything
+that is wrong comes together, so that it can be said at once.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import suppress
+from importlib import import_module
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from comgra_decl.errors import SpecError, did_you_mean
+
+if TYPE_CHECKING:
+    from comgra_decl.spec import Spec
+
+Place = Mapping[str, str | Path | None]
+"""What is stated of a run's root, group and name beside the spec."""
+
+
+def load_spec(source: str | Path | Mapping[str, Any] | Spec, overrides: Sequence[str] = ()) -> Spec:
+    """Returns the spec that `source` declares.
+
+    It imports nothing that the spec names; `comgra.trace` and the other doors do when they start.
+
+    Args:
+        source: name of a preset, path of a YAML file, a mapping with the same keys, or a Spec. A
+            file may begin with `defaults: [debug, _self_]` to extend a preset or another file.
+        overrides: changes such as "schedule.every=10", "nodes.attn={select: '*.attn'}" or
+            "~nodes.weights", which takes the key out.
+
+    Raises:
+        SpecError: it is wrong; carries every problem, one line each.
+    """
+    from comgra_decl.spec import loading
+
+    return loading.load_spec(source, overrides, further=_of_rules)
+
+
+def declared(
+    source: str | Path | Mapping[str, Any] | Spec,
+    overrides: Sequence[str] = (),
+    *,
+    place: Place | None = None,
+    functions: bool = True,
+) -> Spec:
+    """Returns the spec of a program that is about to be traced.
+
+    Args:
+        source: as in `load_spec`.
+        overrides: as in `load_spec`.
+        place: what is stated of the run's place, which is stronger than the spec.
+        functions: whether the functions that it names are imported now. Not before the program
+            itself has begun: it may have yet to say where its modules lie.
+
+    Raises:
+        SpecError: it is wrong; carries every problem, one line each.
+    """
+    from comgra_decl.spec import loading
+
+    def further(content: Mapping[str, Any]) -> list[str]:
+        found = _of_rules(content, trust=True)
+        if functions:
+            found += _of_functions(content)
+        return found + _of_place(place or {})
+
+    spec = loading.load_spec(source, overrides, further=further)
+    stated = {key: str(value) for key, value in (place or {}).items() if value is not None}
+    if not stated:
+        return spec
+    content = spec.model_dump(mode="json")
+    content["run"] |= stated
+    return loading.load_spec(content)
+
+
+def require_functions(spec: Spec) -> None:
+    """Says which functions that a spec names cannot be imported.
+
+    Raises:
+        SpecError: at least one.
+    """
+    problems = _of_functions(spec.model_dump(mode="json"))
+    if problems:
+        raise SpecError(problems)
+
+
+def require_at_first_step(spec: Spec, *, end: Callable[[SpecError], None]) -> None:
+    """Does the same before the first step of an optimizer, when the program has all its modules.
+
+    Args:
+        spec: of a program that has yet to begin.
+        end: is told what is wrong, and ends the program.
+    """
+    content = spec.model_dump(mode="json")
+    if not spec.enabled or not any(True for _ in _targets(content)):
+        return
+    from comgra_decl.hooks.walked import before_steps
+
+    def once(*_: Any) -> None:
+        placed.remove()
+        try:
+            require_functions(spec)
+        except SpecError as error:
+            end(error)
+
+    placed = before_steps.add(once)
+
+
+def _of_rules(content: Mapping[str, Any], *, trust: bool = False) -> list[str]:
+    """Returns what is wrong with `rules`, if their form is right; `trust` imports the user's."""
+    declared = content.get("rules", "default")
+    if not isinstance(declared, Mapping):
+        return []  # without any, nothing of ours is imported that takes time
+    from pydantic import TypeAdapter, ValidationError
+
+    from comgra_decl.rules.catalogue import problems
+    from comgra_decl.spec.rules import Rules
+
+    form: TypeAdapter[Any] = TypeAdapter(Rules)
+    rules: dict[str, Any] = {}
+    for name, entry in declared.items():
+        with suppress(ValidationError):  # which has been said
+            rules |= form.validate_python({name: entry})
+    return problems(rules, trust=trust)
+
+
+def _of_functions(content: Mapping[str, Any]) -> list[str]:
+    """Returns what is wrong with the functions of the user's that a spec names."""
+    reasons = [(where, target, _not_imported(target)) for where, target in _targets(content)]
+    return [f"comgra.{where}._target_: {target!r} {why}" for where, target, why in reasons if why]
+
+
+def _targets(content: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
+    """Yields the functions that a spec names, and where."""
+    for where, entry in _entries(content):
+        target = entry.get("_target_") if isinstance(entry, Mapping) else None
+        if isinstance(target, str):
+            yield where, target
+
+
+def _entries(content: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
+    """Yields all places of a spec, which need not be right, at which a function may be named."""
+    yield from _each("stats", content.get("stats"))
+    for key in ("types", "samples", "keep"):
+        inner = content.get(key)
+        name = "when" if key == "keep" else "by"
+        if isinstance(inner, Mapping):
+            yield from _each(f"{key}.{name}", inner.get(name))
+
+
+def _each(where: str, value: Any) -> Iterator[tuple[str, Any]]:
+    if isinstance(value, list):
+        yield from ((f"{where}[{i}]", entry) for i, entry in enumerate(value))
+    else:
+        yield where, value
+
+
+def _not_imported(target: str) -> str | None:
+    """Returns why a function cannot be used, None if it can; imports its module."""
+    module, _, name = target.rpartition(".")
+    if not module or not all(part.isidentifier() for part in target.split(".")):
+        return None  # it names none, which has been said
+    try:
+        home = import_module(module)
+    except (Exception, SystemExit) as error:  # noqa: BLE001  (the user's own code)
+        return f"cannot be imported: {type(error).__name__}: {error}"
+    if module == "__main__" and not hasattr(home, name):
+        return None  # the program may have yet to define it
+    function = getattr(home, name, None)
+    if callable(function):
+        return None
+    if function is None and not hasattr(home, name):
+        return f"is not there: {module!r} has no {name!r}{did_you_mean(name, vars(home))}"
+    return f"is no function but a {type(function).__name__}"
+
+
+def _of_place(place: Place) -> list[str]:
+    from pydantic import ValidationError
+
+    from comgra_decl.spec import Spec
+    from comgra_decl.spec.problems import explain
+
+    stated = {"run": {key: str(value) for key, value in place.items() if value is not None}}
+    try:
+        Spec.model_validate(stated)
+    except ValidationError as error:
+        return explain(error, Spec, stated)
+    return []
