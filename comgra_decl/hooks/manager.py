@@ -215,6 +215,9 @@ class HookManager(Choosing):
 
     def _finish_last(self) -> None:
         """Closes what came after the last step; all there is, if no step was seen to end."""
+        for lane in self._lanes:
+            if (sentence := lane.clock.in_vain) is not None:
+                self._reporter.warn(sentence)
         never_ended = not (self._stepped or self._clock.running)
         if self._train.open and never_ended and len(self._train):
             self._finish_unstepped()

@@ -74,8 +74,20 @@ class Reporter:
     @property
     def late_documents(self) -> dict[str, Any]:
         """The documents that changed after the last record."""
-        report = {**self._last, "warnings": list(self._warnings), **self._priced()}
-        return {} if not self._last or report == self._last else {"report": report}
+        last = self._last or self._empty()
+        report = {**last, "warnings": list(self._warnings), **self._priced()}
+        return {} if report == self._last else {"report": report}
+
+    def _empty(self) -> dict[str, Any]:
+        """Returns the report of a run without a record: nothing is known of what it declares."""
+        nothing = {"matched": 0, "fired": 0, "written": 0, "never_called": []}
+        return {
+            "entries": {name: dict(nothing) for name in self._entries},
+            "unmatched": [],
+            "never_called": [],
+            "refused": {},
+            "choices": dict(self._choices),
+        }
 
     def _priced(self) -> dict[str, Any]:
         price = self.price()

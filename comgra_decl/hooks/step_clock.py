@@ -6,6 +6,8 @@ from collections import Counter
 from collections.abc import Callable, Collection, Mapping
 from typing import NamedTuple
 
+from comgra_decl.errors import did_you_mean
+
 Optimizer = int
 """Stands for an optimizer; the clock only tells them apart."""
 
@@ -97,6 +99,10 @@ class StepClock:
         self._order: list[Optimizer] = []  # by first steps
         self._last: Optimizer | None = None
         self._ended = False  # an optimizer ended the last step, and nothing was said since
+        self._classes: dict[
+            Optimizer, str
+        ] = {}  # of those that have stepped, while a rule names one
+        self._is_met = False  # whether the one that the rule names has ended a step
         self._others = 0  # steps of other optimizers than the one that the rule names
 
     @property
@@ -169,7 +175,9 @@ class StepClock:
         elif self.rule == "last_optimizer":
             self._ended = self._decide(optimizer, seen)
         else:
+            self._classes.setdefault(optimizer, next(iter(classes), "?"))
             self._ended = self.rule in (self._order.index(optimizer), *classes)
+            self._is_met = self._is_met or self._ended
             self._count_others()
         return self._ended
 
@@ -303,5 +311,19 @@ class StepClock:
         self._others = 0 if self._ended else self._others + 1
         if self._others == _ODD:
             self._warn(
-                f"schedule.step: {self.rule!r} has ended no step in the last {_ODD} optimizer steps"
+                f"schedule.step: {self.rule!r} has ended no step in the last {_ODD} optimizer "
+                f"steps; {self._those_that_stepped()}"
             )
+
+    @property
+    def in_vain(self) -> str | None:
+        """What to say at the end if the optimizer that the rule names has never ended a step."""
+        if not self._classes or self._is_met or self.explicit or self._others >= _ODD:
+            return None
+        return f"schedule.step: {self.rule!r} has ended no step; {self._those_that_stepped()}"
+
+    def _those_that_stepped(self) -> str:
+        names = list(self._classes.values())
+        numbered = ", ".join(f"{number} {name}" for number, name in enumerate(names))
+        listed = numbered if isinstance(self.rule, int) else ", ".join(dict.fromkeys(names))
+        return f"the optimizers that stepped are {listed}{did_you_mean(self.rule, names)}"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, Self
 
 import pandas as pd
@@ -152,7 +153,10 @@ class RunFacts:
             "losses": self.losses,
         }
         said = {name: document for name, document in documents.items() if document}
-        return (view.document("report") or {}) | said
+        report = (view.document("report") or {}) | said
+        if self.state in _ENDED and (troubles := _troubles(report.get("keep") or {})):
+            report["warnings"] = [*report.get("warnings", []), *troubles]
+        return report
 
     @property
     def losses(self) -> list[str]:
@@ -194,3 +198,17 @@ class RunFacts:
         head = self._reader.head
         one = "" if self._rank is None else f" rank {self._rank}"
         return f"<Run {str(self.path)!r}{one}: {self.state}, {head['n']} records>"
+
+
+_ENDED = ("finished", "stopped")
+"""States of runs of which it is known what never happened in them."""
+
+
+def _troubles(keep: Mapping[str, Any]) -> list[str]:
+    """Returns a sentence for each trigger of `keep.when` that could not work."""
+    return [
+        f"keep.when: {trigger['name']} {'stopped' if trigger.get('fired') else 'never fired'}: "
+        f"{trigger['trouble']}"
+        for trigger in keep.get("triggers", [])
+        if trigger.get("trouble")
+    ]

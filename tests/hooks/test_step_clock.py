@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from itertools import pairwise
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -245,7 +246,31 @@ def test_any_optimizer_a_certain_one_or_the_programs_word() -> None:
 def test_a_rule_that_ends_nothing_is_said_once() -> None:
     training = Training(ADVERSARIES, rule="Adam").play(("G D .d " * 250).split())
     (warning,) = training.warnings
-    assert warning == "schedule.step: 'Adam' has ended no step in the last 100 optimizer steps"
+    assert warning.startswith(
+        "schedule.step: 'Adam' has ended no step in the last 100 optimizer steps; "
+    )
+
+
+@pytest.mark.parametrize(
+    ("rule", "stepped"), [("Adm", "SGD, Adam; did you mean 'Adam'?"), (7, "0 SGD, 1 Adam")]
+)
+def test_a_rule_that_names_no_optimizer_names_those_there_are(
+    rule: str | int, stepped: str
+) -> None:
+    warnings: list[str] = []
+    clock = StepClock(rule, warn=warnings.append)
+    assert clock.in_vain is None, "nothing has stepped yet"
+    for _ in range(3):
+        assert not clock.stepped(1, classes=["SGD", "Optimizer"])
+        assert not clock.stepped(2, classes=["Adam", "Optimizer"])
+    assert clock.in_vain == (
+        f"schedule.step: {rule!r} has ended no step; the optimizers that stepped are {stepped}"
+    )
+    assert not warnings
+    met = StepClock("SGD", warn=warnings.append)
+    met.stepped(1, classes=["SGD", "Optimizer"])
+    met.stepped(2, classes=["Adam", "Optimizer"])
+    assert met.in_vain is None
 
 
 # -- whatever happens -----------------------------------------------------------------------------
