@@ -197,6 +197,7 @@ class Waiting:
             require_functions(spec)
             session = start_session(spec, program_context(self._base))
         except SpecError as error:  # functions of the program's: only now it has all its modules
+            environment.taken()  # nobody need say that there was nothing to record
             raise SystemExit(
                 f"{wrong_spec(error)}\n  (from {environment.VARIABLE} in the environment)"
             ) from None

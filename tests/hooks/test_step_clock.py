@@ -259,7 +259,8 @@ def test_a_rule_that_names_no_optimizer_names_those_there_are(
 ) -> None:
     warnings: list[str] = []
     clock = StepClock(rule, warn=warnings.append)
-    assert clock.in_vain is None, "nothing has stepped yet"
+    before = clock.in_vain
+    assert before is None, "nothing has stepped yet"
     for _ in range(3):
         assert not clock.stepped(1, classes=["SGD", "Optimizer"])
         assert not clock.stepped(2, classes=["Adam", "Optimizer"])

@@ -260,6 +260,9 @@ def test_a_trigger_that_looks_at_nothing_is_said(
         run, _ = record(tmp_path, 20, schedule={"steps": [0]}, keep=keep)
     assert "blocks.*" in caplog.text
     assert "blocks.*" in run.report["keep"]["triggers"][1]["trouble"]
+    (warning,) = [line for line in run.report["warnings"] if line.startswith("keep.when: ")]
+    assert "never fired: " in warning
+    assert "blocks.*" in warning
 
 
 def test_a_killed_training_keeps_what_was_committed(tmp_path: Path) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Iterator, Sequence
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -293,6 +294,32 @@ def test_an_optimizer_that_is_not_there_is_said(caplog: pytest.LogCaptureFixture
             forward_and_backward(model)
             optimizer.step()
     assert "schedule.step: 'Adam' has ended no step in the last 100 optimizer steps" in caplog.text
+
+
+@pytest.mark.parametrize(
+    ("rule", "said"),
+    [("Adm", "are SGD"), ("SDG", "are SGD; did you mean 'SGD'?"), (7, "are 0 SGD")],
+)
+def test_a_run_without_a_record_says_why_in_its_report(
+    tmp_path: Path, rule: str | int, said: str
+) -> None:
+    model = nn.Linear(3, 2)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    with comgra.trace({**EVERYTHING, "schedule": {"step": rule}}, root=tmp_path, name="run"):
+        for _ in range(3):
+            forward_and_backward(model)
+            optimizer.step()
+    report = comgra.open_run(tmp_path).report
+    assert report["unmatched"] == []
+    assert {entry["written"] for entry in report["entries"].values()} == {0}
+    assert [line for line in report["warnings"] if said in line and repr(rule) in line]
+
+
+def test_a_run_that_never_trained_has_a_report(tmp_path: Path) -> None:
+    with comgra.trace("debug", root=tmp_path, name="run"):
+        pass
+    report = comgra.open_run(tmp_path).report
+    assert report["unmatched"] == report["warnings"] == []
 
 
 def without_optimizer(model: nn.Module, count: int) -> Iterator[None]:
