@@ -135,7 +135,13 @@ def look(
         UnknownNameError: there is no such pane, pass, field or name.
     """
     _load_panel()
-    section = pane if isinstance(pane, str) and pane in SECTIONS else "inspect" if pane or "node" in at else "overview"
+    section = (
+        pane
+        if isinstance(pane, str) and pane in SECTIONS
+        else "inspect"
+        if pane or "node" in at
+        else "overview"
+    )
     dashboard = Dashboard(OneRun(run), query=f"?section={section}")
     screen = dashboard.screen
     dashboard.change(**_wanted(run, pass_, at), follow=False)
@@ -204,7 +210,9 @@ def _known(what: str, name: object, names: Iterable[str]) -> None:
     if not isinstance(name, str) or name not in known:
         listed = ", ".join(known[:12]) + (", ..." if len(known) > 12 else "")
         hint = did_you_mean(name, known) or "."
-        raise UnknownNameError(f"There is no {what} {shown(name)}{hint} There is: {listed or 'none'}.")
+        raise UnknownNameError(
+            f"There is no {what} {shown(name)}{hint} There is: {listed or 'none'}."
+        )
 
 
 def _text(value: object) -> object:
