@@ -60,6 +60,8 @@ def _collect(value: Any, path: str, found: list[tuple[str, torch.Tensor]], depth
 def _children(value: Any) -> Iterator[tuple[str, Any]]:
     if isinstance(value, Mapping):
         yield from ((f".{key}", child) for key, child in value.items())
+    elif isinstance(value, Tensors):
+        yield from value.by_path.items()
     elif isinstance(value, (tuple, list)):
         names = getattr(value, "_fields", None)
         yield from ((f".{names[i]}" if names else f"[{i}]", child) for i, child in enumerate(value))
@@ -71,6 +73,48 @@ def _field_names(value: Any) -> list[str]:
     if dataclasses.is_dataclass(value):
         return [field.name for field in dataclasses.fields(value)]
     return [field.name for field in getattr(type(value), "__attrs_attrs__", ())]
+
+
+class Tensors:
+    """A value of which only its tensors are known, by their paths in it."""
+
+    def __init__(self) -> None:
+        self.by_path: dict[str, torch.Tensor] = {}
+
+
+def rebuilt(
+    paths: list[str], tensors: list[torch.Tensor]
+) -> tuple[tuple[Any, ...], dict[str, Any]]:
+    """Returns the arguments of a call in which tensors lie as `tensors_in` has found them.
+
+    What is no tensor and holds none is None, or missing at the end.
+    """
+    args: list[Any] = []
+    kwargs: dict[str, Any] = {}
+    for path, tensor in zip(paths, tensors, strict=False):  # no tensors: one empty path
+        first, rest = _first_step(path)
+        if isinstance(first, int):
+            args.extend([None] * (first + 1 - len(args)))
+            args[first] = _with(args[first], rest, tensor)
+        else:
+            kwargs[first] = _with(kwargs.get(first), rest, tensor)
+    return tuple(args), kwargs
+
+
+def _first_step(path: str) -> tuple[int | str, str]:
+    if path.startswith("["):
+        number, _, rest = path[1:].partition("]")
+        return int(number), rest
+    end = next((i for i, letter in enumerate(path) if letter in ".[" and i), len(path))
+    return path[1:end], path[end:]
+
+
+def _with(value: Any, path: str, tensor: torch.Tensor) -> Any:
+    if not path:
+        return tensor
+    value = value or Tensors()
+    value.by_path[path] = tensor
+    return value
 
 
 def first_batch_size(*values: Any) -> int | None:

@@ -38,6 +38,7 @@ from comgra_decl.hooks.walked import ModuleHook
 if TYPE_CHECKING:
     from torch.utils.hooks import RemovableHandle
 
+    from comgra_decl.hooks.compiled.functions import CompiledFunctions
     from comgra_decl.hooks.compiled.observers import Observers
     from comgra_decl.hooks.direct_calls import DirectCalls
     from comgra_decl.hooks.graph.provenance import Provenance
@@ -110,6 +111,7 @@ class ModuleTracer:
         self.prefixed: bool | None = None  # whether node names carry the root's class; None: open
         self._strays = Strays(owners)
         self.observers: Observers | None = None  # for what is compiled, where it stays compiled
+        self.functions: CompiledFunctions | None = None  # if the program may have any
 
     # -- attaching -----------------------------------------------------------------------------
 
@@ -205,6 +207,8 @@ class ModuleTracer:
     def _before(self, module: nn.Module, args: tuple[Any, ...]) -> None:
         try:
             self.direct.here.entered = module
+            if self._is_compiled(module):
+                return
             if is_no_step() or (get_ident() != self.thread and not self._claim()):
                 return
             # A global pre hook is not given keyword arguments: its caller's frame has them.
@@ -244,6 +248,8 @@ class ModuleTracer:
                 return False
             self._depth += 1
             if self._depth == 1:
+                if self.functions is not None:
+                    self.functions.calls(module, sys._getframe(1))
                 with torch._C.DisableTorchFunction():
                     self._enter_root(module, args, kwargs)
             return True
@@ -254,6 +260,50 @@ class ModuleTracer:
             self._finish(module, args, output)
         except Exception as error:
             self._on_fault(error)
+
+    def before_compiled(
+        self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> None:
+        """A compiled function that shows what it does calls a module."""
+        if not (is_no_step() or (get_ident() != self.thread and not self._claim())):
+            self._descend(module, args, kwargs)
+
+    def after_compiled(self) -> None:
+        """That module has returned."""
+        try:
+            if not is_no_step() and self.thread in (0, get_ident()) and self._handles:
+                self._depth = max(0, self._depth - 1)
+                if self._depth == 0:
+                    self._leave_root(self._capture, (), None)
+        except Exception as error:
+            self._on_fault(error)
+
+    def before_function(self) -> None:
+        """A compiled function begins that shows what it does, and calls models."""
+        self._ends.targets.interrupt()
+
+    def target(self, tensor: torch.Tensor) -> None:
+        """It has met a target, outside of models."""
+        if self._capture is None or not self._in_model:
+            self._ends.targets.shown(tensor)
+
+    def after_function(self, returned: Any) -> None:
+        """It has returned; or it has failed, and so have the calls that it was in."""
+        self._depth, self._capture = 0, None
+        self._ends.targets.know(returned)
+        self._ends.targets.resume()
+
+    def _is_compiled(self, module: nn.Module) -> bool:
+        """Whether this is the graph of a compiled function, which some backends call as a module.
+
+        The modules that it has compiled tell of themselves.
+        """
+        within = self.observers is not None and self.observers.within_function
+        return within and isinstance(module, torch.fx.GraphModule) and id(module) not in self._plans
+
+    def plans_of(self, module: nn.Module) -> list[ModulePlan]:
+        """Returns the plans of the modules of a model that is called, or a part of it."""
+        return self._adopt(module).modules
 
     def _enter_native(self, module: nn.Module, args: tuple[Any, ...], kwargs: Any) -> None:
         if self._graph is not None and self._graph is self.provenance:
@@ -288,6 +338,8 @@ class ModuleTracer:
 
     def _after(self, module: nn.Module, args: tuple[Any, ...], output: Any) -> None:
         try:
+            if self._is_compiled(module):
+                return
             if id(module) not in self._late:
                 self._finish(module, args, output)
             elif self._graph is not None:
@@ -344,17 +396,21 @@ class ModuleTracer:
 
     def _leave_root(self, capture: StepCapture | None, args: Any, output: Any) -> None:
         self._capture = None
+        within_compiled = self.observers is not None and self.observers.within_function
         if self.observers is not None:
-            self.observers.take_off()
+            self.observers.left()
         if capture is not None and capture.followed and self._in_model:
             with torch._C.DisableTorchFunction():
-                self._ends.look_for_targets(capture, (args, output), self.provenance)
+                self._ends.look_for_targets(
+                    capture, (args, output), self.provenance, within_compiled=within_compiled
+                )
         if capture is not None and capture.categories is not None:
             capture.categories.leave(output)
         if capture is not None and capture.aside and self._batch_before is not None:
             capture.batch_size = self._batch_before  # the one that is trained on is the step's
         self._left()
-        self._ends.targets.resume()  # below the graph's mode, which sees targets after it
+        if not within_compiled:
+            self._ends.targets.resume()  # below the graph's mode, which sees targets after it
 
     def _enter_root(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         plan = self._adopt(module)
@@ -551,6 +607,8 @@ class ModuleTracer:
     ) -> None:
         """Reads what an optimizer is given; its arithmetic is none of the loss."""
         self._ends.targets.rest()
+        if self.functions is not None:
+            self.functions.ends(sys._getframe(1))
         with torch._C.DisableTorchFunction():
             self.parameters.before_step(optimizer, capture, closure=closure)
 
@@ -566,6 +624,8 @@ class ModuleTracer:
 
     def read_loss(self, capture: StepCapture, loss: torch.Tensor, backwarded: torch.Tensor) -> None:
         """Reads a tensor that `backward()` was called on (`loss`: before the AMP scale)."""
+        if self.functions is not None:
+            self.functions.ends(sys._getframe(1))
         self._ends.read_loss(capture, loss, backwarded, self.provenance)
 
     def parameter_slot(self, tensor: torch.Tensor) -> Slot | None:

@@ -18,7 +18,6 @@ from torch.nn import functional as F
 from torch.utils.checkpoint import checkpoint
 
 import comgra_decl as comgra
-from comgra_decl.hooks.compiled.observers import Observers
 from tests.support.recording import Recording, recording
 from tests.ways.models import batches
 from tests.ways.proof import FULL, Outcome, Told, attached, outcome, same, seeded, verify
@@ -47,25 +46,6 @@ def _fresh() -> Iterator[None]:
     torch.compiler.reset()
     yield
     torch.compiler.reset()
-
-
-@pytest.fixture
-def shown(monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, str]]:
-    """The nodes and passes of what compiled code shows, in order."""
-    seen: list[tuple[str, str]] = []
-    read, gradient = Observers.read, Observers.gradient
-
-    def reading(self: Observers, tensor: torch.Tensor, what: Any) -> int:
-        seen.append((self._plans[what.module].node(), "input" if what.entering else "output"))
-        return read(self, tensor, what)
-
-    def arriving(self: Observers, tensor: torch.Tensor, ticket: int) -> None:
-        seen.append(("", "gradient"))
-        gradient(self, tensor, ticket)
-
-    monkeypatch.setattr(Observers, "read", reading)
-    monkeypatch.setattr(Observers, "gradient", arriving)
-    return seen
 
 
 def compiled(net: nn.Module, backend: Any = "aot_eager", **arguments: Any) -> Any:
@@ -438,14 +418,9 @@ class Named(nn.Module):
         return result
 
 
-def a_function(net: nn.Module) -> Any:
-    return torch.compile(lambda x: net(x), backend="aot_eager")
-
-
 @pytest.mark.parametrize(
     ("make", "compile_it", "changes", "why"),
     [
-        (model, a_function, {}, "a compiled function calls the model"),
         (Named, compiled, {}, "names tensors with comgra.node, 'hidden' for example"),
         (
             model,

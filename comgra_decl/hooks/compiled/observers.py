@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import sys
+import weakref
 from collections.abc import Callable, Iterable, Mapping
 from functools import partial
 from threading import get_ident
@@ -11,16 +12,13 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from comgra_decl.hooks.calling import (
-    is_backward,
-    is_compiled_call,
-    is_module_call,
-    is_no_step,
-)
+from comgra_decl.hooks.calling import is_backward, is_no_step, torch_variable
 from comgra_decl.hooks.compiled import operators
-from comgra_decl.hooks.compiled.operators import NO_TICKET, Shown
+from comgra_decl.hooks.compiled.operators import NO_TICKET, Given, Shown
+from comgra_decl.hooks.nested import rebuilt
 from comgra_decl.hooks.reading.ends import input_role
 from comgra_decl.hooks.reading.recorder import TensorRecorder
+from comgra_decl.hooks.tree import has_parameters
 
 if TYPE_CHECKING:
     from types import FrameType
@@ -36,10 +34,9 @@ _PLACE = -1
 The same for all, because the compiler guards on it, and modules of one kind share compiled code.
 """
 
-_WITHIN_FUNCTION = (
-    "a compiled function calls the model: in recorded steps that function runs eagerly. Compile "
-    "the model itself, with model.compile() or torch.compile(model), to have it recorded compiled"
-)
+_PLACE_OF_CALLS = -2
+"""Where those lie that tell of the calls of outermost modules: around all others."""
+
 _is_compiling = torch.compiler.is_compiling
 _Arrival = Callable[[torch.Tensor], None]
 
@@ -60,7 +57,8 @@ class OutputObserver:
     def __call__(self, module: nn.Module, args: Any, output: Any) -> None:
         """The module has returned."""
         if _is_compiling():
-            _show(output, "", 0, self.number, entering=False, watched=self.gradient)
+            for i, (path, tensor) in enumerate(_tensors(output, "")):
+                torch.ops.comgra_decl.show(tensor, self.number, path, i, False, self.gradient)
 
 
 class InputObserver:
@@ -73,21 +71,44 @@ class InputObserver:
     def __call__(self, module: nn.Module, args: Any, kwargs: Any) -> None:
         """The module is called."""
         if _is_compiling():
-            count = _show(args, "", 0, self.number, entering=True, watched=self.gradient)
-            _show(kwargs, "", count, self.number, entering=True, watched=self.gradient)
+            given = [*_tensors(args, ""), *_tensors(kwargs, "")]
+            for i, (path, tensor) in enumerate(given):
+                torch.ops.comgra_decl.show(tensor, self.number, path, i, True, self.gradient)
 
 
-def _show(
-    value: Any, path: str, index: int, module: torch.Tensor, *, entering: bool, watched: bool
-) -> int:
-    """Shows the tensors in a value, named as `tensors_in` names them; in words that Dynamo knows.
+class CallObserver:
+    """Two hooks that say where the call of an outermost module begins and ends."""
 
-    Returns:
-        The number of tensors shown, `index` of them before this value.
-    """
+    def __init__(self, number: int, *, of_model: bool) -> None:
+        self.number = torch.tensor(number)
+        self.of_model = of_model
+
+    def before(self, module: nn.Module, args: Any, kwargs: Any) -> None:
+        """The module is called."""
+        if _is_compiling():
+            given = [*_tensors(args, ""), *_tensors(kwargs, "")]
+            tensors = [tensor for _, tensor in given]
+            torch.ops.comgra_decl.enter(
+                tensors,
+                self.number,
+                "\n".join([path for path, _ in given]),
+                [tensor.is_leaf for tensor in tensors],
+                [tensor.requires_grad for tensor in tensors],
+                torch.is_grad_enabled(),
+                self.of_model,
+            )
+
+    def after(self, module: nn.Module, args: Any, output: Any) -> None:
+        """The module has returned."""
+        if _is_compiling():
+            tensors = [tensor for _, tensor in _tensors(output, "")]
+            torch.ops.comgra_decl.leave(tensors, self.number, self.of_model)
+
+
+def _tensors(value: Any, path: str) -> list[tuple[str, torch.Tensor]]:
+    """Returns what `tensors_in` does, in words that Dynamo knows."""
     if isinstance(value, torch.Tensor):
-        torch.ops.comgra_decl.show(value, module, path, index, entering, watched)
-        return index + 1
+        return [(path, value)]
     below: list[tuple[str, Any]] = []
     if isinstance(value, (tuple, list)):
         names = getattr(value, "_fields", None)
@@ -98,9 +119,7 @@ def _show(
     elif dataclasses.is_dataclass(value):
         fields = dataclasses.fields(value)
         below = [(f".{field.name}", getattr(value, field.name)) for field in fields]
-    for step, child in below:
-        index = _show(child, path + step, index, module, entering=entering, watched=watched)
-    return index
+    return [found for step, child in below for found in _tensors(child, path + step)]
 
 
 class _ShownRecorder(TensorRecorder):
@@ -121,36 +140,33 @@ class Observers:
 
     Args:
         tracer: knows which record the call in progress belongs to.
-        warn: told what runs eagerly all the same.
         on_fault: told about an error of our own.
+
+    Attributes:
+        within_function: whether a compiled function runs that calls models and shows what they do.
     """
 
-    def __init__(
-        self,
-        tracer: ModuleTracer,
-        *,
-        warn: Callable[[str], None],
-        on_fault: Callable[[BaseException], None],
-    ) -> None:
+    def __init__(self, tracer: ModuleTracer, *, on_fault: Callable[[BaseException], None]) -> None:
         self._tracer = tracer
-        self._warn = warn
-        self._said = False
         self._on_fault = on_fault
         self._recorder = _ShownRecorder(on_fault=on_fault)
         self._plans: list[ModulePlan] = []
         self._hooks: dict[ModulePlan, tuple[InputObserver, OutputObserver]] = {}
+        self._calls: list[tuple[weakref.ref[nn.Module], CallObserver]] = []
+        self.within_function = False
         self._placed: list[nn.Module] = []
         self._iterations: dict[object, int | None] = {}  # of the latest call
-        self._tickets: list[list[_Arrival]] = []
+        self._tickets: list[Callable[[int, torch.Tensor], None]] = []
         self._issued: dict[tuple[int, str, bool], list[int]] = {}
 
     @property
     def placed(self) -> bool:
-        """Whether the hooks are on modules: within the call of a model that is recorded."""
+        """Whether the hooks are on modules: within the call of what is recorded."""
         return bool(self._placed)
 
     def begin(self) -> None:
         """A step is about to be recorded."""
+        self.within_function = False
         self._iterations.clear()
         self._tickets.clear()
         self._issued.clear()
@@ -164,7 +180,6 @@ class Observers:
 
     def place(self, plans: Iterable[ModulePlan]) -> None:
         """A model is called: puts the hooks on its modules, behind those that they have."""
-        self._say_if_within_compiled(sys._getframe(1))
         for plan in plans:
             module = plan.module()
             if module is None or isinstance(module, torch.jit.ScriptModule):
@@ -179,20 +194,71 @@ class Observers:
                 module._forward_pre_hooks_with_kwargs[_PLACE] = True
             self._placed.append(module)
 
+    def place_within(self, caller: FrameType) -> bool:
+        """A compiled function is called that calls models: puts the hooks on them until it returns.
+
+        Args:
+            caller: the compiled callable.
+
+        Returns:
+            Whether it is known to call any.
+        """
+        try:
+            functions = self._tracer.functions
+            modules = [] if functions is None else functions.outermost(caller)
+            endings = torch_variable(caller, "cleanups")  # torch calls them when it is over
+            if not modules or not isinstance(endings, list):
+                return False
+            self._tracer.before_function()
+            endings.append(self._leave_function)
+            self.within_function = True
+            self._place_calls(modules)
+        except Exception as error:
+            self._on_fault(error)
+            return False
+        return True
+
+    def _place_calls(self, modules: list[nn.Module]) -> None:
+        observers = [(module, self._call_observer(module)) for module in modules]
+        for module, observer in observers:
+            module._forward_pre_hooks[_PLACE_OF_CALLS] = observer.before
+            module._forward_pre_hooks_with_kwargs[_PLACE_OF_CALLS] = True
+            self._placed.append(module)
+        for module in modules:
+            self.place(self._tracer.plans_of(module))
+        for module, observer in observers:
+            module._forward_hooks[_PLACE_OF_CALLS] = observer.after
+
+    def _leave_function(self) -> None:
+        try:
+            if self.within_function:
+                self.within_function = False
+                self.take_off()
+                self._tracer.after_function(torch_variable(sys._getframe(1), "result"))
+        except Exception as error:
+            self._on_fault(error)
+
+    def left(self) -> None:
+        """The model has returned."""
+        if not self.within_function:  # which may call another one
+            self.take_off()
+
     def take_off(self) -> None:
-        """The model has returned: copies of modules, and files of them, have no hook of ours."""
+        """Copies of modules, and files of them, have no hook of ours."""
         for module in self._placed:
-            module._forward_hooks.pop(_PLACE, None)
-            module._forward_pre_hooks.pop(_PLACE, None)
-            module._forward_pre_hooks_with_kwargs.pop(_PLACE, None)
+            for place in (_PLACE, _PLACE_OF_CALLS):
+                module._forward_hooks.pop(place, None)
+                module._forward_pre_hooks.pop(place, None)
+                module._forward_pre_hooks_with_kwargs.pop(place, None)
         self._placed.clear()
 
-    def _say_if_within_compiled(self, frame: FrameType | None) -> None:
-        while frame is not None and not self._said:
-            if is_compiled_call(frame) and not is_module_call(frame):
-                self._said = True
-                self._warn(_WITHIN_FUNCTION)
-            frame = frame.f_back
+    def _call_observer(self, module: nn.Module) -> CallObserver:
+        for known, observer in self._calls:
+            if known() is module:
+                return observer
+        observer = CallObserver(len(self._calls), of_model=has_parameters(module))
+        self._calls.append((weakref.ref(module), observer))
+        return observer
 
     def _hooks_of(self, plan: ModulePlan) -> tuple[InputObserver, OutputObserver]:
         found = self._hooks.get(plan)
@@ -241,25 +307,76 @@ class Observers:
         )
         if not self._recorder.arrivals:
             return NO_TICKET
-        ticket = len(self._tickets)
-        self._tickets.append(self._recorder.arrivals)
+        ticket = self._ticket(partial(_arrive, self._recorder.arrivals))
         self._issued.setdefault(_which(shown), []).append(ticket)
         return ticket
+
+    def _ticket(self, arrived: Callable[[int, torch.Tensor], None]) -> int:
+        self._tickets.append(arrived)
+        return len(self._tickets) - 1
 
     def _again(self, shown: Shown) -> int:
         """A checkpoint computes again what was shown before; where that was once, it is known."""
         issued = self._issued.get(_which(shown), [])
         return issued[0] if len(issued) == 1 else NO_TICKET
 
-    def gradient(self, tensor: torch.Tensor, ticket: int) -> None:
+    def gradient(self, tensor: torch.Tensor, ticket: int, index: int) -> None:
         """The gradient of a tensor that was shown has been computed."""
         try:
-            arrivals = self._tickets[ticket] if 0 <= ticket < len(self._tickets) else ()
-            with torch._C.DisableTorchFunction():
-                for arrival in arrivals:
-                    arrival(tensor)
+            if 0 <= ticket < len(self._tickets):
+                with torch._C.DisableTorchFunction():
+                    self._tickets[ticket](index, tensor)
         except Exception as error:
             self._on_fault(error)
+
+    # -- which models compiled functions call --------------------------------------------------
+
+    def enter(self, tensors: list[torch.Tensor], given: Given) -> int:
+        """The call of an outermost module begins."""
+        try:
+            module = self._calls[given.module][0]()
+            if module is None or is_backward():
+                return NO_TICKET
+            with torch._C.DisableTorchFunction(), torch.set_grad_enabled(given.enabled):
+                known = [*map(_as_given, tensors, given.leaves, given.flows)]
+                args, kwargs = rebuilt(given.paths.split("\n"), known)
+                self._tracer.before_compiled(module, args, kwargs)
+            return self._ticket(partial(_call_hooks, known))
+        except Exception as error:
+            self._on_fault(error)
+            return NO_TICKET
+
+    def leave(self) -> None:
+        """That module has returned."""
+        self._tracer.after_compiled()
+
+    def target(self, tensor: torch.Tensor) -> None:
+        """A compiled function compares what a model has computed with this."""
+        try:
+            if not is_no_step():
+                with torch._C.DisableTorchFunction():
+                    self._tracer.target(tensor)
+        except Exception as error:
+            self._on_fault(error)
+
+
+def _as_given(tensor: torch.Tensor, leaf: bool, flows: bool) -> torch.Tensor:
+    """Returns what autograd knows as it knew what the program has given; memory is shared."""
+    if not flows:
+        return tensor
+    found = tensor.detach().requires_grad_()
+    return found if leaf else found.view_as(found)
+
+
+def _call_hooks(tensors: list[torch.Tensor], index: int, gradient: torch.Tensor) -> None:
+    """Gradients reach what the program has given, and so what stands for it."""
+    for hook in [*(tensors[index]._backward_hooks or {}).values()]:
+        hook(gradient)
+
+
+def _arrive(arrivals: list[_Arrival], _: int, gradient: torch.Tensor) -> None:
+    for arrival in arrivals:
+        arrival(gradient)
 
 
 def _which(shown: Shown) -> tuple[int, str, bool]:

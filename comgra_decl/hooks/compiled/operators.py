@@ -5,7 +5,10 @@ what it is: no copy, no view, nothing that a change in place could meet. When AO
 `show` apart, it becomes `read`, and a tensor hook that autograd runs while the backward is traced:
 so `gradient` becomes a part of the backward.
 
-Both are declared effects, in order: nothing removes or reorders them, and no buffer is needed that
+A compiled function that calls a model shows more: `enter` and `leave` say where the outermost call
+of a module begins and ends, which no Python sees there.
+
+All are declared effects, in order: nothing removes or reorders them, and no buffer is needed that
 forward and backward would have to share.
 
 Compiled code is cached on disk under what the compiler was given, calls of `show` among it. So one
@@ -14,6 +17,8 @@ that comes to do something else needs another name.
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from functools import partial
 from typing import Any, NamedTuple, Protocol
 
 import torch
@@ -41,14 +46,42 @@ class Shown(NamedTuple):
     watched: bool
 
 
+class Given(NamedTuple):
+    """With what an outermost module is called within a compiled function.
+
+    Attributes:
+        module: the number of the module.
+        paths: where in the arguments the tensors lie, line by line; keyword arguments begin with a
+            point.
+        leaves: of each tensor, whether autograd knows nothing that it was computed from.
+        flows: of each, whether gradient can flow through it.
+        enabled: whether gradient can flow at all.
+    """
+
+    module: int
+    paths: str
+    leaves: list[bool]
+    flows: list[bool]
+    enabled: bool
+
+
 class Reader(Protocol):
     """Is shown tensors while compiled code runs; must not raise."""
 
     def read(self, tensor: torch.Tensor, shown: Shown) -> int:
         """Reads a tensor; returns a number by which its gradient will be known."""
 
-    def gradient(self, tensor: torch.Tensor, ticket: int) -> None:
-        """Reads the gradient of a tensor that was read before."""
+    def gradient(self, tensor: torch.Tensor, ticket: int, index: int) -> None:
+        """Reads the gradient of a tensor that was read before, or of one of several."""
+
+    def enter(self, tensors: list[torch.Tensor], given: Given) -> int:
+        """An outermost module is called; returns a number for the gradients of what it is given."""
+
+    def leave(self) -> None:
+        """That module has returned."""
+
+    def target(self, tensor: torch.Tensor) -> None:
+        """A compiled function compares what a model has computed with this."""
 
 
 reader: Reader | None = None
@@ -68,9 +101,33 @@ def _ticket_shape(*_: Any) -> torch.Tensor:
     return torch.empty((), dtype=torch.int64)
 
 
-def _gradient(gradient: torch.Tensor, ticket: torch.Tensor) -> None:
+def _gradient(gradient: torch.Tensor, ticket: torch.Tensor, index: int = 0) -> None:
     if reader is not None:
-        reader.gradient(gradient, int(ticket))
+        reader.gradient(gradient, int(ticket), index)
+
+
+def _entered(
+    tensors: list[torch.Tensor],
+    module: torch.Tensor,
+    paths: str,
+    leaves: list[bool],
+    flows: list[bool],
+    enabled: bool,
+) -> torch.Tensor:
+    ticket = NO_TICKET
+    if reader is not None:
+        ticket = reader.enter(tensors, Given(int(module), paths, leaves, flows, enabled))
+    return torch.tensor(ticket)
+
+
+def _left(_: torch.Tensor) -> None:
+    if reader is not None:
+        reader.leave()
+
+
+def _target(tensor: torch.Tensor) -> None:
+    if reader is not None:
+        reader.target(tensor)
 
 
 def _no_shape(*_: Any) -> None:
@@ -83,12 +140,32 @@ def _show(
     watched = watched and x.requires_grad
     ticket = torch.ops.comgra_decl.read(x.detach(), module, path, index, entering, watched)
     if watched:
-        x.register_hook(lambda gradient: _arrived(gradient, ticket))
+        x.register_hook(partial(_arrived, ticket=ticket))
 
 
-def _arrived(gradient: torch.Tensor | None, ticket: torch.Tensor) -> None:
+def _enter(
+    tensors: list[torch.Tensor],
+    module: torch.Tensor,
+    paths: str,
+    leaves: list[bool],
+    flows: list[bool],
+    enabled: bool,
+    _: bool,
+) -> None:
+    given = [tensor.detach() for tensor in tensors]
+    ticket = torch.ops.comgra_decl.entered(given, module, paths, leaves, flows, enabled)
+    for i, tensor in enumerate(tensors):
+        if enabled and leaves[i] and tensor.requires_grad:
+            tensor.register_hook(partial(_arrived, ticket=ticket, index=i))
+
+
+def _leave(_: list[torch.Tensor], module: torch.Tensor, __: bool) -> None:
+    torch.ops.comgra_decl.left(module)
+
+
+def _arrived(gradient: torch.Tensor | None, ticket: torch.Tensor, index: int = 0) -> None:
     if gradient is not None:  # autograd hands over None where a function has none for this result
-        torch.ops.comgra_decl.gradient(gradient, ticket)
+        torch.ops.comgra_decl.gradient(gradient, ticket, index)
 
 
 def _define() -> torch.library.Library:
@@ -97,15 +174,27 @@ def _define() -> torch.library.Library:
     shown = "Tensor x, Tensor module, str path, int index, bool entering, bool watched"
     library.define(f"show({shown}) -> ()")
     library.define(f"read({shown}) -> Tensor")
-    library.define("gradient(Tensor gradient, Tensor ticket) -> ()")
-    library.impl("show", _show, "CompositeImplicitAutograd")
-    library.impl("read", _read, "CompositeExplicitAutograd")
-    library.impl("gradient", _gradient, "CompositeExplicitAutograd")
-    torch.library.register_fake("comgra_decl::read", _ticket_shape, lib=library)
-    torch.library.register_fake("comgra_decl::gradient", _no_shape, lib=library)
-    for name in ("read", "gradient"):
+    given = "Tensor[] tensors, Tensor module, str paths, bool[] leaves, bool[] flows, bool enabled"
+    library.define(f"enter({given}, bool of_model) -> ()")
+    library.define(f"entered({given}) -> Tensor")
+    library.define("leave(Tensor[] tensors, Tensor module, bool of_model) -> ()")
+    library.define("left(Tensor module) -> ()")
+    library.define("target(Tensor tensor) -> ()")
+    library.define("gradient(Tensor gradient, Tensor ticket, int index=0) -> ()")
+    for name, taken_apart in (("show", _show), ("enter", _enter), ("leave", _leave)):
+        library.impl(name, taken_apart, "CompositeImplicitAutograd")
+        torch.fx.has_side_effect(getattr(torch.ops.comgra_decl, name).default)
+    effects: tuple[tuple[str, Callable[..., Any], Callable[..., Any]], ...] = (
+        ("read", _read, _ticket_shape),
+        ("entered", _entered, _ticket_shape),
+        ("left", _left, _no_shape),
+        ("target", _target, _no_shape),
+        ("gradient", _gradient, _no_shape),
+    )
+    for name, does, shape in effects:
+        library.impl(name, does, "CompositeExplicitAutograd")
+        torch.library.register_fake(f"comgra_decl::{name}", shape, lib=library)
         torch.library._register_effectful_op(f"comgra_decl::{name}", EffectType.ORDERED)
-    torch.fx.has_side_effect(torch.ops.comgra_decl.show.default)
     return library
 
 

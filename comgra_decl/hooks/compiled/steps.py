@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 import torch
 
+from comgra_decl.hooks.compiled.functions import CompiledFunctions
 from comgra_decl.hooks.compiled.stance import EagerStance, anything_compiled
 from comgra_decl.hooks.functions.functions import wants_calls
 from comgra_decl.hooks.limits import compiles_to_cuda_graphs
@@ -60,6 +61,8 @@ class CompiledSteps:
         self._wanted = spec.compile
         self._selects_functions = wants_calls(spec)
         self._tracer = tracer
+        if spec.compile != "eager":
+            tracer.functions = CompiledFunctions(warn=warn)
         self._named = named
         self._warn = warn
         self._on_fault = on_fault
@@ -137,7 +140,7 @@ class CompiledSteps:
             from comgra_decl.hooks.compiled.observers import Observers
             from comgra_decl.hooks.compiled.variant import Variant
 
-            observers: Observers = Observers(self._tracer, warn=self._warn, on_fault=self._on_fault)
+            observers: Observers = Observers(self._tracer, on_fault=self._on_fault)
             self._variant = Variant(observers, fail=self._give_up)
         return self._variant
 

@@ -20,6 +20,7 @@ from torch.nn.modules import module as torch_module
 
 from comgra_decl.hooks import modes
 from comgra_decl.hooks.calling import MODULE_HOOKS, is_module_call
+from comgra_decl.hooks.compiled.targets import show_targets
 
 if TYPE_CHECKING:
     from comgra_decl.hooks.compiled.observers import Observers
@@ -74,13 +75,18 @@ class Variant:
             return None
         if not hasattr(compiler._torchdynamo_orig_backend, "_clone_with_backend"):
             return None
-        if modes.any_active() or not (self.observers.placed or is_module_call(caller)):
+        if not self._may_show(caller) or modes.any_active():
             return None
         found = self._compilers.get(id(compiler))
         if found is None:
             found = self._compilers[id(compiler)] = _Compiler(compiler, self)
         self._enter_region()
         return found
+
+    def _may_show(self, caller: FrameType) -> bool:
+        """Whether a compiled callable is part of a model, is one, or calls one."""
+        observers = self.observers
+        return observers.placed or is_module_call(caller) or observers.place_within(caller)
 
     def _enter_region(self) -> None:
         """The caller has entered one and leaves it in the end, whichever it is by then."""
@@ -114,12 +120,15 @@ class Variant:
 class _Backend:
     """The program's own backend under another identity, by which compiled code is told apart."""
 
-    def __init__(self, backend: Callable[..., Any]) -> None:
+    def __init__(self, backend: Callable[..., Any], observers: Observers) -> None:
         self._backend = backend
+        self._observers = observers
         self.__name__ = getattr(backend, "__name__", type(backend).__name__)
 
-    def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        return self._backend(*args, **kwargs)
+    def __call__(self, graph: torch.fx.GraphModule, *args: Any, **kwargs: Any) -> Any:
+        if self._observers.within_function:
+            show_targets(graph)
+        return self._backend(graph, *args, **kwargs)
 
 
 class _Compiler:
@@ -129,7 +138,7 @@ class _Compiler:
         from torch._dynamo import convert_frame
 
         inner = compiler._torchdynamo_orig_backend
-        backend = _Backend(inner._torchdynamo_orig_backend)
+        backend = _Backend(inner._torchdynamo_orig_backend, variant.observers)
         self._before = compiler.hooks.guard_filter_fn
         hooks = dataclasses.replace(compiler.hooks, guard_filter_fn=self._guards)
         self._variant = variant

@@ -59,10 +59,18 @@ class Ends:
                 self._recorder.watch(slot, tensor, capture, batch_dim=dim, values=self._values)
 
     def look_for_targets(
-        self, capture: StepCapture, returned: Any, graph: Provenance | None
+        self,
+        capture: StepCapture,
+        returned: Any,
+        graph: Provenance | None,
+        *,
+        within_compiled: bool,
     ) -> None:
         """A model has returned: what it returned now meets targets."""
         self.targets.know(returned)
+        if within_compiled:
+            self.targets.wait(capture, values=self._values)
+            return
         self.targets.look(capture, graph, values=self._values)
 
     def read_loss(

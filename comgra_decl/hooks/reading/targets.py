@@ -80,6 +80,15 @@ class Targets(modes.OwnMode):
         if waiting is not None and waiting.open:
             self.look(waiting, self._graph, values=self._values)
 
+    def wait(self, capture: StepCapture, *, values: bool) -> None:
+        """A model has returned within a compiled function, which shows targets by itself."""
+        self._waiting, self._values = capture, values
+
+    def shown(self, tensor: torch.Tensor) -> None:
+        """Compiled code has met a target."""
+        if self._waiting is not None and self._waiting.open:
+            self._take(self._waiting, tensor)
+
     def know(self, value: Any) -> None:
         """What a model takes and returns is no target."""
         _note(self._known, (tensor for _, tensor in tensors_in(value)))
@@ -121,15 +130,17 @@ class Targets(modes.OwnMode):
         try:
             if self._capture.open and self.thread == get_ident() and not is_no_step():
                 with torch._C.DisableTorchFunction():
-                    self._see(self._capture, func, args, kwargs, result)
+                    for tensor in self.met(func, args, kwargs, result):
+                        self._take(self._capture, tensor)
         except Exception as error:
             self._capture = None
             self._on_fault(error)
         return result
 
-    def _see(
-        self, capture: StepCapture, func: Any, args: Any, kwargs: dict[str, Any], result: Any
-    ) -> None:
+    def met(
+        self, func: Any, args: Any, kwargs: dict[str, Any], result: Any
+    ) -> Iterator[torch.Tensor]:
+        """Yields the targets that a call has met; torch function modes must be off."""
         name = getattr(func, "__name__", "")
         results = [tensor for _, tensor in tensors_in(result)]
         if not results:
@@ -141,7 +152,8 @@ class Targets(modes.OwnMode):
         computed = [tensor for tensor in inputs if gradient_function(tensor) is not None]
         if computed and any(tensor.requires_grad for tensor in results):
             for tensor in self._candidates(func, args, kwargs, inputs, computed):
-                self._take(capture, tensor)
+                _note(self._known, [tensor])
+                yield tensor
         derived = [tensor for tensor in results if gradient_function(tensor) is None]
         if derived and (computed or any(_is_in(self._known, t) for t in inputs)):
             _note(self._known, derived)
@@ -180,7 +192,6 @@ class Targets(modes.OwnMode):
 
     def _take(self, capture: StepCapture, tensor: torch.Tensor) -> None:
         """Records a target; the graph learns of it before the call that it entered is followed."""
-        _note(self._known, [tensor])
         if self._graph is not None and self._graph.of(tensor).all:
             return  # made inside the model, on a way that only the graph sees
         while len(self._slots) <= self._count:

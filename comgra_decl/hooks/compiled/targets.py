@@ -1,0 +1,68 @@
+"""Targets within compiled functions: found in what the compiler has traced, shown when it runs."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch.fx.node import map_arg
+
+from comgra_decl.hooks.reading.targets import Targets
+
+if TYPE_CHECKING:
+    from torch.fx import GraphModule, Node
+
+_OURS = "comgra_decl."
+
+
+def show_targets(module: GraphModule) -> None:
+    """Makes the graph of a compiled function show its targets, before they are used.
+
+    No function mode of ours sees what compiled code calls. But the compiler has written it down,
+    with a tensor without numbers for each result, so the same rules say what is a target.
+    """
+    found = [*_targets(module)]
+    for user, target in found:
+        with module.graph.inserting_before(user):
+            module.graph.call_function(torch.ops.comgra_decl.target.default, (target,))
+    if found:
+        module.recompile()
+
+
+def _targets(module: GraphModule) -> Iterator[tuple[Node, Node]]:
+    """Yields (what uses a target, the target)."""
+    targets = Targets(on_fault=_raise)
+    depth = 0  # of calls of models: what happens in them is none of our business
+    for node in module.graph.nodes:
+        args, kwargs = map_arg(node.args, _value), map_arg(node.kwargs, _value)
+        if str(node.target).startswith(_OURS):
+            deeper = _deeper(node, args)
+            depth += deeper
+            if deeper:
+                targets.know(args[0])
+        elif not depth and node.op in ("call_function", "call_method"):
+            for tensor in targets.met(_called(node), args, kwargs, _value(node)):
+                used = (given for given in node.all_input_nodes if _value(given) is tensor)
+                yield from ((node, given) for given in [*used][:1])
+
+
+def _deeper(node: Node, args: Any) -> int:
+    """Returns by how much calls of models are deeper behind what one of our operators says."""
+    name = str(node.target).removeprefix(_OURS).partition(".")[0]
+    of_model = name in ("enter", "leave") and args[-1]
+    return (1 if name == "enter" else -1) if of_model else 0
+
+
+def _called(node: Node) -> Any:
+    if node.op == "call_method":
+        return getattr(torch.Tensor, str(node.target), node.target)
+    return node.target
+
+
+def _value(node: Node) -> Any:
+    return node.meta.get("example_value")
+
+
+def _raise(error: BaseException) -> None:
+    raise error

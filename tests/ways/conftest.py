@@ -1,0 +1,29 @@
+"""What several of these tests look at."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+
+from comgra_decl.hooks.compiled.observers import Observers
+
+
+@pytest.fixture
+def shown(monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, str]]:
+    """The nodes and passes of what compiled code shows, in order."""
+    seen: list[tuple[str, str]] = []
+    read, gradient = Observers.read, Observers.gradient
+
+    def reading(self: Observers, tensor: torch.Tensor, what: Any) -> int:
+        seen.append((self._plans[what.module].node(), "input" if what.entering else "output"))
+        return read(self, tensor, what)
+
+    def arriving(self: Observers, tensor: torch.Tensor, ticket: int, index: int) -> None:
+        seen.append(("", "gradient"))
+        gradient(self, tensor, ticket, index)
+
+    monkeypatch.setattr(Observers, "read", reading)
+    monkeypatch.setattr(Observers, "gradient", arriving)
+    return seen
