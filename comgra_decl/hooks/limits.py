@@ -28,8 +28,9 @@ CUDA_GRAPH = (
 
 COMPILED_GRAPH = (
     "compiled code that uses CUDA graphs (mode='reduce-overhead' or 'max-autotune', or "
-    "triton.cudagraphs): recorded steps run eagerly, without these graphs. They take longer and "
-    "round differently, as always under torch.compile; all other steps run as compiled"
+    "triton.cudagraphs): recorded steps run without these graphs, eagerly or, with compile: "
+    "observed, compiled. They take longer and round differently, as always under torch.compile; "
+    "all other steps run as compiled"
 )
 _GRAPHED = "make_graphed_callables"
 
@@ -41,13 +42,22 @@ def is_capturing() -> bool:
 
 def compiles_to_cuda_graphs() -> bool:
     """Whether the program has compiled something in a mode that makes CUDA graphs of it."""
-    known = getattr(sys.modules.get("torch._dynamo.eval_frame"), "cached_backends", None) or {}
-    backends = [backend for backend in [*known.values()] if backend is not None]
+    backends = _backends()
     if not backends:
         return False  # asked at every record, and looking at inductor's settings takes a while
     inductor = sys.modules.get("torch._inductor.config")
     always = bool(getattr(getattr(inductor, "triton", None), "cudagraphs", False))
     return any(_makes_cuda_graphs(backend, always=always) for backend in backends)
+
+
+def compiles_with(name: str) -> bool:
+    """Whether the program has compiled something with a backend of torch's."""
+    return any(getattr(backend, "compiler_name", "") == name for backend in _backends())
+
+
+def _backends() -> list[Any]:
+    known = getattr(sys.modules.get("torch._dynamo.eval_frame"), "cached_backends", None) or {}
+    return [backend for backend in [*known.values()] if backend is not None]
 
 
 def _makes_cuda_graphs(backend: Any, *, always: bool) -> bool:

@@ -588,3 +588,29 @@ def test_observed_code_of_inductor_shows_what_that_code_computes() -> None:
     for number, tensor in enumerate(eager):
         value = torch.from_numpy(traced.value(str(number), step=1, pass_="grad"))
         torch.testing.assert_close(value, tensor.grad, rtol=1e-5, atol=1e-7)
+
+
+@pytest.mark.parametrize("mode", ["reduce-overhead", "max-autotune"])
+def test_observed_steps_are_compiled_without_the_cuda_graphs_of_all_others(
+    mode: str, shown: list[tuple[str, str]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What reaches inductor for each graph, forward and backward; none is made on a CPU."""
+    from torch._functorch.aot_autograd import make_boxed_func
+    from torch._inductor import compile_fx, config
+
+    reached: list[tuple[bool, bool]] = []
+
+    def lower(graph: torch.fx.GraphModule, *_: Any, **__: Any) -> Any:
+        observed = any("comgra_decl" in str(node.args) for node in graph.graph.nodes)
+        reached.append((observed, bool(config.triton.cudagraphs)))
+        return make_boxed_func(graph.forward)
+
+    monkeypatch.setattr(compile_fx, "_compile_fx_inner", lower)
+    training = partial(Training(model), compile_it=lambda net: torch.compile(net, mode=mode))
+    with config.patch(force_disable_caches=True), recording(SPEC) as traced:
+        seeded(training, Told(listening=False))
+    assert traced.faults == []
+    assert ("", "gradient") in shown
+    assert {*reached} == {(False, True), (True, False)}
+    (said,) = traced.report["warnings"]
+    assert "recorded steps run without these graphs" in said

@@ -10,7 +10,7 @@ import torch
 from comgra_decl.hooks.compiled.functions import CompiledFunctions
 from comgra_decl.hooks.compiled.stance import EagerStance, anything_compiled
 from comgra_decl.hooks.functions.functions import wants_calls
-from comgra_decl.hooks.limits import compiles_to_cuda_graphs
+from comgra_decl.hooks.limits import compiles_with
 
 if TYPE_CHECKING:
     from comgra_decl.hooks.compiled.observers import Observers
@@ -125,8 +125,8 @@ class CompiledSteps:
             return f"the program names tensors with comgra.node, {self._named()[0]!r} for example"
         if torch.distributed.is_available() and torch.distributed.is_initialized():
             return "the training is distributed"
-        if compiles_to_cuda_graphs():
-            return "compiled code uses CUDA graphs, whose replay runs no Python"
+        if compiles_with("cudagraphs"):
+            return "the backend makes CUDA graphs of all code, and their replay runs no Python"
         return variant.unsupported()
 
     def _give_up(self, why: str) -> None:

@@ -118,7 +118,13 @@ class Variant:
 
 
 class _Backend:
-    """The program's own backend under another identity, by which compiled code is told apart."""
+    """The program's own backend under another identity, by which compiled code is told apart.
+
+    It makes no CUDA graphs: a replay of one would show nothing. A step that is recorded only lacks
+    them. Forward and backward of the variant belong together, so what one hands to the other never
+    lies in memory that a replay writes to. What an unrecorded step has left there, the next replay
+    writes to, and that belongs to an unrecorded step again.
+    """
 
     def __init__(self, backend: Callable[..., Any], observers: Observers) -> None:
         self._backend = backend
@@ -128,7 +134,16 @@ class _Backend:
     def __call__(self, graph: torch.fx.GraphModule, *args: Any, **kwargs: Any) -> Any:
         if self._observers.within_function:
             show_targets(graph)
+        if _is_inductor(self._backend):
+            patches = {**(kwargs.get("config_patches") or {}), "triton.cudagraphs": False}
+            kwargs["config_patches"] = patches
         return self._backend(graph, *args, **kwargs)
+
+
+def _is_inductor(backend: Any) -> bool:
+    while hasattr(backend, "_torchdynamo_orig_backend"):
+        backend = backend._torchdynamo_orig_backend
+    return isinstance(backend, torch._TorchCompileInductorWrapper)
 
 
 class _Compiler:
