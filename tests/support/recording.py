@@ -107,3 +107,19 @@ def recording(spec: Mapping[str, Any] = EVERYTHING, **changes: Any) -> Iterator[
         yield result
     finally:
         manager.detach()
+
+
+def contents(traced: Recording, number: int) -> dict[Any, Any]:
+    """All that one record has: by its slots, the numbers of each, bit for bit."""
+    step = traced.steps[number]
+    names = {info.id: key for key, info in traced.slots.items()}
+    if step.wait is not None:
+        step.wait()
+        step.wait = None
+    found = {}
+    for slot, tensor in zip(step.layout.slots.tolist(), step.layout.tensors, strict=True):
+        start = step.layout.starts[tensor]
+        rows = step.raw[start : start + step.layout.samples[tensor]]
+        value = step.values.get(slot)
+        found[names[slot]] = rows.tobytes(), None if value is None else value.tobytes()
+    return found

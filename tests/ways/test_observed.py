@@ -595,7 +595,7 @@ def test_observed_steps_are_compiled_without_the_cuda_graphs_of_all_others(
     mode: str, shown: list[tuple[str, str]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """What reaches inductor for each graph, forward and backward; none is made on a CPU."""
-    from torch._functorch.aot_autograd import make_boxed_func
+    from torch._functorch.aot_autograd import make_boxed_func  # type: ignore[attr-defined]
     from torch._inductor import compile_fx, config
 
     reached: list[tuple[bool, bool]] = []

@@ -14,7 +14,7 @@ import torch
 from torch import nn
 from torch.nn import functional as F
 
-from tests.support.recording import Recording, recording
+from tests.support.recording import contents, recording
 from tests.ways.models import batches
 from tests.ways.proof import Outcome, Told, attached, outcome, same, seeded
 from tests.ways.test_compiled import Block, Graphs
@@ -172,22 +172,6 @@ def test_observed_functions_record_what_they_record_uncompiled(
     assert any(node.endswith("one.two") for node, _ in shown)
     for number in range(len(RECORDED)):
         assert contents(traced, number) == contents(truth, number)
-
-
-def contents(traced: Recording, number: int) -> dict[Any, Any]:
-    """All that one record has: by its slots, the numbers of each, bit for bit."""
-    step = traced.steps[number]
-    names = {info.id: key for key, info in traced.slots.items()}
-    if step.wait is not None:
-        step.wait()
-        step.wait = None
-    found = {}
-    for slot, tensor in zip(step.layout.slots.tolist(), step.layout.tensors, strict=True):
-        start = step.layout.starts[tensor]
-        rows = step.raw[start : start + step.layout.samples[tensor]]
-        value = step.values.get(slot)
-        found[names[slot]] = rows.tobytes(), None if value is None else value.tobytes()
-    return found
 
 
 @pytest.mark.parametrize("how", FUNCTIONS)

@@ -123,11 +123,14 @@ class CompiledSteps:
             return "calls of functions are selected, and compiled code makes none"
         if self._named():
             return f"the program names tensors with comgra.node, {self._named()[0]!r} for example"
-        if torch.distributed.is_available() and torch.distributed.is_initialized():
-            return "the training is distributed"
+        unsupported = variant.unsupported()
+        if unsupported is not None:
+            return unsupported
+        if torch._dynamo.config.enable_compiler_collectives:
+            return "ranks compile together, which waits for those that have nothing to compile"
         if compiles_with("cudagraphs"):
             return "the backend makes CUDA graphs of all code, and their replay runs no Python"
-        return variant.unsupported()
+        return None
 
     def _give_up(self, why: str) -> None:
         if not self._given_up:

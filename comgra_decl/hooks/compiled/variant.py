@@ -25,6 +25,9 @@ from comgra_decl.hooks.compiled.targets import show_targets
 if TYPE_CHECKING:
     from comgra_decl.hooks.compiled.observers import Observers
 
+_COMMUNICATES = (
+    "compiled code calls collectives itself, and would wait for ever for ranks that run eagerly"
+)
 _OURS = str(Path(__file__).resolve().parents[1])
 _GLOBAL_HOOKS = ("_global_forward_hooks", "_global_forward_pre_hooks")
 
@@ -132,12 +135,27 @@ class _Backend:
         self.__name__ = getattr(backend, "__name__", type(backend).__name__)
 
     def __call__(self, graph: torch.fx.GraphModule, *args: Any, **kwargs: Any) -> Any:
+        if _communicates(graph):
+            raise RuntimeError(_COMMUNICATES)
         if self._observers.within_function:
             show_targets(graph)
         if _is_inductor(self._backend):
             patches = {**(kwargs.get("config_patches") or {}), "triton.cudagraphs": False}
             kwargs["config_patches"] = patches
         return self._backend(graph, *args, **kwargs)
+
+
+def _communicates(graph: torch.fx.GraphModule) -> bool:
+    """Whether collectives are part of a graph: its own, or of sharded tensors that it computes on.
+
+    Those of DistributedDataParallel and `fully_shard` are none: hooks call them, in the same order
+    in eager code, so a rank that cannot compile with observers still meets those that can.
+    """
+    for node in graph.graph.nodes:
+        sharded = type(node.meta.get("example_value")).__name__ == "DTensor"
+        if sharded or "c10d" in str(node.target):
+            return True
+    return False
 
 
 def _is_inductor(backend: Any) -> bool:
@@ -230,10 +248,17 @@ def _is_ours(hook: Any) -> bool:
 
 @contextmanager
 def _compiling_all() -> Iterator[None]:
-    """Compiles the backward as well, now: an error in it would meet the program's `backward`."""
+    """Compiles all of it, now.
+
+    The backward as well: an error in it would meet the program's `backward`. And a model within
+    DistributedDataParallel in one piece, not one for each bucket of gradients: what a tensor's
+    gradient is, a piece knows only in part if several use it.
+    """
+    from torch._dynamo import config as of_dynamo
     from torch._functorch import config
 
-    with config.patch(force_non_lazy_backward_lowering=True):
+    whole = of_dynamo.patch(optimize_ddp=False)
+    with config.patch(force_non_lazy_backward_lowering=True), whole:
         yield
 
 
