@@ -254,7 +254,9 @@ class Attachment(ABC):
         self._tracer.provenance = self._structures.start()
         followed = self._tracer.provenance is not None
         self._compiled.begin(self._stance, followed=followed)
-        if not self._compiled.observed:  # a stand-in for `forward` would be compiled with it
+        if self._compiled.observed:
+            self._direct.remove()  # of the step before: within a stand-in nothing is compiled
+        else:
             self._direct.install(all_classes=followed or not self._stepped)
         if self._before_step is None:
             self._before_step = before_steps.add(self._before_optimizer)

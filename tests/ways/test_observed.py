@@ -310,9 +310,12 @@ def test_observed_micro_batches_are_told_apart_in_backward(shown: list[tuple[str
     assert shown
 
 
-def test_observed_steps_may_follow_each_other(shown: list[tuple[str, str]]) -> None:
-    proven(Training(model), recorded=range(STEPS), schedule={"first": STEPS})
-    assert len([what for node, what in shown if (node, what) == ("0.one", "output")]) == STEPS - 1
+@pytest.mark.parametrize(("make", "node"), [(model, "0.one"), (Looped, "first")])
+def test_observed_steps_may_follow_each_other(
+    make: Make, node: str, shown: list[tuple[str, str]]
+) -> None:
+    proven(Training(make), recorded=range(STEPS), schedule={"first": STEPS})
+    assert len([1 for seen in shown if seen == (node, "output")]) == STEPS - 1
 
 
 class Pair(NamedTuple):
