@@ -550,6 +550,92 @@ def test_checkpointed_code_is_observed_once_and_its_gradients_are_true(
 # -- with inductor ---------------------------------------------------------------------------------
 
 
+class Counted(nn.Module):
+    """Computes with what changes meanwhile: its input, a buffer, statistics of batches."""
+
+    calls: torch.Tensor
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.keep, self.norm = nn.Identity(), nn.BatchNorm1d(8)
+        self.one = nn.Linear(6, 8, bias=False)  # what norms take away has no gradient
+        self.relu, self.two = nn.ReLU(inplace=True), nn.Linear(8, 3)
+        self.register_buffer("calls", torch.zeros(()))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        kept = self.keep(x)
+        hidden = self.norm(self.one(kept * 2))
+        x.mul_(0.5)
+        self.calls += 1
+        hidden = self.relu(hidden)
+        result: torch.Tensor = self.two(hidden) + self.calls
+        return result
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("make", [Counted, Changed, Looped])
+def test_code_that_inductor_reads_late_shows_what_was_there_before(make: Make) -> None:
+    """Within rounding, of the same record made eagerly: what was changed later differs by more."""
+    found = []
+    for how in ("eager", "observed"):
+        torch.compiler.reset()
+        changes = {"compile": how, "schedule": {"first": 2}}
+        with recording({**SPEC, **changes}) as traced:
+            training = Training(make)
+            seeded(
+                partial(training, compile_it=lambda n: compiled(n, "inductor")),
+                Told(listening=False),
+            )
+        assert traced.faults == []
+        assert traced.report["warnings"] == []
+        names = {info.id: key for key, info in traced.slots.items()}
+        values = traced.steps[1].values
+        found.append({names[slot]: torch.from_numpy(value) for slot, value in values.items()})
+    eager, observed = found
+    assert eager.keys() == observed.keys()
+    for name, value in eager.items():
+        torch.testing.assert_close(observed[name], value, rtol=1e-4, atol=1e-5, msg=str(name))
+
+
+@pytest.mark.slow
+def test_observed_code_of_inductor_is_hardly_more_to_compile_on_a_cpu() -> None:
+    """The C++ compiler takes most of the time; it is given as many pieces, or nearly."""
+    from torch._inductor import config
+    from torch._inductor.async_compile import AsyncCompile
+
+    pieces: list[str] = []
+    compile_piece = AsyncCompile.cpp_pybinding
+
+    def counting(self: Any, types: Any, source: str) -> Any:
+        pieces.append(source)
+        return compile_piece(self, types, source)
+
+    def net() -> nn.Module:
+        parts = [[nn.Conv2d(c, 8, 3), nn.BatchNorm2d(8), nn.ReLU()] for c in (3, 8, 8)]
+        return nn.Sequential(*(part for three in parts for part in three), nn.Flatten())
+
+    def compiled_in(first: int) -> int:
+        torch.compiler.reset()
+        pieces.clear()
+        called = compiled(net(), "inductor")
+        with recording({**SPEC, "schedule": {"first": first}}) as traced:
+            for _ in range(first):
+                called(torch.randn(2, 3, 10, 10)).sum().backward()
+                comgra.step()
+        assert traced.faults == []
+        return len(pieces)
+
+    with pytest.MonkeyPatch.context() as patched, config.patch(force_disable_caches=True):
+        patched.setattr(AsyncCompile, "cpp_pybinding", counting)
+        observed = compiled_in(2)
+        called = compiled(net(), "inductor")
+        torch.compiler.reset()
+        pieces.clear()
+        called(torch.randn(2, 3, 10, 10)).sum().backward()
+        plain = len(pieces)
+    assert 0 < plain <= observed <= plain + 3
+
+
 class Collecting(nn.Module):
     """Returns what the parts of a model return, from within one compiled graph."""
 

@@ -140,8 +140,11 @@ class _Backend:
         if self._observers.within_function:
             show_targets(graph)
         if _is_inductor(self._backend):
-            patches = {**(kwargs.get("config_patches") or {}), "triton.cudagraphs": False}
-            kwargs["config_patches"] = patches
+            from comgra_decl.hooks.compiled import late
+
+            theirs = kwargs.get("config_patches") or {}
+            ours = {**late.settings(graph), "triton.cudagraphs": False}
+            kwargs["config_patches"] = {**theirs, **ours}
         return self._backend(graph, *args, **kwargs)
 
 
