@@ -703,3 +703,36 @@ def test_observed_steps_are_compiled_without_the_cuda_graphs_of_all_others(
     assert {*reached} == {(False, True), (True, False)}
     (said,) = traced.report["warnings"]
     assert "recorded steps run without these graphs" in said
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("function", [False, True])
+def test_observed_steps_draw_the_numbers_that_plain_compiled_steps_draw(function: bool) -> None:
+    """Masks of dropout, noise; eager code draws others from the same seed."""
+
+    def losses(**changes: Any) -> torch.Tensor:
+        torch.compiler.reset()
+        torch.manual_seed(0)
+        net = nn.Sequential(nn.Linear(6, 64), nn.Dropout(0.5), nn.Linear(64, 3), nn.Dropout(0.1))
+
+        def compute(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+            return F.cross_entropy(net(x + torch.randn_like(x)), y)
+
+        called: Any = torch.compile(compute) if function else torch.compile(net)
+        found = []
+        with recording({**SPEC, **changes}) as traced:
+            for step, (x, y) in enumerate(batches(3)):
+                torch.manual_seed(step)
+                loss = called(x, y) if function else F.cross_entropy(called(x), y)
+                loss.backward()
+                found.append(loss.detach())
+                comgra.step()
+        assert traced.faults == []
+        assert traced.report["warnings"] == []
+        return torch.stack(found)[1:]
+
+    plain = losses(schedule={"first": 1, "every": 100})
+    observed = losses(schedule={"first": 3})
+    torch.testing.assert_close(observed, plain, rtol=1e-5, atol=1e-6)
+    eager = losses(schedule={"first": 3}, compile="eager")
+    assert (eager - plain).abs().min() > 1e-3
