@@ -462,7 +462,7 @@ class HookManager(Choosing):
         elif self._agenda.typed:
             self._agenda.end(recorded=False)
         seen = self._rest.counted + 1
-        once = 0.0 if cost is None else self._train.once
+        once = 0.0 if cost is None else self._train.once + self._compiled.take_compiling()
         self._budget.step_ended(cost, self._agenda.ended, steps=seen, once=once)
         self._step += 1 + lanes.passed
         lanes.passed = lanes.refused = 0

@@ -6,6 +6,7 @@ change no arithmetic, so not a bit may differ.
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -18,6 +19,7 @@ from torch.nn import functional as F
 from torch.utils.checkpoint import checkpoint
 
 import comgra_decl as comgra
+from comgra_decl.hooks.when.budget import Budget
 from tests.support.recording import Recording, recording
 from tests.ways.models import batches
 from tests.ways.proof import FULL, Outcome, Told, attached, outcome, same, seeded, verify
@@ -211,6 +213,24 @@ def test_sizes_of_observed_batches_are_no_news_for_all_other_steps() -> None:
 
     assert seen((8, 5, 7, 8, 8, 8, 8)) == [False]
     assert seen((8, 8, 8, 8, 5, 7, 8)) == [False, True]
+
+
+def test_a_budget_is_not_charged_with_compiling_while_observed(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Or a minute of it would leave no records for half an hour."""
+    once: list[float] = []
+    ended = Budget.step_ended
+
+    def noting(self: Budget, *args: Any, **kwargs: Any) -> None:
+        once.append(kwargs["once"])
+        ended(self, *args, **kwargs)
+
+    monkeypatch.setattr(Budget, "step_ended", noting)
+    began = time.perf_counter()
+    proven(Training(model))
+    assert [seconds > 0 for seconds in once] == [step == 2 for step in range(STEPS)]
+    assert sum(once) < time.perf_counter() - began
 
 
 def _with(way: str, net: nn.Module, backend: Any) -> Any:

@@ -100,6 +100,10 @@ class CompiledSteps:
             if observers is not None:
                 observers.end()
 
+    def take_compiling(self) -> float:
+        """Returns the seconds of compiling since this was last asked."""
+        return 0.0 if self._variant is None else self._variant.take_seconds()
+
     def recorded(self, slots: Iterable[Slot], step: int) -> None:
         """The record of a step is complete: has compiled code shown what eager code does?"""
         if self._given_up:

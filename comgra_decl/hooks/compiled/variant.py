@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import copy
 import dataclasses
+import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
@@ -63,6 +64,7 @@ class Variant:
         self._regions: dict[int, int] = {}  # by the program's own region
         self._compilers: dict[int, _Compiler] = {}  # by the program's own
         self.failed = False
+        self._seconds = 0.0
         self._known: Any = None  # what the compiler knows of sizes that change
 
     def instead_of(self, compiler: Any, caller: FrameType) -> Any:
@@ -85,6 +87,15 @@ class Variant:
             found = self._compilers[id(compiler)] = _Compiler(compiler, self)
         self._enter_region()
         return found
+
+    def take_seconds(self) -> float:
+        """Returns the seconds of compiling since this was last asked."""
+        seconds, self._seconds = self._seconds, 0.0
+        return seconds
+
+    def compiled_since(self, began: float) -> None:
+        """Something was compiled, once: that is no part of what a record costs."""
+        self._seconds += time.perf_counter() - began
 
     def _may_show(self, caller: FrameType) -> bool:
         """Whether a compiled callable is part of a model, is one, or calls one."""
@@ -189,6 +200,7 @@ class _Compiler:
         observes = self._variant.observers.placed and not self._variant.failed
         if frame.f_code.co_filename.startswith(_OURS) or not observes:
             return _eagerly()
+        began = time.perf_counter()
         try:
             with ExitStack() as meanwhile:
                 meanwhile.enter_context(_without_global_hooks())
@@ -196,11 +208,14 @@ class _Compiler:
                 meanwhile.enter_context(_compiling_all())
                 found = self._torchdynamo_orig_backend(frame, *args)
         except Exception as error:
+            self._variant.compiled_since(began)
             self._variant.failed = True
             self._variant.fail(_first_line(error))
             return _eagerly()
         if found.guarded_code is None:
             found.apply_to_code = False  # it says nothing about the plain variant
+        else:
+            self._variant.compiled_since(began)
         return found
 
     def _guards(self, guards: Any) -> list[bool]:
