@@ -13,7 +13,7 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
-from types import FrameType
+from types import CodeType, FrameType
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -29,6 +29,12 @@ if TYPE_CHECKING:
 _COMMUNICATES = (
     "compiled code calls collectives itself, and would wait for ever for ranks that run eagerly"
 )
+_IS_TORCHS_OWN = "frame is in the Dynamo skipfiles list"
+"""Why the compiler leaves out most of what is called between pieces of compiled code, every time.
+
+To ask it takes a millisecond, and there are some dozens in a step.
+"""
+
 _OURS = str(Path(__file__).resolve().parents[1])
 _GLOBAL_HOOKS = ("_global_forward_hooks", "_global_forward_pre_hooks")
 
@@ -189,6 +195,7 @@ class _Compiler:
         self._before = compiler.hooks.guard_filter_fn
         hooks = dataclasses.replace(compiler.hooks, guard_filter_fn=self._guards)
         self._variant = variant
+        self._never: dict[CodeType, Any] = {}  # what is said of code that is never compiled
         self._kept = compiler  # so that its number stays its own
         self._torchdynamo_orig_backend = convert_frame.CatchErrorsWrapper(
             inner._clone_with_backend(backend), hooks
@@ -200,6 +207,8 @@ class _Compiler:
         observes = self._variant.observers.placed and not self._variant.failed
         if frame.f_code.co_filename.startswith(_OURS) or not observes:
             return _eagerly()
+        if frame.f_code in self._never:
+            return self._never[frame.f_code]
         began = time.perf_counter()
         try:
             with ExitStack() as meanwhile:
@@ -214,6 +223,8 @@ class _Compiler:
             return _eagerly()
         if found.guarded_code is None:
             found.apply_to_code = False  # it says nothing about the plain variant
+            if found.skip_reason == _IS_TORCHS_OWN:
+                self._never[frame.f_code] = found
         else:
             self._variant.compiled_since(began)
         return found
