@@ -232,6 +232,8 @@ class ModuleTracer:
         try:
             if is_no_step() or (get_ident() != self.thread and not self._claim()):
                 return
+            if self.functions is not None and self._depth == 0:
+                self.functions.calls_forward(sys._getframe(1))
             if not self._descend(module, args, dict(kwargs)):
                 return
             if self._graph is not None and not getattr(module, "training", True):

@@ -199,6 +199,24 @@ def test_observed_functions_are_compiled_once_more_and_no_other_step_is_looked_a
     assert counts[2] == counts[-1], "the compiler has looked at something again"
 
 
+def test_a_forward_that_is_compiled_by_itself_runs_eagerly_and_says_why(
+    shown: list[tuple[str, str]],
+) -> None:
+    """Nothing is called that a hook could be on."""
+
+    def make(net: nn.Module, _: nn.Module) -> Computes:
+        forward = torch.compile(net.forward, backend="aot_eager")
+        return lambda x, y: F.cross_entropy(forward(x), y)
+
+    with recording({**SPEC, "compile": "auto"}) as traced:
+        seeded(lambda _: train(make, lambda f: f), Told(listening=False))
+    assert traced.faults == []
+    (said,) = traced.report["warnings"]
+    assert "it calls .forward() of a model" in said
+    assert shown == []
+    assert {*contents(traced, 1)} == {*contents(traced, 0)}
+
+
 def test_a_function_that_calls_backward_too_runs_eagerly_and_says_why(
     shown: list[tuple[str, str]],
 ) -> None:

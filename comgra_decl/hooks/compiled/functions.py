@@ -28,12 +28,16 @@ class CompiledFunctions:
 
     Args:
         warn: told what runs eagerly all the same.
+
+    Attributes:
+        call_forward: whether one calls `forward` of a model, for which torch runs no hooks.
     """
 
     def __init__(self, *, warn: Callable[[str], None]) -> None:
         self._warn = warn
         self._outermost: dict[object, dict[int, weakref.ref[nn.Module]]] = {}  # by function
         self._whole: set[object] = set()  # those that do what only hooks can read
+        self.call_forward = False
 
     def calls(self, module: nn.Module, frame: FrameType | None) -> None:
         """An outermost module is called, eagerly, from within `frame`."""
@@ -44,6 +48,10 @@ class CompiledFunctions:
     def ends(self, frame: FrameType | None) -> None:
         """`backward` or the step of an optimizer is called, eagerly, from within `frame`."""
         self._whole.update(_around(frame))
+
+    def calls_forward(self, frame: FrameType | None) -> None:
+        """The `forward` of an outermost module is called, eagerly, by no call of the module."""
+        self.call_forward = self.call_forward or any(True for _ in _around(frame))
 
     def outermost(self, caller: FrameType) -> list[nn.Module]:
         """Returns the modules that a compiled function calls, which is about to begin.

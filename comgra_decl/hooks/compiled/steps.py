@@ -61,8 +61,9 @@ class CompiledSteps:
         self._wanted = spec.compile
         self._selects_functions = wants_calls(spec)
         self._tracer = tracer
+        self._functions = CompiledFunctions(warn=warn)
         if spec.compile != "eager":
-            tracer.functions = CompiledFunctions(warn=warn)
+            tracer.functions = self._functions
         self._named = named
         self._warn = warn
         self._on_fault = on_fault
@@ -127,6 +128,8 @@ class CompiledSteps:
             return "calls of functions are selected, and compiled code makes none"
         if self._named():
             return f"the program names tensors with comgra.node, {self._named()[0]!r} for example"
+        if self._functions.call_forward:
+            return "it calls .forward() of a model, which runs no hooks: call the model itself"
         unsupported = variant.unsupported()
         if unsupported is not None:
             return unsupported
