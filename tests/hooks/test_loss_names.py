@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 import torch
 from torch import nn
+from torch.overrides import TorchFunctionMode
 
 from comgra_decl.hooks.reading.loss_names import calling_places, loss_name
 from tests.hooks.tiny import net
@@ -195,3 +196,34 @@ def test_a_dict_that_the_program_was_given_of_its_variables_stays_as_it_is() -> 
     assert config["lr"] == "changed by the program"
     assert [sorted(variables) for variables in held] == [["held", "loss"]] * 3
     assert run.has("loss:loss_b", step=2)
+
+
+class Handling(TorchFunctionMode):
+    """A mode of the program's own, which calls everything through a function beside it."""
+
+    def __torch_function__(
+        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
+    ) -> Any:
+        return handled(func, args, kwargs or {})
+
+
+def handled(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    return func(*args, **kwargs)
+
+
+@pytest.mark.parametrize("graph", [True, False])
+def test_a_mode_of_the_program_around_some_steps_leaves_a_loss_what_it_is(graph: bool) -> None:
+    model = net()
+    optimizer = torch.optim.SGD(model.parameters(), 0.1)
+    with recording(EVERYTHING, graph=graph) as run:
+        for step in range(4):
+            with Handling() if step % 2 else contextlib.nullcontext():
+                optimizer.zero_grad()
+                loss = model(torch.randn(4, 3)).square().mean()
+                loss.backward()
+                optimizer.step()
+    recorded = [{*step.layout.slots.tolist()} for step in run.steps]
+    assert recorded == [recorded[0]] * 4
+    losses = [(key.node, key.iteration) for key in run.slots if key.node.startswith("loss")]
+    assert losses == [("loss", 0)]
+    assert {key.pass_ for key in run.slots} == {"forward", "grad"}

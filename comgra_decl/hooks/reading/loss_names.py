@@ -22,19 +22,26 @@ import torch
 _OURS = f"{Path(__file__).resolve().parents[2]}{os.sep}"
 _TORCH = f"{Path(torch.__file__).resolve().parent}{os.sep}"
 _MOST_FRAMES = 64
+_HANDLERS = frozenset({"__torch_function__", "__torch_dispatch__"})
+"""What a call goes through under a mode, or for a class of tensors, between its line and torch."""
 
 Place = tuple[CodeType, int]
 """A function and the instruction that it is at."""
 
 
 def calling_places() -> tuple[Place, ...]:
-    """Returns where the program's functions are, innermost first, without ours and torch's."""
+    """Returns where the program's functions are, innermost first, without ours and torch's.
+
+    Nor are handlers of torch's calls among them: a loss is the same one under a mode and without.
+    """
     places: list[Place] = []
     frame: FrameType | None = sys._getframe(1)
     for _ in range(_MOST_FRAMES):
         if frame is None:
             break
-        if not frame.f_code.co_filename.startswith((_OURS, _TORCH)):
+        if frame.f_code.co_name in _HANDLERS:
+            places.clear()  # what it has called is no line of the program either
+        elif not frame.f_code.co_filename.startswith((_OURS, _TORCH)):
             places.append((frame.f_code, frame.f_lasti))
         frame = frame.f_back
     return tuple(places)
