@@ -10,13 +10,14 @@ import sys
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
 from contextlib import ExitStack
-from threading import RLock, get_ident
+from threading import RLock
 from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import nn
 
 from comgra_decl.hooks import modes
+from comgra_decl.hooks.acting import here
 from comgra_decl.hooks.calling import is_backward, is_nested_step
 from comgra_decl.hooks.compiled.stance import EagerStance
 from comgra_decl.hooks.compiled.steps import CompiledSteps
@@ -135,7 +136,7 @@ class Attachment(ABC):
         """An optimizer has stepped, and this step is not only counted."""
 
     @abstractmethod
-    def _is_followed_now(self) -> bool:
+    def _is_followed_now(self, losses: Any) -> bool:
         """Whether this thread, which trains, is the one whose step may be recorded."""
 
     @abstractmethod
@@ -312,7 +313,7 @@ class Attachment(ABC):
     def _before_optimizer(self, optimizer: Any, args: Any, kwargs: Any) -> None:
         """The optimizer's own arithmetic is no part of the graph (a closure's model calls are)."""
         try:
-            if self._is_elsewhere() or is_nested_step(sys._getframe(1), optimizer):
+            if self._steps_elsewhere() or is_nested_step(sys._getframe(1), optimizer):
                 return
             self._structures.pause()
             self._beside.before_optimizer()
@@ -325,7 +326,12 @@ class Attachment(ABC):
 
     def _is_elsewhere(self) -> bool:
         """Whether this thread, unless it is one of autograd's, is not the one that is recorded."""
-        return self._tracer.thread not in (0, get_ident()) and not is_backward()
+        return self._tracer.thread not in (0, here()) and not is_backward()
+
+    def _steps_elsewhere(self) -> bool:
+        """Whether an optimizer that steps in this thread ends no step of the one recorded."""
+        lane = self._lanes.of(here())
+        return lane is not None and lane is not self._lanes.followed
 
     def _on_loss(self, loss: torch.Tensor, backwarded: torch.Tensor) -> None:
         try:

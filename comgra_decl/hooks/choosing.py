@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import sys
 import weakref
-from threading import get_ident
 from typing import TYPE_CHECKING
 
 import torch
 
 from comgra_decl.hooks import modes
+from comgra_decl.hooks.acting import here
 from comgra_decl.hooks.calling import is_in_optimizer
 from comgra_decl.hooks.closing import Closing
 from comgra_decl.hooks.limits import CUDA_GRAPH
@@ -67,7 +67,7 @@ class Choosing(Closing):
         if settled or self._stopped or torch.compiler.is_compiling():
             return
         with self._together:
-            if self._tracer.thread not in (0, get_ident()) and not self._turn_here():
+            if self._tracer.thread not in (0, here()) and not self._turn_here():
                 return  # another thread evaluates meanwhile
             self._rest.end()
             modes.sweep()

@@ -39,6 +39,8 @@ class Lane:
         record: its step that was recorded last.
         waited: steps of its own since it began to leave a record to another thread.
         waits: whether others still leave a record to it; not, once they have done so in vain.
+        calls: whether it was seen to call a model; None: nobody has looked.
+        helper: another one that calls `backward` for it; 0: none does.
     """
 
     thread: int
@@ -49,6 +51,8 @@ class Lane:
     record: int = -1
     waited: int = 0
     waits: bool = True
+    calls: bool | None = None
+    helper: int = 0
 
 
 class Lanes:

@@ -23,7 +23,13 @@ from torch.nn.modules.module import (
     register_module_parameter_registration_hook,
 )
 
-from comgra_decl.hooks.calling import is_backward, is_nested_step, is_within_call
+from comgra_decl.hooks.acting import act_for, forget_all, here
+from comgra_decl.hooks.calling import (
+    is_backward,
+    is_called_by_module,
+    is_nested_step,
+    is_within_call,
+)
 from comgra_decl.hooks.choosing import Choosing
 from comgra_decl.hooks.compiled.stance import anything_compiled
 from comgra_decl.hooks.hand_updates import BY_HAND, HandUpdates
@@ -296,6 +302,7 @@ class HookManager(Choosing):
         self._stopped = True
         with ExitStack() as each:  # all of them, whatever one of them does; the last is first
             each.callback(tidy)  # a place may be left of a step in which another thread trained
+            each.callback(forget_all)
             each.callback(self._evaluation.capture.drop)
             each.callback(self._train.drop)
             for handle in self._handles:
@@ -408,7 +415,7 @@ class HookManager(Choosing):
         """Mixed precision is about to let an optimizer step, or not: what is the loss scaled by?"""
         if self._stopped or not (self._armed or always) or self._scale_said == self._step:
             return
-        if self._armed and self._is_elsewhere():
+        if self._armed and self._steps_elsewhere():
             return
         scale = getattr(scaler, "_scale", None)
         number = read_number(scale) if isinstance(scale, torch.Tensor) else None
@@ -458,6 +465,7 @@ class HookManager(Choosing):
         if self._armed:
             lanes.followed.record = self._step
             self._tuned_before = self._train.root_calls > 0 and not self._in_training_mode
+            lanes.followed.calls = bool(self._train.root_calls or self._asides)
             cost = self._close_train()
         elif self._agenda.typed:
             self._agenda.end(recorded=False)
@@ -494,7 +502,7 @@ class HookManager(Choosing):
         )
         step = self._begun = self._step
         steps = min(self._quiet - 1 - step, self._pace.steps(step))
-        self._losses.follow(self._lanes.followed.thread)
+        self._losses.follow(self._lanes.followed.helper or self._lanes.followed.thread)
         owner = None if busy else self._clock.simple
         self._rest.begin(owner or 0, int(max(steps, 0)))
         if self._stopped or self._stop_requested or self._incoming:  # another thread may say so
@@ -619,19 +627,24 @@ class HookManager(Choosing):
     # -- threads that train side by side -------------------------------------------------------
 
     def _training_thread(self) -> int:
-        if self._lanes.several:
-            return self._lanes.followed.thread
-        return get_ident() if self._step else 0  # armed by the step before
+        lane = self._lanes.followed
+        if self._lanes.several or (lane.calls and not is_called_by_module(sys._getframe(1))):
+            return lane.thread
+        if lane.calls:
+            return here()
+        if lane.calls is None and lane.thread in (0, here()):
+            return here() if self._step else 0  # armed by the step before
+        return 0  # whichever calls the model next
 
     def _turn_here(self) -> bool:
         """Follows this thread, if it is one of several that train and the others allow it."""
-        lane = self._lanes.of(get_ident()) if self._lanes.several else None
+        lane = self._lanes.of(here()) if self._lanes.several else None
         return lane is not None and self._turn_to(lane)
 
     def _is_abandoned(self) -> bool:
         """Whether the thread whose step would be recorded next is gone, and this one is new."""
         gone = not self._has_begun() and self._tracer.thread not in alive()
-        return gone and self._lanes.of(get_ident()) is None
+        return gone and self._lanes.of(here()) is None
 
     def _has_begun(self) -> bool:
         """Whether the record of a step or of an evaluation is in progress."""
@@ -649,29 +662,66 @@ class HookManager(Choosing):
         """
         if not self._lanes.several:
             return None
-        lane = self._lanes.of(get_ident())
+        lane = self._lanes.of(here())
         if lane is None:  # it does not train: what it says is about the one that is followed
             return None
         if lane.saying is not self._scalars.saying:
             self._scalars.turn_to(lane.saying)
         return None if self._turn_to(lane, ends=ends) else lane
 
-    def _is_followed_now(self) -> bool:
+    def _is_followed_now(self, losses: Any) -> bool:
         """This thread calls `backward`, so it trains."""
-        followed, thread = self._lanes.followed, get_ident()
+        followed = self._lanes.followed
         if followed.thread == 0:
-            followed.thread = self._tracer.thread or thread
+            followed.thread = self._tracer.thread or here()
             self._losses.follow(followed.thread)
-        if self._lanes.of(thread) is None:
+        if not self._takes_part(losses) and self._lanes.of(here()) is None:
+            act_for(get_ident())
             self._rest.end()
             self._scalars.turn_to(followed.saying)  # what has happened until now is of that one
             self._scalars.talks = True  # what they say is told apart by where steps end
             self._called.stop()
             self._called.begin_step()
-            self._lanes.add(self._new_lane(thread))
+            self._lanes.add(self._new_lane(here()))
             self._announce()
             self._reporter.warn(IN_TURNS)
         return self._speaks() is None
+
+    def _takes_part(self, losses: Any) -> bool:
+        """Whether this thread goes on with a step that another one has begun, or has helped with.
+
+        The two do one thing after the other then: they are no threads that train side by side.
+        """
+        several, lane, traced = self._lanes.several, self._lanes.followed, self._tracer.thread
+        own = self._lanes.of(here())
+        if own is not None and (several or not self._armed or traced in (0, here())):
+            self._help(own)
+            return True
+        if self._armed and self._tracer.marks.are_behind(losses):
+            if not several:  # the one before is gone, or has called no model
+                lane.thread = traced
+            elif self._lanes.of(traced) is None:
+                return False
+            self._help(self._lanes.of(traced) or lane)
+            return True
+        if several or self._has_begun():
+            return False
+        threads = alive()
+        if lane.helper and (lane.helper == get_ident() or lane.helper not in threads):
+            self._help(lane)  # the one that did until now is gone
+            return True
+        if lane.thread not in threads:
+            lane.thread, lane.calls = get_ident(), None
+            self._help(lane)
+            return True
+        return False
+
+    def _help(self, lane: Lane) -> None:
+        """Does, from now on, what this thread does for the one that a lane is of."""
+        act_for(lane.thread)
+        lane.helper = 0 if lane.thread == get_ident() else get_ident()
+        if lane is self._lanes.followed:
+            self._losses.follow(lane.helper or lane.thread)
 
     def _turn_to(self, lane: Lane, *, ends: bool = False) -> bool:
         """Follows a thread if no record of another one is in progress; returns whether it is."""
@@ -696,7 +746,7 @@ class HookManager(Choosing):
             self._undecided.clear()
             self._evaluated.clear()
             self._asides = 0
-        self._losses.follow(lane.thread)
+        self._losses.follow(lane.helper or lane.thread)
         return True
 
     def _in_turn(self, plan: Plan) -> Plan:

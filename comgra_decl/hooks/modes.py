@@ -30,7 +30,7 @@ class OwnMode(TorchFunctionMode):
         on_fault: told about an error of our own.
 
     Attributes:
-        thread: the one whose calls it sees; it must do nothing in any other.
+        thread: the one whose calls it sees; it must do nothing in any other. 0: none.
     """
 
     def __init__(self, on_fault: Callable[[BaseException], None]) -> None:
@@ -85,6 +85,8 @@ def remove(mode: OwnMode) -> None:
     _removed.add(mode)  # first of all: should the rest fail, `sweep` takes it off
     if was_placed and not is_active(mode):
         _returning.add(mode)
+    if mode.thread != get_ident():  # it stays on the stack of that thread until it is seen again
+        mode.thread = 0
     _replace_all([other for other in _all() if other is not mode])
 
 

@@ -6,7 +6,6 @@ import sys
 from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager
 from functools import partial
-from threading import get_ident
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -17,6 +16,7 @@ from torch.nn.modules.module import (
 )
 
 from comgra_decl.hooks import modes
+from comgra_decl.hooks.acting import Marks, here
 from comgra_decl.hooks.calling import (
     is_backward,
     is_called_by_module,
@@ -96,6 +96,7 @@ class ModuleTracer:
         self._in_model = False  # whether the root being called has parameters: no loss, no metric
         self.parameters = Parameters(on_fault=on_fault)
         self.thread = 0  # the one that trains, whose calls are followed; 0: not known yet
+        self.marks = Marks()  # on what its models have returned in this step
         self._together = together
         self._depth = 0
         self._batch_before: int | None = None
@@ -158,7 +159,7 @@ class ModuleTracer:
         with self._together:
             free = self.thread == 0 or (trains and self._abandoned())
             if free and trains:
-                self.thread = get_ident()
+                self.thread = here()
         return free
 
     def recover(self) -> None:
@@ -209,7 +210,7 @@ class ModuleTracer:
             self.direct.here.entered = module
             if self._is_compiled(module):
                 return
-            if is_no_step() or (get_ident() != self.thread and not self._claim()):
+            if is_no_step() or (here() != self.thread and not self._claim()):
                 return
             # A global pre hook is not given keyword arguments: its caller's frame has them.
             outermost = self._depth == 0
@@ -230,7 +231,7 @@ class ModuleTracer:
     ) -> None:
         """The `forward` of a module is called without the module being called."""
         try:
-            if is_no_step() or (get_ident() != self.thread and not self._claim()):
+            if is_no_step() or (here() != self.thread and not self._claim()):
                 return
             if self.functions is not None and self._depth == 0:
                 self.functions.calls_forward(sys._getframe(1))
@@ -246,7 +247,7 @@ class ModuleTracer:
     def _descend(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
         """A call begins; returns whether it is followed: another thread may be, just now."""
         with self._together:
-            if self.thread not in (0, get_ident()):
+            if self.thread not in (0, here()):
                 return False
             self._depth += 1
             if self._depth == 1:
@@ -352,7 +353,7 @@ class ModuleTracer:
     def _expect(self, module: nn.Module, args: tuple[Any, ...], output: Any) -> None:
         """The module's own hooks come next: what they compute from its output comes from it."""
         capture, plan, graph = self._capture, self._plans.get(id(module)), self._graph
-        if is_no_step() or self.thread not in (0, get_ident()):
+        if is_no_step() or self.thread not in (0, here()):
             return
         if graph is None or capture is None or plan is None or plan.module() is not module:
             return
@@ -371,7 +372,7 @@ class ModuleTracer:
         failed = sys.exc_info()[1] is not None
         try:
             self._finish(module, args, output)
-            if not failed and self.thread in (0, get_ident()):
+            if not failed and self.thread in (0, here()):
                 handle = self._late.pop(id(module), None)
                 if handle is not None:
                     handle.remove()
@@ -379,7 +380,7 @@ class ModuleTracer:
             self._on_fault(error)
 
     def _finish(self, module: nn.Module, args: tuple[Any, ...], output: Any) -> None:
-        if is_no_step() or self.thread not in (0, get_ident()):
+        if is_no_step() or self.thread not in (0, here()):
             if self._recomputed.capture is not None and is_backward():
                 self._recomputed.read(module, self._plans.get(id(module)), output)
             return
@@ -401,6 +402,9 @@ class ModuleTracer:
         within_compiled = self.observers is not None and self.observers.within_function
         if self.observers is not None:
             self.observers.left()
+        if capture is not None and capture.followed:
+            with torch._C.DisableTorchFunction():
+                self.marks.put_on(output)
         if capture is not None and capture.followed and self._in_model:
             with torch._C.DisableTorchFunction():
                 self._ends.look_for_targets(
@@ -457,6 +461,7 @@ class ModuleTracer:
         """The first model of a step is called; the step before may have been dropped."""
         self._epoch = capture.epoch
         self._model_called = False
+        self.marks.renew()
         self._ends.targets.begin()
         self._recorder.release()
         self.parameters.begin()

@@ -7,11 +7,11 @@ import sys
 import weakref
 from collections.abc import Callable, Iterable, Mapping
 from functools import partial
-from threading import get_ident
 from typing import TYPE_CHECKING, Any
 
 import torch
 
+from comgra_decl.hooks.acting import here
 from comgra_decl.hooks.calling import is_backward, is_no_step, torch_variable
 from comgra_decl.hooks.compiled import operators
 from comgra_decl.hooks.compiled.operators import NO_TICKET, Given, Shown
@@ -287,7 +287,7 @@ class Observers:
         capture = tracer.capture
         if is_backward():
             return self._again(shown)
-        if capture is None or is_no_step() or tracer.thread not in (0, get_ident()):
+        if capture is None or is_no_step() or tracer.thread not in (0, here()):
             return NO_TICKET
         call: object = (plan, "input") if shown.entering else plan
         if shown.position == 0:

@@ -77,7 +77,7 @@ class Structures:
 
     def resume(self) -> None:
         """Begins, or goes on, following at a model call of the training."""
-        if self._active is not None and not modes.is_active(self._active):
+        if self._active is not None and not modes.is_placed(self._active):
             modes.insert_at_bottom(self._active)
             self._active.begin()
 

@@ -49,8 +49,8 @@ class LossWatch:
             lists if the tensor has dims; None: nobody is. Must not raise.
         on_loss: told (loss, the tensor `backward` was called on) while a step is recorded.
         on_done: told when that `backward` has ended, however it did.
-        on_thread: asked whether the step of this thread is the one that may be recorded; called,
-            as all the others are, while `together` is held.
+        on_thread: asked, with what `backward` is called on, whether the step of this thread is the
+            one that may be recorded; called, as all the others are, while `together` is held.
         on_fault: told about an error of our own.
 
     Attributes:
@@ -63,7 +63,7 @@ class LossWatch:
         *,
         on_loss: Callable[[torch.Tensor, torch.Tensor], None],
         on_done: Callable[[], None],
-        on_thread: Callable[[], bool],
+        on_thread: Callable[[Any], bool],
         together: AbstractContextManager[Any],
         on_fault: Callable[[BaseException], None],
     ) -> None:
@@ -122,7 +122,7 @@ class LossWatch:
             patch.apply()
 
     def follow(self, thread: int) -> None:
-        """Another thread is the one that trains; 0: that is not known."""
+        """Another thread is the one that calls `backward`; 0: that is not known."""
         self.thread = thread
         self._settle()
 
@@ -228,7 +228,7 @@ class LossWatch:
         """`backward` is called; returns whether it belongs to a step that is recorded."""
         self._settle()
         with self._together:
-            followed = self._on_thread()
+            followed = self._on_thread(tensors)
             if self._before is not None:
                 self._before(tensors)  # a step may end, and another begin
             recording = followed and self._recording

@@ -1,0 +1,198 @@
+"""One training whose parts run in threads of their own, one after the other: the same records."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack
+from functools import partial
+from itertools import combinations
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+
+import comgra_decl as comgra
+from comgra_decl.query import Run
+
+EVERYTHING = ["input", "output", "output_grad", "parameter", "parameter_grad", "update"]
+SPEC = {
+    "nodes": {"all": {"select": "**", "capture": EVERYTHING, "values": True}},
+    "schedule": {"first": 100},
+}
+PARTS = [set(c) for n in (1, 2, 3) for c in combinations(("forward", "backward", "step"), n)]
+STEPS = 8
+
+
+class Threads:
+    """Runs parts of a step in threads: one for each part, or a new one each time."""
+
+    def __init__(self, parts: set[str], *, fresh: bool) -> None:
+        self._fresh = fresh
+        self._pools = {part: ThreadPoolExecutor(1) for part in parts}
+
+    def call(self, part: str, function: Callable[[], Any]) -> Any:
+        if part not in self._pools:
+            return function()
+        if self._fresh:  # the next begins before the last one ends: it has another identifier
+            before, self._pools[part] = self._pools[part], ThreadPoolExecutor(1)
+            self._pools[part].submit(int).result()
+            before.shutdown()
+        return self._pools[part].submit(function).result()
+
+    def close(self) -> None:
+        for pool in self._pools.values():
+            pool.shutdown()
+
+
+def train(
+    root: Path | None, parts: set[str], *, fresh: bool = False, by_hand: bool = False, **spec: Any
+) -> tuple[Run | None, list[float]]:
+    """Returns what was recorded, and the losses and parameters as the program has them."""
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(4, 6), nn.Tanh(), nn.Linear(6, 2))
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    own: list[float] = []
+
+    def forward(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+        return nn.functional.mse_loss(model(x), y)
+
+    def write() -> None:
+        with torch.no_grad():
+            for parameter in model.parameters():
+                assert parameter.grad is not None
+                parameter.sub_(parameter.grad, alpha=0.1)
+
+    with ExitStack() as stack:
+        session = None
+        if root is not None:
+            session = stack.enter_context(comgra.trace({**SPEC, **spec}, root=root, group="g"))
+        threads = Threads(parts, fresh=fresh)
+        stack.callback(threads.close)
+        if by_hand:
+            del optimizer
+        for _ in range(STEPS):
+            x, y = torch.randn(5, 4), torch.randn(5, 2)
+            loss = threads.call("forward", partial(forward, x, y))
+            model.zero_grad()
+            threads.call("backward", loss.backward)
+            own.append(loss.item())
+            threads.call("step", write if by_hand else lambda: optimizer.step())
+    own += [number for p in model.parameters() for number in p.flatten().tolist()]
+    assert torch._C._len_torch_function_stack() == 0
+    if session is None:
+        return None, own
+    assert session.path is not None
+    return comgra.open_run(session.path), own
+
+
+def traced(root: Path, parts: set[str], **how: Any) -> tuple[Run, list[float]]:
+    run, own = train(root, parts, **how)
+    assert run is not None
+    return run, own
+
+
+def said(run: Run) -> dict[str, Any]:
+    """All that was recorded, without what the machine has to do with."""
+    kpis = run.kpis().query("name == 'loss'")
+    return {
+        "steps": [*run.steps],
+        "slots": run.slots[["node", "role", "iteration", "pass", "kind"]].values.tolist(),
+        "edges": sorted(run.edges()),
+        "losses": [*zip(kpis.step, kpis.value, strict=True)],
+        "warnings": run.report["warnings"],
+        "state": run.state,
+    }
+
+
+def assert_same(run: Run, other: Run) -> None:
+    assert said(run) == said(other)
+    passes = {*run.slots["pass"]}
+    assert passes == {"forward", "grad", "update"} or passes == {"forward", "grad"}
+    for pass_ in passes:
+        for statistic in ("l2", "mean"):
+            ours, theirs = run.heat(statistic, pass_=pass_), other.heat(statistic, pass_=pass_)
+            np.testing.assert_array_equal(ours.to_numpy(), theirs.to_numpy())
+            assert not np.isnan(ours.to_numpy()).any()
+
+
+@pytest.mark.parametrize("fresh", [False, True], ids=["pools", "new threads"])
+@pytest.mark.parametrize("parts", PARTS, ids=lambda parts: "+".join(sorted(parts)))
+def test_parts_of_a_step_in_threads_are_recorded_as_in_one(
+    tmp_path: Path, parts: set[str], fresh: bool
+) -> None:
+    _, untraced = train(None, set())
+    alone, own_alone = traced(tmp_path / "alone", set())
+    run, own = traced(tmp_path / "threads", parts, fresh=fresh)
+    assert own == own_alone == untraced
+    assert_same(run, alone)
+    assert run.report["warnings"] == []
+    assert [*run.steps] == [*range(STEPS)]
+
+
+@pytest.mark.parametrize("fresh", [False, True], ids=["pools", "new threads"])
+@pytest.mark.parametrize("parts", PARTS, ids=lambda parts: "+".join(sorted(parts)))
+def test_also_where_few_steps_are_recorded(tmp_path: Path, parts: set[str], fresh: bool) -> None:
+    how: dict[str, Any] = {"schedule": {"first": 1, "every": 3}}
+    alone, own_alone = traced(tmp_path / "alone", set(), **how)
+    run, own = traced(tmp_path / "threads", parts, fresh=fresh, **how)
+    assert own == own_alone
+    assert_same(run, alone)
+    assert run.report["warnings"] == []
+    assert len(run.steps) == 3
+
+
+@pytest.mark.parametrize("parts", PARTS, ids=lambda parts: "+".join(sorted(parts)))
+def test_updates_by_hand_end_the_same_steps(tmp_path: Path, parts: set[str]) -> None:
+    alone, own_alone = traced(tmp_path / "alone", set(), by_hand=True)
+    run, own = traced(tmp_path / "threads", parts, by_hand=True)
+    assert own == own_alone
+    assert_same(run, alone)
+
+
+def test_a_first_record_that_comes_late_finds_who_calls_the_model(tmp_path: Path) -> None:
+    """Only `backward` was seen until then, and the optimizer's step."""
+    how: dict[str, Any] = {"schedule": {"steps": [3, 4, 5]}}
+    alone, _ = traced(tmp_path / "alone", set(), **how)
+    run, _ = traced(tmp_path / "threads", {"backward"}, **how)
+    assert_same(run, alone)
+    assert run.report["warnings"] == []
+
+
+def test_threads_that_share_a_model_and_train_side_by_side_stay_two(tmp_path: Path) -> None:
+    """One begins a step between the forward and the backward of the other, which it never helps."""
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(4, 6), nn.Tanh(), nn.Linear(6, 2))
+    optimizers = [torch.optim.SGD(model.parameters(), lr=0.1) for _ in range(2)]
+    own: list[float] = []
+
+    def forward() -> torch.Tensor:
+        return model(torch.randn(5, 4)).square().mean()
+
+    def backward(loss: torch.Tensor) -> None:
+        loss.backward()
+        own.append(loss.item())
+
+    with (
+        ThreadPoolExecutor(1) as one,
+        ThreadPoolExecutor(1) as two,
+        comgra.trace(SPEC, root=tmp_path, group="g") as session,
+    ):
+        for _ in range(STEPS):
+            first = one.submit(forward).result()
+            second = two.submit(forward).result()
+            model.zero_grad()
+            two.submit(backward, second).result()
+            one.submit(backward, first).result()
+            for pool, optimizer in zip((two, one), optimizers, strict=True):
+                pool.submit(optimizer.step).result()
+    assert session.path is not None
+    run = comgra.open_run(session.path)
+    assert any("several threads train" in text for text in run.report["warnings"])
+    losses = run.kpis().query("name == 'loss'")
+    assert sorted(losses.value) == sorted(own)
+    assert sorted(losses.step) == [*range(2 * STEPS)]
+    assert run.state == "finished"
