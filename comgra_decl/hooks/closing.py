@@ -40,6 +40,11 @@ _UNENDED_STEP = (
     "or the last comgra.step(). Its losses are kept; there is no record of it"
 )
 
+_SURPLUS = (
+    ". It has {} more than any step before: if the program has written its parameters itself since "
+    "then, call comgra.step() where a step ends"
+)
+
 _SECOND_PHASE = (
     "the evaluation after the last step has a record (step {}); what was called with gradients "
     "after that is not in it, only its losses are kept"
@@ -77,7 +82,9 @@ class Closing(Attachment):
                 self._evaluation.forget()
                 self._emit_undecided()
         else:
-            self._reporter.warn(_UNENDED_STEP.format(self._step))
+            surplus = self._scalars.surplus
+            more = _SURPLUS.format(surplus) if surplus > 0 else ""
+            self._reporter.warn(_UNENDED_STEP.format(self._step) + more)
 
     def _close_train(self) -> float | None:
         """Closes the record of the step that has ended; returns what it cost the schedule's budget.

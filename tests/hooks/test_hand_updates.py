@@ -294,6 +294,31 @@ def test_steps_of_an_optimizer_after_a_training_by_hand() -> None:
     assert not any(key.iteration for key in run.slots)
 
 
+@pytest.mark.parametrize("by_hand", [True, False])
+def test_what_to_do_is_said_where_updates_by_hand_may_come_after_those_of_an_optimizer(
+    tmp_path: Any, by_hand: bool
+) -> None:
+    """Not after a step of two batches that ends in the midst, as each one before has two."""
+    model = net()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    with comgra.trace(EVERYTHING, root=tmp_path, group="g") as session:
+        for batch in range(9):
+            model(torch.randn(4, 3)).square().mean().backward()
+            if batch >= 4 and by_hand:
+                for parameter in model.parameters():
+                    assert parameter.grad is not None
+                    in_place(parameter, parameter.grad)
+                model.zero_grad()
+            elif batch % 2:
+                optimizer.step()
+                optimizer.zero_grad()
+    assert session.path is not None
+    (warning,) = comgra.open_run(session.path).report["warnings"]
+    assert "has begun and not ended" in warning
+    assert ("It has 3 more than any step before" in warning) == by_hand
+    assert ("call comgra.step() where a step ends" in warning) == by_hand
+
+
 def test_numbers_that_are_freed_between_their_uses_are_no_update() -> None:
     """As FSDP frees the parameters that it has gathered."""
     model, sizes = net(), {}

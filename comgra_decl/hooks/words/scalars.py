@@ -43,6 +43,7 @@ class Saying:
         first: the first step that anything was said of.
         type: of the step that ended last.
         losses: how many it has.
+        most: how many one that has ended had at most.
         place: where the last one ended.
         numbers: what was said of it.
         notes: likewise, when and what.
@@ -52,6 +53,7 @@ class Saying:
     first: int = 0
     type: str = "train"
     losses: int = 0
+    most: int = 0
     place: StepPlace = field(default_factory=StepPlace)
     numbers: list[_Named] = field(default_factory=list)
     notes: list[tuple[float, str]] = field(default_factory=list)
@@ -96,6 +98,11 @@ class Scalars:
         """How many losses the step in progress has."""
         self._look()
         return self.saying.losses
+
+    @property
+    def surplus(self) -> int:
+        """How many more losses the step in progress has than any that has ended."""
+        return self.losses - self.saying.most
 
     def resume(self, step: int, text: str = "") -> None:
         """The training goes on with `step`, which is the one in progress."""
@@ -182,6 +189,7 @@ class Scalars:
             self._end(saying, type_)
         saying.type = type_
         saying.step += 1
+        saying.most = max(saying.most, saying.losses)
         saying.losses = 0
 
     # -- handing over --------------------------------------------------------------------------
