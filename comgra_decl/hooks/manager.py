@@ -409,6 +409,8 @@ class HookManager(Choosing):
         seen: Seen | None = None
         if self._clock.rule == "last_optimizer" and (self._armed or self._called.watched):
             seen = self._optimizers.seen(optimizer, iter(self._called))
+            if self._armed and seen.own and not self._lanes.several and self._lanes.followed.thread:
+                act_for(self._lanes.followed.thread)  # it trains what that one has called
         return self._clock.stepped(id(optimizer), seen=seen, classes=_classes(optimizer))
 
     def _say_scale(self, scaler: Any, *, always: bool = False) -> None:

@@ -49,7 +49,13 @@ class Threads:
 
 
 def train(
-    root: Path | None, parts: set[str], *, fresh: bool = False, by_hand: bool = False, **spec: Any
+    root: Path | None,
+    parts: set[str],
+    *,
+    fresh: bool = False,
+    by_hand: bool = False,
+    evaluate: bool = False,
+    **spec: Any,
 ) -> tuple[Run | None, list[float]]:
     """Returns what was recorded, and the losses and parameters as the program has them."""
     torch.manual_seed(0)
@@ -81,6 +87,11 @@ def train(
             threads.call("backward", loss.backward)
             own.append(loss.item())
             threads.call("step", write if by_hand else lambda: optimizer.step())
+            if evaluate:
+                model.eval()
+                with torch.no_grad():
+                    model(torch.randn(7, 4))
+                model.train()
     own += [number for p in model.parameters() for number in p.flatten().tolist()]
     assert torch._C._len_torch_function_stack() == 0
     if session is None:
@@ -153,6 +164,20 @@ def test_updates_by_hand_end_the_same_steps(tmp_path: Path, parts: set[str]) -> 
     assert_same(run, alone)
 
 
+@pytest.mark.parametrize("parts", PARTS[:-1], ids=lambda parts: "+".join(sorted(parts)))
+def test_a_thread_that_does_one_part_may_evaluate(tmp_path: Path, parts: set[str]) -> None:
+    alone, own_alone = traced(tmp_path / "alone", set(), evaluate=True)
+    run, own = traced(tmp_path / "threads", parts, evaluate=True)
+    assert own == own_alone
+    assert_same(run, alone)
+    assert "eval" in alone.types
+    assert run.types == alone.types
+    for type_ in alone.types:
+        np.testing.assert_array_equal(
+            run.heat("l2", type_=type_).to_numpy(), alone.heat("l2", type_=type_).to_numpy()
+        )
+
+
 def test_a_first_record_that_comes_late_finds_who_calls_the_model(tmp_path: Path) -> None:
     """Only `backward` was seen until then, and the optimizer's step."""
     how: dict[str, Any] = {"schedule": {"steps": [3, 4, 5]}}
@@ -196,3 +221,32 @@ def test_threads_that_share_a_model_and_train_side_by_side_stay_two(tmp_path: Pa
     assert sorted(losses.value) == sorted(own)
     assert sorted(losses.step) == [*range(2 * STEPS)]
     assert run.state == "finished"
+
+
+@pytest.mark.parametrize("every", [1, 3])
+def test_a_loss_that_is_scaled_in_one_thread_and_backwarded_in_another_is_kept_unscaled(
+    tmp_path: Path, every: int
+) -> None:
+    torch.manual_seed(0)
+    model = nn.Linear(4, 2)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    scaler = torch.amp.GradScaler("cpu")
+    own: list[float] = []
+    with (
+        ThreadPoolExecutor(1) as pool,
+        comgra.trace(
+            {**SPEC, "schedule": {"first": 1, "every": every}}, root=tmp_path, group="g"
+        ) as session,
+    ):
+        for _ in range(STEPS):
+            loss = model(torch.randn(5, 4)).square().mean()
+            own.append(loss.item())
+            optimizer.zero_grad()
+            pool.submit(scaler.scale(loss).backward).result()
+            scaler.step(optimizer)
+            scaler.update()
+    assert session.path is not None
+    run = comgra.open_run(session.path)
+    assert run.kpis().query("name == 'loss'").value.tolist() == own
+    assert run.report["warnings"] == []
+    assert len(run.steps) == len(range(0, STEPS, every))

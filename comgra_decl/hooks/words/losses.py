@@ -136,6 +136,15 @@ class LossWatch:
         self._settle()
         return scaled
 
+    def _scaled_elsewhere(self, tensors: list[torch.Tensor]) -> _Scaled | None:
+        """Returns what another thread has scaled, if that is what `backward` is called on."""
+        for thread, scaled in [*self._scaled.items()]:
+            if any(scaled[0]() is tensor for tensor in tensors):
+                del self._scaled[thread]
+                self._settle()
+                return scaled
+        return None
+
     def _settle(self) -> None:
         """Says to the wrapper in which thread there is no more to a call than telling `each`."""
         closely = self._recording or self._each is None or self._scaled or self._inside
@@ -249,8 +258,9 @@ class LossWatch:
                 self._each(read_number(loss))
 
     def _losses(self, tensors: Any) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
-        scaled = self._forget_scaled()
-        for _, tensor in tensors_in(tensors):
+        found = tensors_in(tensors)
+        scaled = self._forget_scaled() or self._scaled_elsewhere([tensor for _, tensor in found])
+        for _, tensor in found:
             known = scaled is not None and scaled[0]() is tensor
             yield scaled[1] if scaled is not None and known else tensor, tensor
 
