@@ -268,13 +268,13 @@ class ModuleTracer:
         self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]
     ) -> None:
         """A compiled function that shows what it does calls a module."""
-        if not (is_no_step() or (get_ident() != self.thread and not self._claim())):
+        if not (is_no_step() or (here() != self.thread and not self._claim())):
             self._descend(module, args, kwargs)
 
     def after_compiled(self) -> None:
         """That module has returned."""
         try:
-            if not is_no_step() and self.thread in (0, get_ident()) and self._handles:
+            if not is_no_step() and self.thread in (0, here()) and self._handles:
                 self._depth = max(0, self._depth - 1)
                 if self._depth == 0:
                     self._leave_root(self._capture, (), None)
