@@ -42,6 +42,11 @@ def _checked_glob(pattern: str) -> str:
     return pattern
 
 
+def _checked_path(pattern: str) -> str:
+    compile_glob(pattern)
+    return pattern
+
+
 def _checked_name(pattern: str) -> str:
     compile_name(pattern)
     return pattern
@@ -83,6 +88,7 @@ def _as_selector(value: Any) -> Any:
 
 
 Glob = Annotated[str, AfterValidator(_checked_glob)]
+Path = Annotated[str, AfterValidator(_checked_path)]
 ClassName = Annotated[str, AfterValidator(_checked_name)]
 Regex = Annotated[str, AfterValidator(_checked_regex)]
 AnnotationName = Annotated[str, AfterValidator(_checked_annotation)]
@@ -111,9 +117,9 @@ class Selector(SpecModel):
     """Functions whose calls are recorded, by dotted names: `torch.softmax`, `F.relu`, your own. A
     torch function and the tensor method of the same name are one. Selects calls, not modules."""
 
-    within: Globs = []
-    """Globs over module paths: only calls made inside such a module, which names the node. None
-    means anywhere, under the innermost module that is running."""
+    within: Annotated[list[Path], BeforeValidator(_listed)] = []
+    """Globs over module paths: only calls made inside such a module, which names the node; `""` is
+    the outermost one. None means anywhere, under the innermost module that is running."""
 
     @model_validator(mode="after")
     def _means_calls_or_modules(self) -> Selector:

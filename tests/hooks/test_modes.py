@@ -39,7 +39,7 @@ FAULTS: dict[str, tuple[Any, str]] = {
     "an opaque call": (OpaqueCalls, "_sources"),
     "what a call is given": (FunctionTracer, "begins"),
     "what a call returns": (FunctionTracer, "ended"),
-    "a target": (Targets, "_see"),
+    "a target": (Targets, "met"),
     "a target's place": (Targets, "_take"),
     "the loss, in backward": (ModuleTracer, "read_loss"),
 }

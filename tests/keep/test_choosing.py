@@ -142,7 +142,6 @@ def test_a_function_names_the_categories(tmp_path: Path) -> None:
     [
         ({"input": "z"}, "was not given 'z'"),
         ({"input": 0}, "one per sample"),
-        ({"_target_": "no_such.function"}, "no_such"),
     ],
 )
 def test_without_categories_the_first_samples_are_recorded_and_it_is_said(

@@ -86,13 +86,14 @@ def test_a_run_is_gone_on_with(root: Remote) -> None:
 
 
 def test_runs_are_found_by_root_group_and_name(root: Remote) -> None:
-    for name in ("train/first", "train/second", "other/one", "a/b/c/too deep"):
+    for name in ("train/first", "train/second", "other/one", "a/b/c/d/deep"):
         write(root / name, commits=1)
     found = {(run.group, run.name, run.state) for run in list_runs(str(root))}
     assert found == {
         ("train", "first", "finished"),
         ("train", "second", "finished"),
         ("other", "one", "finished"),
+        ("d", "deep", "finished"),
     }
     run = comgra.open_run(f"{root}/train/first")
     assert (run.name, run.group, str(run.path)) == ("first", "train", f"{root}/train/first")

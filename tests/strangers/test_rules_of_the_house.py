@@ -38,6 +38,7 @@ MAY_IMPORT = {
     "hooks/reading/measured.py": "a function that the spec of a program names, while it trains",
     "hooks/when/types.py": "a function that the spec of a program names, while it trains",
     "keep/triggers.py": "a function that the spec of a program names, while it trains",
+    "launch/declared.py": "the functions that the spec of a program names, before it trains",
     "launch/execute.py": "the user's own script",
     "launch/script.py": "the user's own script",
     "launch/watched.py": "the user's own script",

@@ -43,7 +43,8 @@ class CompiledFunctions:
         """An outermost module is called, eagerly, from within `frame`."""
         for function in _around(frame):
             module = getattr(module, "_orig_mod", module)  # compiled within what is compiled
-            self._outermost.setdefault(function, {})[id(module)] = weakref.ref(module)
+            called = self._outermost.setdefault(function, {})
+            called[id(module)] = weakref.ref(module)
 
     def ends(self, frame: FrameType | None) -> None:
         """`backward` or the step of an optimizer is called, eagerly, from within `frame`."""
