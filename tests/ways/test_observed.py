@@ -559,10 +559,37 @@ class Checkpointed(nn.Module):
         return result
 
 
-def test_checkpointed_code_is_observed_once_and_its_gradients_are_true(
+class Outermost(nn.Module):
+    """Computes all of it again: what goes in has no gradient."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.Linear(6, 3)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        if not torch.compiler.is_compiling():
+            return self.layer(x)
+        result: torch.Tensor = checkpoint(self.layer, x, use_reentrant=False)
+        return result
+
+
+@pytest.mark.parametrize("make", [Checkpointed, Outermost])
+def test_gradients_of_checkpointed_code_are_recorded_eagerly_and_that_is_said(make: Make) -> None:
+    (said,) = proven(Training(make)).report["warnings"]
+    assert "it has a checkpoint" in said
+
+
+def test_checkpointed_code_is_observed_once_where_no_gradient_of_it_is_wanted(
     shown: list[tuple[str, str]],
 ) -> None:
-    traced = proven(Training(Checkpointed), compile="auto")
+    nodes = {"all": {"select": "**", "capture": ["output", "parameter_grad"]}}
+    training = partial(Training(Checkpointed), compile_it=compiled)
+    plain = seeded(training, Told(listening=False))
+    torch.compiler.reset()
+    with recording({**SPEC, "compile": "auto", "nodes": nodes}) as traced:
+        found = seeded(training, Told(listening=False))
+    assert traced.faults == []
+    same(plain, found)
     assert traced.report["warnings"] == []
     assert ("block.two", "output") in shown
 

@@ -26,6 +26,10 @@ from comgra_decl.hooks.compiled.targets import show_targets
 if TYPE_CHECKING:
     from comgra_decl.hooks.compiled.observers import Observers
 
+_CHECKPOINTED = (
+    "it has a checkpoint (torch.utils.checkpoint) in it, and gradients of what is computed there "
+    "again cannot be shown; without output_grad and input_grad of these modules it can be compiled"
+)
 _COMMUNICATES = (
     "compiled code calls collectives itself, and would wait for ever for ranks that run eagerly"
 )
@@ -154,6 +158,8 @@ class _Backend:
     def __call__(self, graph: torch.fx.GraphModule, *args: Any, **kwargs: Any) -> Any:
         if _communicates(graph):
             raise RuntimeError(_COMMUNICATES)
+        if _watches_checkpoints(graph):
+            raise RuntimeError(_CHECKPOINTED)
         if self._observers.within_function:
             show_targets(graph)
         if _is_inductor(self._backend):
@@ -163,6 +169,23 @@ class _Backend:
             ours = {**late.settings(graph), "triton.cudagraphs": False}
             kwargs["config_patches"] = {**theirs, **ours}
         return self._backend(graph, *args, **kwargs)
+
+
+def _watches_checkpoints(graph: torch.fx.GraphModule) -> bool:
+    """Whether gradients are shown of what a checkpoint computes again.
+
+    AOTAutograd then counts the tensor that tells whose gradient it is among what backward keeps,
+    and cannot: the program's own forward would end with that.
+    """
+    modules = dict(graph.named_modules())
+    called = (n for n in graph.graph.nodes if "tag_activation_checkpoint" in str(n.target))
+    bodies = (modules.get(str(arg.target)) for n in called for arg in n.args if hasattr(arg, "op"))
+    return any(
+        "comgra_decl.show" in str(node.target) and node.args[-1] is True
+        for body in bodies
+        if isinstance(body, torch.fx.GraphModule)
+        for node in body.graph.nodes
+    )
 
 
 def _communicates(graph: torch.fx.GraphModule) -> bool:
