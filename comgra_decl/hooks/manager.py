@@ -370,6 +370,7 @@ class HookManager(Choosing):
                 lane.hand.active = True
                 self._end_elsewhere(lane)
             lane.hand.backward(tensors)
+            self._announce()
             return
         if self._hand.over():
             self._begun_unseen = True  # what was called until now belongs to the next step
@@ -378,6 +379,8 @@ class HookManager(Choosing):
             finally:
                 self._begun_unseen = False
         self._hand.backward(tensors)
+        if not self._hand.possible:  # an optimizer holds what is trained: no more to hear
+            self._announce()
         if self._hand.active and not self._armed and self._step + 1 >= self._quiet:
             self._watch.install()
             self._stance.force_if_needed()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -441,3 +442,21 @@ def test_a_parameter_that_is_trained_by_turns_or_later_is_no_frozen_one(turn: bo
 def trainable(modules: Any) -> dict[str, bool]:
     """Whether each weight is said to be trained."""
     return {m["node"]: m["parameters"]["weight"]["trainable"] for m in modules if m["parameters"]}
+
+
+def test_backward_is_heard_closely_no_longer_than_until_an_optimizer_is_known(
+    tmp_path: Path,
+) -> None:
+    """Else each step without a record would pay for it."""
+    model = nn.Linear(3, 1)
+    optimizer = torch.optim.Adam(model.parameters())
+    with comgra.trace({"schedule": {"steps": [0]}}, root=tmp_path, group="g") as session:
+        assert session._hooks is not None
+        losses = session._hooks._losses
+        heard = [losses._before is not None]  # until then updates by hand may end steps
+        for _ in range(2):
+            optimizer.zero_grad()
+            model(torch.ones(2, 3)).sum().backward()
+            heard.append(losses._before is not None)
+            optimizer.step()
+        assert heard == [True, False, False]
