@@ -14,6 +14,7 @@ import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from importlib import import_module
 from importlib.machinery import ModuleSpec
 from importlib.util import find_spec
 from pathlib import Path
@@ -33,8 +34,13 @@ EVERY: tuple[str, ...] = ("schedule.first=1", "schedule.every=1", "schedule.back
 
 
 def has_store() -> bool:
-    """Whether the packages are there that a run on disk needs."""
-    return all(find_spec(name) is not None for name in _STORE_NEEDS)
+    """Whether the packages can be imported that a run on disk needs."""
+    try:
+        for name in _STORE_NEEDS:
+            import_module(name)
+    except ImportError:
+        return False
+    return True
 
 
 @dataclass(frozen=True)

@@ -73,6 +73,16 @@ def test_without_a_device_it_says_what_to_do() -> None:
     assert "--device cpu --smoke" in str(ended.value)
 
 
+def test_packages_that_cannot_be_imported_are_not_there(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    assert recording.has_store()
+    (tmp_path / "tensorstore.py").write_text("raise ImportError('built for another machine')")
+    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.delitem(sys.modules, "tensorstore")
+    assert not recording.has_store()
+
+
 ABSENT = """
 import sys
 for name in ("panel", "bokeh", "holoviews", "param", "tensorstore", "pandas", "ml_dtypes",
