@@ -33,6 +33,9 @@ _RAISED = (
     MemoryError,
 )
 _LONGEST_REASON = 200
+_ABSENT = "NOT_FOUND"
+"""How errors begin that say that a file or folder is not there."""
+
 _MOST_JSON = 128 << 20
 """Bytes of a key of JSON."""
 
@@ -267,8 +270,15 @@ class Database:
             raise
         except _RAISED as error:
             text = message(error, self.place)
+            if isinstance(self.place, Path) and text.startswith(_ABSENT):
+                raise self.gone() from error
             kind = TransientStoreError if text.startswith(TRANSIENT) else StoreError
             raise kind(f"{self.path}: writing {what} failed: {text}") from error
+
+    def gone(self) -> StoreError:
+        """Returns the error for a run that is no longer where it was."""
+        run = self.path.rstrip("/").rpartition("/")[0]
+        return StoreError(f"the run's folder {run!r} is gone: removed, moved or unmounted.")
 
 
 def encode(value: Any, name: str | None) -> bytes:

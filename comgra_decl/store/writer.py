@@ -17,7 +17,6 @@ from comgra_decl.records import Said, StepBatch
 from .commit import Commit
 from .contents import Contents
 from .database import Database, TransientStoreError, new_context, newest_version
-from .folder import MANIFEST
 from .layout import HEAD_KEY, LOGS, RUN_KEY, SESSION_KEY
 from .location import Remote, Where, location
 from .meta import RunMeta, versions, writer_identity
@@ -158,12 +157,10 @@ class RunWriter:
     def _begin(self) -> Commit:
         """Starts a commit, fenced: it fails if anyone else has committed meanwhile."""
         commit = Commit(self._db)
-        if commit.read(HEAD_KEY) != self._head_bytes:
-            place = self._db.place
-            if isinstance(place, Path) and not (place / MANIFEST).exists():
-                raise StoreError(
-                    f"the run's folder {str(place.parent)!r} is gone: removed, moved or unmounted."
-                )
+        found = commit.read(HEAD_KEY)
+        if not found:  # empty: TensorStore's word for a file that is missing
+            raise self._db.gone()
+        if found != self._head_bytes:
             raise StoreError(f"{self._db.path}: another writer has changed this run.")
         return commit
 

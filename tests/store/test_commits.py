@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import os
+import shutil
+import threading
 from pathlib import Path
 from typing import Any
 
@@ -163,6 +165,39 @@ def test_a_folder_that_cannot_be_made_is_told(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("in the way")
     with pytest.raises(StoreError, match="cannot create the run's folder"):
         RunWriter.create(tmp_path / "file" / "run", meta_of())
+
+
+def test_a_folder_removed_while_it_is_written_is_told(tmp_path: Path) -> None:
+    """Whatever the moment: between two commits, within one, within the first."""
+    for i in range(40):
+        run, truth = tmp_path / f"run{i}", Truth()
+        run.mkdir()
+        ended = threading.Event()
+
+        def remove(run: Path = run, ended: threading.Event = ended, beats: int = i) -> None:
+            for _ in range(beats * 200):  # so that each meets another moment
+                run.exists()
+            while not ended.is_set():  # what a commit under way has made anew as well
+                shutil.rmtree(run, ignore_errors=True)
+
+        thread = threading.Thread(target=remove)
+        thread.start()
+        try:
+            with pytest.raises(StoreError, match="is gone: removed, moved or unmounted"):
+                _write_on(run, truth)
+        finally:
+            ended.set()
+            thread.join()
+
+
+def _write_on(run: Path, truth: Truth) -> None:
+    writer: RunWriter | None = None
+    while True:
+        try:
+            writer = writer or RunWriter.create(run, truth.meta)
+            writer.commit([truth.batch(1, [0])])
+        except TransientStoreError:
+            continue  # as whoever writes a run tries again
 
 
 def test_a_run_grows_in_proportion_to_its_records(tmp_path: Path) -> None:
