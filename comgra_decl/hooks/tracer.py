@@ -90,9 +90,9 @@ class ModuleTracer:
         self._late: dict[int, RemovableHandle] = {}  # ours behind those of modules in a call
         self._late_inputs: set[int] = set()  # modules whose own hooks may replace what they take
         self._plans: dict[int, ModulePlan] = {}
-        self._recorder = TensorRecorder(on_fault=on_fault)
-        self._recomputed = Recomputed(self._recorder, on_fault=on_fault)
-        self._ends = Ends(spec, recorder=self._recorder, on_fault=on_fault)
+        self.recorder = TensorRecorder(on_fault=on_fault)
+        self._recomputed = Recomputed(self.recorder, on_fault=on_fault)
+        self._ends = Ends(spec, recorder=self.recorder, on_fault=on_fault)
         self._in_model = False  # whether the root being called has parameters: no loss, no metric
         self.parameters = Parameters(on_fault=on_fault)
         self.thread = 0  # the one that trains, whose calls are followed; 0: not known yet
@@ -189,7 +189,7 @@ class ModuleTracer:
     def _release(self) -> None:
         self._ends.targets.stop()
         self._recomputed.clear()
-        self._recorder.release()
+        self.recorder.release()
         self.parameters.release()
 
     def _hook_late(self, plan: ModulePlan) -> None:
@@ -463,7 +463,7 @@ class ModuleTracer:
         self._model_called = False
         self.marks.renew()
         self._ends.targets.begin()
-        self._recorder.release()
+        self.recorder.release()
         self.parameters.begin()
 
     def _adopt(self, root: nn.Module) -> TopPlan:
@@ -570,7 +570,7 @@ class ModuleTracer:
         if wanted.output_grad and capture.followed and not torch.is_grad_enabled():
             self._recomputed.first(plan, iteration, capture)
         for path, tensor in tensors_in(output):
-            self._recorder.read(
+            self.recorder.read(
                 tensor,
                 plan.role + path,
                 slot_of,
@@ -592,7 +592,7 @@ class ModuleTracer:
         slot_of = partial(plan.slot, iteration=iteration)
         with torch._C.DisableTorchFunction():
             for path, tensor in (*tensors_in(args), *tensors_in(kwargs)):
-                self._recorder.read(
+                self.recorder.read(
                     tensor,
                     input_role(path),
                     slot_of,

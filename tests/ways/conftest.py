@@ -20,9 +20,9 @@ def shown(monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, str]]:
         seen.append((self._plans[what.module].node(), "input" if what.entering else "output"))
         return read(self, tensor, what)
 
-    def arriving(self: Observers, tensor: torch.Tensor, ticket: int, index: int) -> None:
+    def arriving(self: Observers, tensor: torch.Tensor, ticket: int) -> None:
         seen.append(("", "gradient"))
-        gradient(self, tensor, ticket, index)
+        gradient(self, tensor, ticket)
 
     monkeypatch.setattr(Observers, "read", reading)
     monkeypatch.setattr(Observers, "gradient", arriving)

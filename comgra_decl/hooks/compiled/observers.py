@@ -14,6 +14,7 @@ import torch
 from comgra_decl.hooks.acting import here
 from comgra_decl.hooks.calling import is_backward, is_no_step, torch_variable
 from comgra_decl.hooks.compiled import operators
+from comgra_decl.hooks.compiled.borders import NOWHERE, Arrival, Border, InnerGradients
 from comgra_decl.hooks.compiled.operators import NO_TICKET, Given, Shown
 from comgra_decl.hooks.nested import rebuilt
 from comgra_decl.hooks.reading.ends import input_role
@@ -38,7 +39,6 @@ _PLACE_OF_CALLS = -2
 """Where those lie that tell of the calls of outermost modules: around all others."""
 
 _is_compiling = torch.compiler.is_compiling
-_Arrival = Callable[[torch.Tensor], None]
 
 
 class OutputObserver:
@@ -126,12 +126,13 @@ class _ShownRecorder(TensorRecorder):
     """Reads what compiled code shows, below autograd: gradients are shown by themselves, later."""
 
     watched = False
-    arrivals: list[_Arrival]
+    arrivals: list[Arrival]
 
     def _awaits(self, tensor: torch.Tensor) -> bool:
         return self.watched
 
-    def _hook(self, tensor: torch.Tensor, hook: _Arrival) -> None:
+    def hook(self, tensor: torch.Tensor, hook: Arrival) -> None:
+        """Keeps it, until it is known where the gradient arrives."""
         self.arrivals.append(hook)
 
 
@@ -156,7 +157,9 @@ class Observers:
         self.within_function = False
         self._placed: list[nn.Module] = []
         self._iterations: dict[object, int | None] = {}  # of the latest call
-        self._tickets: list[Callable[[int, torch.Tensor], None]] = []
+        self._tickets: list[list[Arrival]] = []
+        self._inner = InnerGradients()
+        self._border: Border | None = None  # of the piece of code that runs
         self._issued: dict[tuple[int, str, bool], list[int]] = {}
 
     @property
@@ -170,11 +173,16 @@ class Observers:
         self._iterations.clear()
         self._tickets.clear()
         self._issued.clear()
+        self._inner.clear()
+        self._tracer.recorder.inner = self._inner
         operators.reader = self
 
     def end(self) -> None:
         """The step is over."""
         self.take_off()
+        self._inner.clear()
+        if self._tracer.recorder.inner is self._inner:
+            self._tracer.recorder.inner = None
         if operators.reader is self:
             operators.reader = None
 
@@ -296,7 +304,7 @@ class Observers:
         iteration = self._iterations.get(call)
         if iteration is None:
             return NO_TICKET
-        self._recorder.watched, self._recorder.arrivals = shown.watched, []
+        self._recorder.watched, self._recorder.arrivals = self._waits(shown), []
         self._recorder.read(
             tensor,
             input_role(shown.path) if shown.entering else plan.role + shown.path,
@@ -305,14 +313,25 @@ class Observers:
             how=plan.capture,
             wanted=plan.inputs if shown.entering else plan.outputs,
         )
-        if not self._recorder.arrivals:
+        arrivals = self._recorder.arrivals
+        if arrivals and self._border is not None and shown.place != NOWHERE:
+            self._border.wait(shown.place, arrivals, outside=shown.outside)
+        elif arrivals and self._border is not None and shown.result != NOWHERE:
+            self._border.result(shown.result, arrivals)
+        if not arrivals or shown.outside:
             return NO_TICKET
-        ticket = self._ticket(partial(_arrive, self._recorder.arrivals))
+        ticket = self._ticket(arrivals)
         self._issued.setdefault(_which(shown), []).append(ticket)
         return ticket
 
-    def _ticket(self, arrived: Callable[[int, torch.Tensor], None]) -> int:
-        self._tickets.append(arrived)
+    def _waits(self, shown: Shown) -> bool:
+        """Whether somebody will have to be told of a tensor's gradient."""
+        if not shown.outside or not shown.watched:
+            return shown.watched
+        return self._border is not None and self._border.flows(shown.place)
+
+    def _ticket(self, arrivals: list[Arrival]) -> int:
+        self._tickets.append(arrivals)
         return len(self._tickets) - 1
 
     def _again(self, shown: Shown) -> int:
@@ -320,31 +339,66 @@ class Observers:
         issued = self._issued.get(_which(shown), [])
         return issued[0] if len(issued) == 1 else NO_TICKET
 
-    def gradient(self, tensor: torch.Tensor, ticket: int, index: int) -> None:
+    def gradient(self, tensor: torch.Tensor, ticket: int) -> None:
         """The gradient of a tensor that was shown has been computed."""
         try:
             if 0 <= ticket < len(self._tickets):
                 with torch._C.DisableTorchFunction():
-                    self._tickets[ticket](index, tensor)
+                    for arrival in self._tickets[ticket]:
+                        arrival(tensor)
         except Exception as error:
             self._on_fault(error)
 
+    # -- what crosses the border of a piece of compiled code ------------------------------------
+
+    def around(self, compiled: Callable[..., Any]) -> Callable[..., Any]:
+        """Returns compiled code that tells what it is given and returns."""
+
+        def call(*given: Any) -> Any:
+            if operators.reader is not self or is_backward():
+                return compiled(*given)
+            before, self._border = self._border, Border(given)
+            try:
+                returned = compiled(*given)
+                self._leave_border(self._border, returned)
+            finally:
+                self._border = before
+            return returned
+
+        return call
+
+    def _leave_border(self, border: Border, returned: Any) -> None:
+        try:
+            with torch._C.DisableTorchFunction():
+                border.leave(returned, self._inner, self._tracer.recorder.hook)
+        except Exception as error:
+            self._on_fault(error)
+
+    def hand_out(self, position: int) -> int:
+        """A piece of code returns a tensor that it uses itself, whose gradient is whole within."""
+        if self._border is None:
+            return NO_TICKET
+        arrivals: list[Arrival] = []
+        self._border.hand_out(position, arrivals)
+        return self._ticket(arrivals)
+
     # -- which models compiled functions call --------------------------------------------------
 
-    def enter(self, tensors: list[torch.Tensor], given: Given) -> int:
+    def enter(self, tensors: list[torch.Tensor], given: Given) -> None:
         """The call of an outermost module begins."""
         try:
             module = self._calls[given.module][0]()
             if module is None or is_backward():
-                return NO_TICKET
+                return
             with torch._C.DisableTorchFunction(), torch.set_grad_enabled(given.enabled):
                 known = [*map(_as_given, tensors, given.leaves, given.flows)]
                 args, kwargs = rebuilt(given.paths.split("\n"), known)
                 self._tracer.before_compiled(module, args, kwargs)
-            return self._ticket(partial(_call_hooks, known))
+            for tensor, place in zip(known, given.places, strict=True):
+                if self._border is not None and place != NOWHERE and tensor._backward_hooks:
+                    self._border.wait(place, [partial(_call_hooks, tensor)], outside=True)
         except Exception as error:
             self._on_fault(error)
-            return NO_TICKET
 
     def leave(self) -> None:
         """That module has returned."""
@@ -368,15 +422,10 @@ def _as_given(tensor: torch.Tensor, leaf: bool, flows: bool) -> torch.Tensor:
     return found if leaf else found.view_as(found)
 
 
-def _call_hooks(tensors: list[torch.Tensor], index: int, gradient: torch.Tensor) -> None:
+def _call_hooks(tensor: torch.Tensor, gradient: torch.Tensor) -> None:
     """Gradients reach what the program has given, and so what stands for it."""
-    for hook in [*(tensors[index]._backward_hooks or {}).values()]:
+    for hook in [*(tensor._backward_hooks or {}).values()]:
         hook(gradient)
-
-
-def _arrive(arrivals: list[_Arrival], _: int, gradient: torch.Tensor) -> None:
-    for arrival in arrivals:
-        arrival(gradient)
 
 
 def _which(shown: Shown) -> tuple[int, str, bool]:

@@ -17,12 +17,15 @@ that comes to do something else needs another name.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any, NamedTuple, Protocol
 
 import torch
 from torch._library.effects import EffectType
+from torch._subclasses.functional_tensor import FunctionalTensor
+
+from comgra_decl.hooks.compiled.borders import NOWHERE
 
 NO_TICKET = -1
 """What a tensor has whose gradient nobody waits for."""
@@ -37,6 +40,9 @@ class Shown(NamedTuple):
         position: which one of the value's tensors it is; 0 begins a call.
         entering: whether the module was given it.
         watched: whether its gradient will be shown, too.
+        place: as which argument the piece of compiled code was given it; -1: as none.
+        outside: whether its gradient arrives there, and will not be shown.
+        result: as which result the piece returns it; -1: as none.
     """
 
     module: int
@@ -44,6 +50,9 @@ class Shown(NamedTuple):
     position: int
     entering: bool
     watched: bool
+    place: int = NOWHERE
+    outside: bool = False
+    result: int = NOWHERE
 
 
 class Given(NamedTuple):
@@ -56,6 +65,7 @@ class Given(NamedTuple):
         leaves: of each tensor, whether autograd knows nothing that it was computed from.
         flows: of each, whether gradient can flow through it.
         enabled: whether gradient can flow at all.
+        places: as which arguments the compiled function was given them; -1: as none.
     """
 
     module: int
@@ -63,6 +73,7 @@ class Given(NamedTuple):
     leaves: list[bool]
     flows: list[bool]
     enabled: bool
+    places: list[int]
 
 
 class Reader(Protocol):
@@ -71,11 +82,11 @@ class Reader(Protocol):
     def read(self, tensor: torch.Tensor, shown: Shown) -> int:
         """Reads a tensor; returns a number by which its gradient will be known."""
 
-    def gradient(self, tensor: torch.Tensor, ticket: int, index: int) -> None:
-        """Reads the gradient of a tensor that was read before, or of one of several."""
+    def gradient(self, tensor: torch.Tensor, ticket: int) -> None:
+        """Reads the gradient of a tensor that was read before."""
 
-    def enter(self, tensors: list[torch.Tensor], given: Given) -> int:
-        """An outermost module is called; returns a number for the gradients of what it is given."""
+    def enter(self, tensors: list[torch.Tensor], given: Given) -> None:
+        """An outermost module is called."""
 
     def leave(self) -> None:
         """That module has returned."""
@@ -83,17 +94,18 @@ class Reader(Protocol):
     def target(self, tensor: torch.Tensor) -> None:
         """A compiled function compares what a model has computed with this."""
 
+    def hand_out(self, position: int) -> int:
+        """A tensor is returned by a piece of code that uses it; returns a number for gradients."""
+
 
 reader: Reader | None = None
 """Whoever is shown what compiled code computes; None where nothing is recorded."""
 
 
-def _read(
-    x: torch.Tensor, module: torch.Tensor, path: str, index: int, entering: bool, watched: bool
-) -> torch.Tensor:
+def _read(x: torch.Tensor, module: torch.Tensor, path: str, index: int, *how: Any) -> torch.Tensor:
     ticket = NO_TICKET
     if reader is not None:
-        ticket = reader.read(x, Shown(int(module), path, index, entering, watched))
+        ticket = reader.read(x, Shown(int(module), path, index, *how))
     return torch.tensor(ticket)
 
 
@@ -101,9 +113,9 @@ def _ticket_shape(*_: Any) -> torch.Tensor:
     return torch.empty((), dtype=torch.int64)
 
 
-def _gradient(gradient: torch.Tensor, ticket: torch.Tensor, index: int = 0) -> None:
+def _gradient(gradient: torch.Tensor, ticket: torch.Tensor) -> None:
     if reader is not None:
-        reader.gradient(gradient, int(ticket), index)
+        reader.gradient(gradient, int(ticket))
 
 
 def _entered(
@@ -113,11 +125,10 @@ def _entered(
     leaves: list[bool],
     flows: list[bool],
     enabled: bool,
-) -> torch.Tensor:
-    ticket = NO_TICKET
+    places: list[int],
+) -> None:
     if reader is not None:
-        ticket = reader.enter(tensors, Given(int(module), paths, leaves, flows, enabled))
-    return torch.tensor(ticket)
+        reader.enter(tensors, Given(int(module), paths, leaves, flows, enabled, places))
 
 
 def _left(_: torch.Tensor) -> None:
@@ -130,16 +141,52 @@ def _target(tensor: torch.Tensor) -> None:
         reader.target(tensor)
 
 
+def _handed_out(_: torch.Tensor, position: int) -> torch.Tensor:
+    return torch.tensor(NO_TICKET if reader is None else reader.hand_out(position))
+
+
 def _no_shape(*_: Any) -> None:
     pass
 
 
 def _show(
-    x: torch.Tensor, module: torch.Tensor, path: str, index: int, entering: bool, watched: bool
+    x: torch.Tensor,
+    module: torch.Tensor,
+    path: str,
+    index: int,
+    entering: bool,
+    watched: bool,
+    place: int = NOWHERE,
+    result: int = NOWHERE,
 ) -> None:
-    watched = watched and x.requires_grad
-    ticket = torch.ops.comgra_decl.read(x.detach(), module, path, index, entering, watched)
-    if watched:
+    """Gradients of what is given to a piece of code are heard outside: others may use it as well.
+
+    Where it is not known which argument it is, they are not heard at all.
+    """
+    outside = _is_given(x)
+    watched = watched and x.requires_grad and not (outside and place == NOWHERE)
+    how = (entering, watched, place, outside, result if _is_traced(x) else NOWHERE)
+    ticket = torch.ops.comgra_decl.read(x.detach(), module, path, index, *how)
+    if watched and not outside:
+        x.register_hook(partial(_arrived, ticket=ticket))
+
+
+def _is_given(x: torch.Tensor) -> bool:
+    """Whether a tensor is what a piece of code is given, while its backward is traced.
+
+    Those that were computed before it have a function that only raises an error.
+    """
+    return x.is_leaf or type(x.grad_fn).__name__ == "Error"
+
+
+def _is_traced(x: torch.Tensor) -> bool:
+    """Whether a backward is traced; else this is the tensor itself, and autograd knows it all."""
+    return isinstance(x, FunctionalTensor)
+
+
+def _hand_out(x: torch.Tensor, position: int) -> None:
+    if x.requires_grad and _is_traced(x) and not _is_given(x):
+        ticket = torch.ops.comgra_decl.handed_out(x.detach(), position)
         x.register_hook(partial(_arrived, ticket=ticket))
 
 
@@ -151,44 +198,46 @@ def _enter(
     flows: list[bool],
     enabled: bool,
     _: bool,
+    places: Sequence[int] = (),
 ) -> None:
     given = [tensor.detach() for tensor in tensors]
-    ticket = torch.ops.comgra_decl.entered(given, module, paths, leaves, flows, enabled)
-    for i, tensor in enumerate(tensors):
-        if enabled and leaves[i] and tensor.requires_grad:
-            tensor.register_hook(partial(_arrived, ticket=ticket, index=i))
+    torch.ops.comgra_decl.entered(given, module, paths, leaves, flows, enabled, places)
 
 
 def _leave(_: list[torch.Tensor], module: torch.Tensor, __: bool) -> None:
     torch.ops.comgra_decl.left(module)
 
 
-def _arrived(gradient: torch.Tensor | None, ticket: torch.Tensor, index: int = 0) -> None:
+def _arrived(gradient: torch.Tensor | None, ticket: torch.Tensor) -> None:
     if gradient is not None:  # autograd hands over None where a function has none for this result
-        torch.ops.comgra_decl.gradient(gradient, ticket, index)
+        torch.ops.comgra_decl.gradient(gradient, ticket)
 
 
 def _define() -> torch.library.Library:
     """Makes the operators; they last as long as the library that is returned."""
     library = torch.library.Library("comgra_decl", "DEF")
     shown = "Tensor x, Tensor module, str path, int index, bool entering, bool watched"
-    library.define(f"show({shown}) -> ()")
-    library.define(f"read({shown}) -> Tensor")
+    library.define(f"show({shown}, int place=-1, int result=-1) -> ()")
+    library.define(f"read({shown}, int place, bool outside, int result) -> Tensor")
+    library.define("hand_out(Tensor x, int position) -> ()")
+    library.define("handed_out(Tensor x, int position) -> Tensor")
     given = "Tensor[] tensors, Tensor module, str paths, bool[] leaves, bool[] flows, bool enabled"
-    library.define(f"enter({given}, bool of_model) -> ()")
-    library.define(f"entered({given}) -> Tensor")
+    library.define(f"enter({given}, bool of_model, int[] places=[]) -> ()")
+    library.define(f"entered({given}, int[] places) -> ()")
     library.define("leave(Tensor[] tensors, Tensor module, bool of_model) -> ()")
     library.define("left(Tensor module) -> ()")
     library.define("target(Tensor tensor) -> ()")
-    library.define("gradient(Tensor gradient, Tensor ticket, int index=0) -> ()")
-    for name, taken_apart in (("show", _show), ("enter", _enter), ("leave", _leave)):
+    library.define("gradient(Tensor gradient, Tensor ticket) -> ()")
+    parts = (("show", _show), ("enter", _enter), ("leave", _leave), ("hand_out", _hand_out))
+    for name, taken_apart in parts:
         library.impl(name, taken_apart, "CompositeImplicitAutograd")
         torch.fx.has_side_effect(getattr(torch.ops.comgra_decl, name).default)
     effects: tuple[tuple[str, Callable[..., Any], Callable[..., Any]], ...] = (
         ("read", _read, _ticket_shape),
-        ("entered", _entered, _ticket_shape),
+        ("entered", _entered, _no_shape),
         ("left", _left, _no_shape),
         ("target", _target, _no_shape),
+        ("handed_out", _handed_out, _ticket_shape),
         ("gradient", _gradient, _no_shape),
     )
     for name, does, shape in effects:

@@ -21,6 +21,7 @@ from torch.nn.modules import module as torch_module
 
 from comgra_decl.hooks import modes
 from comgra_decl.hooks.calling import MODULE_HOOKS, is_module_call
+from comgra_decl.hooks.compiled.borders import mark_borders
 from comgra_decl.hooks.compiled.targets import show_targets
 
 if TYPE_CHECKING:
@@ -162,13 +163,14 @@ class _Backend:
             raise RuntimeError(_CHECKPOINTED)
         if self._observers.within_function:
             show_targets(graph)
+        mark_borders(graph)
         if _is_inductor(self._backend):
             from comgra_decl.hooks.compiled import late
 
             theirs = kwargs.get("config_patches") or {}
             ours = {**late.settings(graph), "triton.cudagraphs": False}
             kwargs["config_patches"] = {**theirs, **ours}
-        return self._backend(graph, *args, **kwargs)
+        return self._observers.around(self._backend(graph, *args, **kwargs))
 
 
 def _watches_checkpoints(graph: torch.fx.GraphModule) -> bool:

@@ -16,6 +16,7 @@ from comgra_decl.stats.quiet import is_functorch_wrapped
 if TYPE_CHECKING:
     from torch.utils.hooks import RemovableHandle
 
+    from comgra_decl.hooks.compiled.borders import InnerGradients
     from comgra_decl.hooks.graph.provenance import Provenance
     from comgra_decl.hooks.reading.capture import StepCapture
     from comgra_decl.hooks.reading.slots import Slot
@@ -43,6 +44,8 @@ class TensorRecorder:
         self._on_fault = on_fault
         self._leaf_hooks: dict[int, list[RemovableHandle]] = {}
         self._reached: set[int] = set()  # leaves that a gradient has reached
+        self.inner: InnerGradients | None = None
+        """Gradients that compiled code computes and the autograd outside sees in part."""
 
     def release(self) -> None:
         """Takes the hooks off leaves, which outlive their step; those of others die with it."""
@@ -98,7 +101,7 @@ class TensorRecorder:
     ) -> None:
         """Records every gradient that reaches `tensor` in this step, each as a pass of its own."""
         hook = partial(self._on_gradient, capture, capture.epoch, slot, values, batch_dim)
-        self._hook(tensor, hook)
+        self.hook(tensor, hook)
 
     def read_parts(
         self,
@@ -119,7 +122,7 @@ class TensorRecorder:
                 capture.add(slot, part.tensor, batch_dim=part.batch_dim, values=how.values)
         if wanted.gradient and self._awaits(tensor) and parts:
             args = (capture, capture.epoch, slots, how, batch_dim)
-            self._hook(tensor, partial(self._on_split_gradient, *args))
+            self.hook(tensor, partial(self._on_split_gradient, *args))
 
     def _parts(
         self,
@@ -141,8 +144,10 @@ class TensorRecorder:
         """Whether a gradient may reach a tensor."""
         return tensor.requires_grad
 
-    def _hook(self, tensor: torch.Tensor, hook: Callable[[torch.Tensor], None]) -> None:
+    def hook(self, tensor: torch.Tensor, hook: Callable[[torch.Tensor], None]) -> None:
         """Hands on the gradients that reach a tensor."""
+        if self.inner is not None and self.inner.take(tensor, hook):
+            return
         hook = unserializable_hook(hook)  # else torch warns a program that saves the tensor
         if not tensor.is_leaf:
             tensor.register_hook(hook)

@@ -1,0 +1,229 @@
+"""Gradients of tensors that lie on the border of a piece of compiled code.
+
+The gradient of a tensor is the sum of what all its users send back. Compiled code sees what is
+used within it, and autograd outside sees the rest. So the gradient of a tensor that is given to a
+piece of compiled code is whole outside only, and that of one that it returns is whole within only.
+Whoever reads either of them has to be told where to listen.
+"""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import torch
+from torch.nn import functional as F
+
+if TYPE_CHECKING:
+    from torch.fx import GraphModule, Node
+
+Arrival = Callable[[torch.Tensor], None]
+"""Is handed a gradient."""
+
+NOWHERE = -1
+"""The place of a tensor that is not given to the piece of code."""
+
+_OURS = "comgra_decl."
+_WATCHED = 5  # where this argument of `show` is
+_DROPOUTS = (F.dropout, F.alpha_dropout, F.feature_alpha_dropout)
+_TRAINING, _IN_PLACE = 2, 3  # where these arguments of theirs are
+
+
+class _Waiting(NamedTuple):
+    """Who waits for the gradient of a tensor that is given: there if `outside`, else within."""
+
+    place: int
+    arrivals: list[Arrival]
+    outside: bool
+
+
+class Border:
+    """One call of a piece of compiled code.
+
+    Args:
+        given: all that it is called with.
+    """
+
+    def __init__(self, given: Sequence[Any]) -> None:
+        self._given = given
+        self._versions = [_version(value) for value in given]
+        self._waiting: list[_Waiting] = []
+        self._handed_out: list[tuple[int, list[Arrival]]] = []
+        self._returned: list[tuple[int, list[Arrival]]] = []
+
+    def flows(self, place: int) -> bool:
+        """Whether gradients reach what it was given there."""
+        return bool(self._given[place].requires_grad)
+
+    def wait(self, place: int, arrivals: list[Arrival], *, outside: bool) -> None:
+        """Somebody waits for the gradients of what it was given there."""
+        self._waiting.append(_Waiting(place, arrivals, outside))
+
+    def hand_out(self, position: int, arrivals: list[Arrival]) -> None:
+        """What it returns there has its whole gradient within, and hands it to `arrivals`."""
+        self._handed_out.append((position, arrivals))
+
+    def result(self, position: int, arrivals: list[Arrival]) -> None:
+        """Somebody waits within for the gradient of what it returns there."""
+        self._returned.append((position, arrivals))
+
+    def leave(
+        self, returned: Any, inner: InnerGradients, hook: Callable[[torch.Tensor, Arrival], None]
+    ) -> None:
+        """It has returned: those who wait outside are told, by `hook`.
+
+        What it has changed has two parts, before and after, and a view that it returns is made
+        anew outside from what it is a view of. No gradient of these is whole anywhere.
+        """
+        changed = [
+            before is not None and before != _version(value)
+            for before, value in zip(self._versions, self._given, strict=True)
+        ]
+        for waiting in self._waiting:
+            if changed[waiting.place]:
+                waiting.arrivals.clear()
+            elif waiting.outside:
+                for arrival in waiting.arrivals:
+                    hook(self._given[waiting.place], arrival)
+        for value, is_changed in zip(self._given, changed, strict=True):
+            if is_changed:
+                inner.know(value, None)
+        for position, arrivals in self._handed_out:
+            whole = not _is_made_outside(returned[position])
+            inner.know(returned[position], arrivals if whole else None)
+        for position, arrivals in self._returned:
+            if _is_made_outside(returned[position]):
+                arrivals.clear()
+
+
+class InnerGradients:
+    """Tensors whose gradients are whole within compiled code alone, or nowhere."""
+
+    def __init__(self) -> None:
+        self._known: dict[
+            int, tuple[weakref.ref[torch.Tensor], int | None, list[Arrival] | None]
+        ] = {}
+
+    def clear(self) -> None:
+        """The step is over."""
+        self._known.clear()
+
+    def know(self, tensor: Any, arrivals: list[Arrival] | None) -> None:
+        """Whoever waits for the gradient of a tensor is added to `arrivals`; None: it has none."""
+        if isinstance(tensor, torch.Tensor) and tensor.requires_grad:
+            self._known[id(tensor)] = weakref.ref(tensor), tensor._version, arrivals
+
+    def take(self, tensor: torch.Tensor, arrival: Arrival) -> bool:
+        """Whether the gradient of a tensor is no matter of the autograd outside."""
+        if not self._known:
+            return False
+        ref, version, arrivals = self._known.get(id(tensor), (None, None, None))
+        if ref is None or ref() is not tensor or version != tensor._version:
+            return False
+        if arrivals is not None:
+            arrivals.append(arrival)
+        return True
+
+
+def mark_borders(graph: GraphModule) -> None:
+    """Tells the operators in a graph which tensors are given to it, and lets out those returned."""
+    changed = _leave_out_dropouts(graph)
+    marks = _Marks(graph)
+    for node in [*graph.graph.nodes]:
+        if str(node.target).startswith(_OURS):
+            changed = marks.mark(node) or changed
+        elif node.op == "output":
+            changed = marks.hand_out() or changed
+    if changed:
+        graph.recompile()
+
+
+def _leave_out_dropouts(graph: GraphModule) -> bool:
+    """Takes those out that drop nothing; returns whether there were any.
+
+    Eagerly each returns the very tensor that it was given. Traced, it returns a copy, and what is
+    computed from the copy would be missing in the gradient.
+    """
+    found = [node for node in graph.graph.nodes if _is_idle_dropout(node)]
+    for node in found:
+        node.replace_all_uses_with(node.args[0])
+        graph.graph.erase_node(node)
+    return bool(found)
+
+
+def _is_idle_dropout(node: Node) -> bool:
+    if node.target not in _DROPOUTS or not isinstance(node.args[0], torch.fx.Node):
+        return False
+    training = node.args[2] if len(node.args) > _TRAINING else node.kwargs.get("training", True)
+    in_place = node.args[3] if len(node.args) > _IN_PLACE else node.kwargs.get("inplace", False)
+    return training is False and in_place is False
+
+
+class _Marks:
+    """What is known of the tensors of one graph: which are one and the same."""
+
+    def __init__(self, graph: GraphModule) -> None:
+        self._graph = graph.graph
+        given = [node for node in self._graph.nodes if node.op == "placeholder"]
+        self._places: dict[object, int] = {}
+        for place, node in enumerate(given):
+            if _flows(node):
+                self._places.setdefault(_identity(node), place)
+        self._results: dict[object, int] = {}
+        for position, node in enumerate(self._returned()):
+            known = not isinstance(node, torch.fx.Node) or _identity(node) in self._places
+            if not known and _flows(node):
+                self._results.setdefault(_identity(node), position)
+        self._used: set[object] = set()
+        for node in self._graph.nodes:
+            if node.op != "output" and not str(node.target).startswith(_OURS):
+                self._used.update(map(_identity, node.all_input_nodes))
+
+    def mark(self, node: Node) -> bool:
+        """Adds to one of our operators the places of what it is called with."""
+        name = str(node.target).removeprefix(_OURS).partition(".")[0]
+        if name == "show" and node.args[_WATCHED] is True:
+            result = self._results.get(_identity(node.args[0]), NOWHERE)
+            node.args = (*node.args, self._place(node.args[0]), result)
+        elif name == "enter":
+            tensors: Any = node.args[0]
+            node.args = (*node.args, [self._place(tensor) for tensor in tensors])
+        else:
+            return False
+        return True
+
+    def _place(self, node: Any) -> int:
+        return self._places.get(_identity(node), NOWHERE)
+
+    def _returned(self) -> Any:
+        return self._graph.output_node().args[0]
+
+    def hand_out(self) -> bool:
+        """Adds an operator for each result that the graph uses itself as well."""
+        found = [place for identity, place in self._results.items() if identity in self._used]
+        for place in found:
+            with self._graph.inserting_before(self._graph.output_node()):
+                operator = torch.ops.comgra_decl.hand_out.default
+                self._graph.call_function(operator, (self._returned()[place], place))
+        return bool(found)
+
+
+def _flows(node: Node) -> bool:
+    value = node.meta.get("example_value")
+    return isinstance(value, torch.Tensor) and value.requires_grad
+
+
+def _identity(node: Any) -> object:
+    """Returns what nodes share that are one and the same tensor: the compiler's stand-in."""
+    value = node.meta.get("example_value")
+    return id(value) if isinstance(value, torch.Tensor) else node
+
+
+def _is_made_outside(result: torch.Tensor) -> bool:
+    return type(result.grad_fn).__name__ != "CompiledFunctionBackward"
+
+
+def _version(value: Any) -> int | None:
+    flows = isinstance(value, torch.Tensor) and value.requires_grad
+    return value._version if flows else None
