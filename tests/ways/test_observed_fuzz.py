@@ -14,6 +14,7 @@ import numpy as np
 import pytest
 import torch
 from torch import nn
+from torch.utils.checkpoint import checkpoint
 
 from tests.support.recording import Recording, recording
 from tests.ways.proof import FULL
@@ -92,6 +93,10 @@ class Part(nn.Module):
         hidden = one(self.first(x))
         return one(self.second(hidden.view(-1, 2, 2).flatten(1))), hidden.view(-1, WIDTH)
 
+    def _again(self, x: torch.Tensor) -> Any:
+        hidden = one(checkpoint(self.first, x, use_reentrant=False))
+        return one(self.second(hidden)) + hidden
+
     def _apart(self, x: torch.Tensor) -> Any:
         with torch.no_grad():
             shift = one(self.second(x))
@@ -107,6 +112,7 @@ KINDS = (
     "changes",
     "views",
     "apart",
+    "again",
 )
 
 

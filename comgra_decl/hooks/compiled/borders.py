@@ -8,15 +8,16 @@ Whoever reads either of them has to be told where to listen.
 
 from __future__ import annotations
 
+import operator
 import weakref
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 from torch.nn import functional as F
 
 if TYPE_CHECKING:
-    from torch.fx import GraphModule, Node
+    from torch.fx import Graph, GraphModule, Node
 
 Arrival = Callable[[torch.Tensor], None]
 """Is handed a gradient."""
@@ -43,9 +44,11 @@ class Border:
 
     Args:
         given: all that it is called with.
+        code: the piece.
     """
 
-    def __init__(self, given: Sequence[Any]) -> None:
+    def __init__(self, given: Sequence[Any], *, code: Callable[..., Any]) -> None:
+        self.code = code
         self._given = given
         self._versions = [_version(value) for value in given]
         self._waiting: list[_Waiting] = []
@@ -128,28 +131,37 @@ class InnerGradients:
 
 def mark_borders(graph: GraphModule) -> None:
     """Tells the operators in a graph which tensors are given to it, and lets out those returned."""
-    changed = _leave_out_dropouts(graph)
-    marks = _Marks(graph)
-    for node in [*graph.graph.nodes]:
-        if str(node.target).startswith(_OURS):
-            changed = marks.mark(node) or changed
-        elif node.op == "output":
-            changed = marks.hand_out() or changed
-    if changed:
-        graph.recompile()
+    parts = [graph, *(body for _, body in _checkpoints(graph))]
+    for part in parts:
+        _leave_out_dropouts(part)
+    marks = _Marks(graph, parts)
+    for part in parts:
+        for node in part.graph.nodes:
+            if str(node.target).startswith(_OURS):
+                marks.mark(node)
+    marks.hand_out()
+    for part in parts:
+        part.recompile()
 
 
-def _leave_out_dropouts(graph: GraphModule) -> bool:
-    """Takes those out that drop nothing; returns whether there were any.
+def _checkpoints(graph: GraphModule) -> Iterator[tuple[Node, GraphModule]]:
+    """Yields the calls of `torch.utils.checkpoint`, and what each computes; outer ones first."""
+    for node in graph.graph.nodes:
+        if node.target is torch.ops.higher_order.tag_activation_checkpoint:
+            body = getattr(graph, str(node.args[0].target))
+            yield node, body
+            yield from _checkpoints(body)
+
+
+def _leave_out_dropouts(graph: GraphModule) -> None:
+    """Takes those out that drop nothing.
 
     Eagerly each returns the very tensor that it was given. Traced, it returns a copy, and what is
     computed from the copy would be missing in the gradient.
     """
-    found = [node for node in graph.graph.nodes if _is_idle_dropout(node)]
-    for node in found:
+    for node in [node for node in graph.graph.nodes if _is_idle_dropout(node)]:
         node.replace_all_uses_with(node.args[0])
         graph.graph.erase_node(node)
-    return bool(found)
 
 
 def _is_idle_dropout(node: Node) -> bool:
@@ -161,63 +173,81 @@ def _is_idle_dropout(node: Node) -> bool:
 
 
 class _Marks:
-    """What is known of the tensors of one graph: which are one and the same."""
+    """What is known of the tensors of one graph: which are one and the same.
 
-    def __init__(self, graph: GraphModule) -> None:
+    Args:
+        graph: a graph.
+        parts: it, and those in it.
+    """
+
+    def __init__(self, graph: GraphModule, parts: Sequence[GraphModule]) -> None:
         self._graph = graph.graph
-        given = [node for node in self._graph.nodes if node.op == "placeholder"]
+        self._same: dict[object, Any] = {}  # nodes that stand for one in another graph
+        for call, body in _checkpoints(graph):
+            self._join(call, body)
         self._places: dict[object, int] = {}
-        for place, node in enumerate(given):
+        for place, node in enumerate(_given(self._graph)):
             if _flows(node):
-                self._places.setdefault(_identity(node), place)
+                self._places.setdefault(self._identity(node), place)
         self._results: dict[object, int] = {}
-        for position, node in enumerate(self._returned()):
-            known = not isinstance(node, torch.fx.Node) or _identity(node) in self._places
-            if not known and _flows(node):
-                self._results.setdefault(_identity(node), position)
+        for position, node in enumerate(_returned(self._graph)):
+            if _flows(node) and self._identity(node) not in self._places:
+                self._results.setdefault(self._identity(node), position)
         self._used: set[object] = set()
-        for node in self._graph.nodes:
-            if node.op != "output" and not str(node.target).startswith(_OURS):
-                self._used.update(map(_identity, node.all_input_nodes))
+        for part in parts:
+            for node in part.graph.nodes:
+                if node.op != "output" and not str(node.target).startswith(_OURS):
+                    self._used.update(map(self._identity, node.all_input_nodes))
 
-    def mark(self, node: Node) -> bool:
+    def _join(self, call: Node, body: GraphModule) -> None:
+        """What a checkpoint is called with is what is computed with in it, and so is its result."""
+        for inner, outer in zip(_given(body.graph), call.args[1:], strict=False):
+            self._same[inner] = outer
+        for user in call.users:
+            if user.target is operator.getitem:
+                self._same[user] = _returned(body.graph)[user.args[1]]
+
+    def _identity(self, node: Any) -> object:
+        """Returns what nodes share that are one and the same tensor: the compiler's stand-in."""
+        while node in self._same:
+            node = self._same[node]
+        value = node.meta.get("example_value") if isinstance(node, torch.fx.Node) else None
+        return id(value) if isinstance(value, torch.Tensor) else node
+
+    def mark(self, node: Node) -> None:
         """Adds to one of our operators the places of what it is called with."""
         name = str(node.target).removeprefix(_OURS).partition(".")[0]
         if name == "show" and node.args[_WATCHED] is True:
-            result = self._results.get(_identity(node.args[0]), NOWHERE)
+            result = self._results.get(self._identity(node.args[0]), NOWHERE)
             node.args = (*node.args, self._place(node.args[0]), result)
         elif name == "enter":
             tensors: Any = node.args[0]
             node.args = (*node.args, [self._place(tensor) for tensor in tensors])
-        else:
-            return False
-        return True
 
     def _place(self, node: Any) -> int:
-        return self._places.get(_identity(node), NOWHERE)
+        return self._places.get(self._identity(node), NOWHERE)
 
-    def _returned(self) -> Any:
-        return self._graph.output_node().args[0]
-
-    def hand_out(self) -> bool:
+    def hand_out(self) -> None:
         """Adds an operator for each result that the graph uses itself as well."""
-        found = [place for identity, place in self._results.items() if identity in self._used]
-        for place in found:
-            with self._graph.inserting_before(self._graph.output_node()):
-                operator = torch.ops.comgra_decl.hand_out.default
-                self._graph.call_function(operator, (self._returned()[place], place))
-        return bool(found)
+        returned = _returned(self._graph)
+        for identity, position in self._results.items():
+            if identity in self._used:
+                with self._graph.inserting_before(self._graph.output_node()):
+                    operator_ = torch.ops.comgra_decl.hand_out.default
+                    self._graph.call_function(operator_, (returned[position], position))
 
 
-def _flows(node: Node) -> bool:
-    value = node.meta.get("example_value")
+def _given(graph: Graph) -> list[Node]:
+    return [node for node in graph.nodes if node.op == "placeholder"]
+
+
+def _returned(graph: Graph) -> Any:
+    return graph.output_node().args[0]
+
+
+def _flows(node: Any) -> bool:
+    value = node.meta.get("example_value") if isinstance(node, torch.fx.Node) else None
     return isinstance(value, torch.Tensor) and value.requires_grad
-
-
-def _identity(node: Any) -> object:
-    """Returns what nodes share that are one and the same tensor: the compiler's stand-in."""
-    value = node.meta.get("example_value")
-    return id(value) if isinstance(value, torch.Tensor) else node
 
 
 def _is_made_outside(result: torch.Tensor) -> bool:

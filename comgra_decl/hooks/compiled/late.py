@@ -11,6 +11,8 @@ from torch._inductor.custom_graph_pass import (
     get_hash_for_files,
 )
 
+from comgra_decl.hooks.compiled.operators import operator_of
+
 if TYPE_CHECKING:
     from torch.fx import Graph, GraphModule, Node
 
@@ -28,8 +30,8 @@ class LateReading(CustomGraphPass):  # type: ignore[misc]
 
     def __call__(self, graph: Graph) -> None:
         """Changes a graph."""
-        shows = [node for node in graph.nodes if _operator(node).startswith("comgra_decl.")]
-        calls = [i for i, node in enumerate(shows) if "comgra_decl.entered" in _operator(node)]
+        shows = [node for node in graph.nodes if operator_of(node).startswith("comgra_decl.")]
+        calls = [i for i, node in enumerate(shows) if "comgra_decl.entered" in operator_of(node)]
         late = shows[calls[-1] + 1 :] if calls else shows
         end = next(node for node in graph.nodes if _ends(node))
         for node in late:
@@ -58,13 +60,6 @@ def settings(graph: GraphModule) -> dict[str, Any]:
         "post_grad_custom_post_pass": [*theirs, LateReading()],
         "reorder_for_peak_memory": False,  # it would move them back
     }
-
-
-def _operator(node: Node) -> str:
-    """Returns the name of the operator whose effect a node has; empty for those without effect."""
-    if node.target is torch.ops.higher_order.with_effects:
-        return str(node.args[1])
-    return ""
 
 
 def _ends(node: Node) -> bool:

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from comgra_decl.hooks.acting import here
-from comgra_decl.hooks.calling import is_backward, is_no_step, torch_variable
+from comgra_decl.hooks.calling import is_backward, is_module_call, is_no_step, torch_variable
 from comgra_decl.hooks.compiled import operators
 from comgra_decl.hooks.compiled.borders import NOWHERE, Arrival, Border, InnerGradients
 from comgra_decl.hooks.compiled.operators import NO_TICKET, Given, Shown
@@ -156,11 +156,12 @@ class Observers:
         self._calls: list[tuple[weakref.ref[nn.Module], CallObserver]] = []
         self.within_function = False
         self._placed: list[nn.Module] = []
+        self._called: dict[ModulePlan, None] = {}  # whose hooks have been on in this step
         self._iterations: dict[object, int | None] = {}  # of the latest call
         self._tickets: list[list[Arrival]] = []
         self._inner = InnerGradients()
         self._border: Border | None = None  # of the piece of code that runs
-        self._issued: dict[tuple[int, str, bool], list[int]] = {}
+        self._issued: dict[object, list[int]] = {}  # by what the tickets are for
 
     @property
     def placed(self) -> bool:
@@ -170,6 +171,7 @@ class Observers:
     def begin(self) -> None:
         """A step is about to be recorded."""
         self.within_function = False
+        self._called.clear()
         self._iterations.clear()
         self._tickets.clear()
         self._issued.clear()
@@ -189,6 +191,7 @@ class Observers:
     def place(self, plans: Iterable[ModulePlan]) -> None:
         """A model is called: puts the hooks on its modules, behind those that they have."""
         for plan in plans:
+            self._called[plan] = None
             module = plan.module()
             if module is None or isinstance(module, torch.jit.ScriptModule):
                 continue  # no hook runs within TorchScript
@@ -225,6 +228,29 @@ class Observers:
             self._on_fault(error)
             return False
         return True
+
+    def place_again(self, caller: FrameType) -> bool:
+        """A checkpoint computes again, in backward, what was compiled: from the same code.
+
+        What it has kept of the first computation would not fit to another.
+
+        Args:
+            caller: the compiled callable.
+
+        Returns:
+            Whether the hooks are on.
+        """
+        try:
+            endings = torch_variable(caller, "cleanups")
+            if not self.placed and isinstance(endings, list):
+                functions = self._tracer.functions
+                if not is_module_call(caller) and functions is not None:
+                    self._place_calls(functions.outermost(caller))
+                self.place([*self._called])
+                endings.append(self.take_off)
+        except Exception as error:
+            self._on_fault(error)
+        return self.placed
 
     def _place_calls(self, modules: list[nn.Module]) -> None:
         observers = [(module, self._call_observer(module)) for module in modules]
@@ -294,7 +320,7 @@ class Observers:
         tracer, plan = self._tracer, self._plans[shown.module]
         capture = tracer.capture
         if is_backward():
-            return self._again(shown)
+            return self._again(_which(shown))
         if capture is None or is_no_step() or tracer.thread not in (0, here()):
             return NO_TICKET
         call: object = (plan, "input") if shown.entering else plan
@@ -320,9 +346,7 @@ class Observers:
             self._border.result(shown.result, arrivals)
         if not arrivals or shown.outside:
             return NO_TICKET
-        ticket = self._ticket(arrivals)
-        self._issued.setdefault(_which(shown), []).append(ticket)
-        return ticket
+        return self._issue(_which(shown), arrivals)
 
     def _waits(self, shown: Shown) -> bool:
         """Whether somebody will have to be told of a tensor's gradient."""
@@ -330,13 +354,15 @@ class Observers:
             return shown.watched
         return self._border is not None and self._border.flows(shown.place)
 
-    def _ticket(self, arrivals: list[Arrival]) -> int:
+    def _issue(self, which: object, arrivals: list[Arrival]) -> int:
+        ticket = len(self._tickets)
         self._tickets.append(arrivals)
-        return len(self._tickets) - 1
+        self._issued.setdefault(which, []).append(ticket)
+        return ticket
 
-    def _again(self, shown: Shown) -> int:
+    def _again(self, which: object) -> int:
         """A checkpoint computes again what was shown before; where that was once, it is known."""
-        issued = self._issued.get(_which(shown), [])
+        issued = self._issued.get(which, [])
         return issued[0] if len(issued) == 1 else NO_TICKET
 
     def gradient(self, tensor: torch.Tensor, ticket: int) -> None:
@@ -355,12 +381,13 @@ class Observers:
         """Returns compiled code that tells what it is given and returns."""
 
         def call(*given: Any) -> Any:
-            if operators.reader is not self or is_backward():
+            if operators.reader is not self:
                 return compiled(*given)
-            before, self._border = self._border, Border(given)
+            before, self._border = self._border, Border(given, code=compiled)
             try:
                 returned = compiled(*given)
-                self._leave_border(self._border, returned)
+                if not is_backward():  # else a checkpoint computes again what nobody reads
+                    self._leave_border(self._border, returned)
             finally:
                 self._border = before
             return returned
@@ -378,9 +405,12 @@ class Observers:
         """A piece of code returns a tensor that it uses itself, whose gradient is whole within."""
         if self._border is None:
             return NO_TICKET
+        which = self._border.code, position
+        if is_backward():
+            return self._again(which)
         arrivals: list[Arrival] = []
         self._border.hand_out(position, arrivals)
-        return self._ticket(arrivals)
+        return self._issue(which, arrivals)
 
     # -- which models compiled functions call --------------------------------------------------
 

@@ -25,6 +25,7 @@ import torch
 from torch._library.effects import EffectType
 from torch._subclasses.functional_tensor import FunctionalTensor
 
+from comgra_decl.hooks.calling import is_backward
 from comgra_decl.hooks.compiled.borders import NOWHERE
 
 NO_TICKET = -1
@@ -163,6 +164,8 @@ def _show(
 
     Where it is not known which argument it is, they are not heard at all.
     """
+    if is_backward() and not _is_traced(x):
+        return  # a checkpoint computes again what autograd has listened to
     outside = _is_given(x)
     watched = watched and x.requires_grad and not (outside and place == NOWHERE)
     how = (entering, watched, place, outside, result if _is_traced(x) else NOWHERE)
@@ -211,6 +214,13 @@ def _leave(_: list[torch.Tensor], module: torch.Tensor, __: bool) -> None:
 def _arrived(gradient: torch.Tensor | None, ticket: torch.Tensor) -> None:
     if gradient is not None:  # autograd hands over None where a function has none for this result
         torch.ops.comgra_decl.gradient(gradient, ticket)
+
+
+def operator_of(node: torch.fx.Node) -> str:
+    """Returns the name of the operator whose effect a node has; empty for those without effect."""
+    if node.target is torch.ops.higher_order.with_effects:
+        return str(node.args[1])
+    return ""
 
 
 def _define() -> torch.library.Library:

@@ -12,6 +12,7 @@ import dataclasses
 import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
+from functools import partial
 from pathlib import Path
 from types import CodeType, FrameType
 from typing import TYPE_CHECKING, Any
@@ -20,17 +21,14 @@ import torch
 from torch.nn.modules import module as torch_module
 
 from comgra_decl.hooks import modes
-from comgra_decl.hooks.calling import MODULE_HOOKS, is_module_call
+from comgra_decl.hooks.calling import MODULE_HOOKS, is_backward, is_module_call
 from comgra_decl.hooks.compiled.borders import mark_borders
+from comgra_decl.hooks.compiled.operators import operator_of
 from comgra_decl.hooks.compiled.targets import show_targets
 
 if TYPE_CHECKING:
     from comgra_decl.hooks.compiled.observers import Observers
 
-_CHECKPOINTED = (
-    "it has a checkpoint (torch.utils.checkpoint) in it, and gradients of what is computed there "
-    "again cannot be shown; without output_grad and input_grad of these modules it can be compiled"
-)
 _COMMUNICATES = (
     "compiled code calls collectives itself, and would wait for ever for ranks that run eagerly"
 )
@@ -111,6 +109,8 @@ class Variant:
     def _may_show(self, caller: FrameType) -> bool:
         """Whether a compiled callable is part of a model, is one, or calls one."""
         observers = self.observers
+        if is_backward():
+            return observers.place_again(caller)
         return observers.placed or is_module_call(caller) or observers.place_within(caller)
 
     def _enter_region(self) -> None:
@@ -159,8 +159,6 @@ class _Backend:
     def __call__(self, graph: torch.fx.GraphModule, *args: Any, **kwargs: Any) -> Any:
         if _communicates(graph):
             raise RuntimeError(_COMMUNICATES)
-        if _watches_checkpoints(graph):
-            raise RuntimeError(_CHECKPOINTED)
         if self._observers.within_function:
             show_targets(graph)
         mark_borders(graph)
@@ -171,23 +169,6 @@ class _Backend:
             ours = {**late.settings(graph), "triton.cudagraphs": False}
             kwargs["config_patches"] = {**theirs, **ours}
         return self._observers.around(self._backend(graph, *args, **kwargs))
-
-
-def _watches_checkpoints(graph: torch.fx.GraphModule) -> bool:
-    """Whether gradients are shown of what a checkpoint computes again.
-
-    AOTAutograd then counts the tensor that tells whose gradient it is among what backward keeps,
-    and cannot: the program's own forward would end with that.
-    """
-    modules = dict(graph.named_modules())
-    called = (n for n in graph.graph.nodes if "tag_activation_checkpoint" in str(n.target))
-    bodies = (modules.get(str(arg.target)) for n in called for arg in n.args if hasattr(arg, "op"))
-    return any(
-        "comgra_decl.show" in str(node.target) and node.args[-1] is True
-        for body in bodies
-        if isinstance(body, torch.fx.GraphModule)
-        for node in body.graph.nodes
-    )
 
 
 def _communicates(graph: torch.fx.GraphModule) -> bool:
@@ -312,8 +293,23 @@ def _compiling_all() -> Iterator[None]:
     from torch._functorch import config
 
     whole = of_dynamo.patch(optimize_ddp=False)
-    with config.patch(force_non_lazy_backward_lowering=True), whole:
+    once = partial(_show_once, config.joint_custom_pass)
+    with config.patch(force_non_lazy_backward_lowering=True, joint_custom_pass=once), whole:
         yield
+
+
+def _show_once(theirs: Any, joint: torch.fx.GraphModule, given: Any) -> torch.fx.GraphModule:
+    """Forward and backward are about to be told apart: no checkpoint computes again what shows.
+
+    The number by which a gradient is known is kept for the backward instead: it is one integer.
+    """
+    if callable(theirs):
+        joint = theirs(joint, given)
+    for node in joint.graph.nodes:
+        if operator_of(node).startswith("comgra_decl."):
+            for made in (node, *node.users):
+                made.meta.pop("recompute", None)
+    return joint
 
 
 def _first_line(error: BaseException) -> str:
