@@ -203,7 +203,7 @@ class Attachment(ABC):
     def _say(self, key: str, what: str, sentence: str) -> None:
         """A choice was made that the person behind the program should know of."""
         self._reporter.say(what if key == "budget" else f"{key}.{what}", sentence)
-        self._scalars.note(f"schedule.{key}: {sentence}")
+        self._scalars.remark(f"schedule.{key}: {sentence}")
 
     def _follow(self, spec: Spec) -> None:
         """Makes everything that depends on what is selected."""

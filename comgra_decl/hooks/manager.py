@@ -498,7 +498,7 @@ class HookManager(Choosing):
             self._armed
             or self._evaluation.open
             or self._watch.waiting
-            or self._budget.timed
+            or self._budget.attentive
             or self._agenda.typed
             or self._scalars.talks
             or self._called.watched

@@ -104,7 +104,10 @@ class Agenda:
         """The first step for which `plan` has to be asked."""
         if self._keep or self.typed or self._hurried:
             return -math.inf
-        return math.inf if self._all.next is None else self._all.next
+        paid = self._step + self._budget.steps_in_debt
+        if self._all.forced is not None:
+            paid = min(paid, self._all.forced)  # whatever it costs
+        return max(math.inf if self._all.next is None else self._all.next, paid)
 
     def plan(self, step: int) -> Plan:
         """Returns what to do about `step`, which is about to begin."""

@@ -65,7 +65,11 @@ class Allowance:
 
     def indebted(self, now: float) -> bool:
         """Whether past records are still to be paid off."""
-        return now < self._paid
+        return self.debt(now) > 0
+
+    def debt(self, now: float) -> float:
+        """Returns the seconds that will pass until past records are paid off."""
+        return max(self._paid - now, 0.0)
 
     def charge(self, began: float, cost: float, *, step: float) -> None:
         """A record has cost so many seconds, or will turn out to.

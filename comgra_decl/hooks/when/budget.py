@@ -180,6 +180,24 @@ class Budget:
         now = self._clock()
         return any(each.indebted(now) for each in self._concerned(labels))
 
+    @property
+    def steps_in_debt(self) -> int:
+        """Steps for which past records will be paid off, halved: steps may become longer."""
+        if not self.timed or self.attentive:
+            return 0
+        plain = self._plain.medians()
+        step = plain["device"] or plain["host"]
+        return int(self._all.debt(self._clock()) / step / 2) if step else 0
+
+    @property
+    def attentive(self) -> bool:
+        """Whether the end of each step is to be seen: what the last record has cost is not known.
+
+        Otherwise the mean of several steps will do.
+        """
+        unsettled = self._last is not None or self._laps.records_away
+        return self.timed and (self._unknown or unsettled or self._plain.count < _ENOUGH)
+
     def exhausted(self, *labels: str) -> bool:
         """Whether the disk's budget, of all records or of a type, is used up."""
         if not self._weighed:
@@ -248,7 +266,7 @@ class Budget:
         late = None
         if lap.device is not None and self._plain.device and (self.timed or self._last):
             usual = median(self._plain.device)
-            late = min(lap.device - usual, usual)  # more than that is not of our making
+            late = lap.steps * min(lap.device - usual, usual)  # more is not of our making
             if self._last is None:
                 self._late = max(self._late + late, -usual)
         self._settle(late or 0.0)

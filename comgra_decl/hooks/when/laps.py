@@ -177,6 +177,11 @@ class Laps:
             yield lap
 
     @property
+    def records_away(self) -> bool:
+        """Whether it is not known yet how long a step with a record took."""
+        return any(lap.record is not None for lap, _, _ in self._waiting)
+
+    @property
     def away(self) -> bool:
         """Whether the last step that ended is timed by a device."""
         return self._start is not None

@@ -14,6 +14,10 @@ from comgra_decl.hooks.when.budget import Budget, Meter
 from comgra_decl.spec import load_spec
 
 
+_MOST_COUNTED = 32
+"""Steps that a program counts before somebody looks up."""
+
+
 class Training:
     """A training in which a step takes `plain` seconds, and `cost` more with a record."""
 
@@ -34,10 +38,22 @@ class Training:
         self.agenda = Agenda(spec, self.budget, clock=lambda: self.now)
         self.recorded: list[int] = []
         self.start = self.now
+        self.looked = 0  # how often the end of a step was looked at
 
-    def run(self, steps: int) -> Training:
+    def run(self, steps: int, *, rests: bool = False) -> Training:
+        """Trains; `rests`: steps that cannot be due are only counted, as in a program."""
+        quiet, unseen = 0.0, 0
         for step in range(steps):
+            if rests and step < quiet and unseen < _MOST_COUNTED and not self.budget.attentive:
+                self.now += self.plain
+                unseen += 1
+                continue
+            if unseen:
+                self.budget.step_ended(None, steps=unseen)
+                unseen = 0
             recorded = self.agenda.plan(step) is Plan.ARM
+            quiet = self.agenda.quiet_until
+            self.looked += 1
             self.now += self.plain + (self.cost if recorded else 0)
             if recorded:
                 self.recorded.append(step)
@@ -59,6 +75,20 @@ def test_records_are_as_far_apart_as_the_time_allows() -> None:
     assert 0.08 < training.share <= 0.11
     gaps = [b - a for a, b in zip(training.recorded[5:], training.recorded[6:], strict=False)]
     assert set(gaps) <= {45, 46, 47}
+
+
+def test_steps_that_only_pay_off_a_record_are_counted_several_at_a_time() -> None:
+    schedule = {"first": 1, "every": 1, "budget": {"time": "1%"}}
+    training = Training(schedule).run(20_000, rests=True)
+    looked_at = Training(schedule).run(20_000)
+    assert training.looked < 0.1 * looked_at.looked
+    assert training.recorded == looked_at.recorded
+
+
+def test_a_step_that_is_wanted_whatever_it_costs_is_not_passed_over() -> None:
+    schedule = {"first": 1, "every": 1, "windows": [[200, 205]], "budget": {"time": "1%"}}
+    training = Training(schedule).run(300, rests=True)
+    assert set(range(200, 206)) <= set(training.recorded)
 
 
 def test_what_the_first_steps_cost_is_paid_off_afterwards() -> None:
@@ -102,12 +132,13 @@ def test_the_cadence_chosen_is_said_once_and_again_when_it_changes_much() -> Non
     percent=st.integers(1, 50),
     first=st.integers(1, 10),
     every=st.integers(1, 20),
+    rests=st.booleans(),
 )
 def test_the_share_stays_below_the_budget(
-    plain: float, ratio: float, percent: int, first: int, every: int
+    plain: float, ratio: float, percent: int, first: int, every: int, rests: bool
 ) -> None:
     schedule = {"first": first, "every": every, "budget": {"time": f"{percent}%"}}
-    training = Training(schedule, plain=plain, cost=plain * ratio).run(2000)
+    training = Training(schedule, plain=plain, cost=plain * ratio).run(2000, rests=rests)
     paid = len(training.recorded) - first  # the last ones may still be being paid off
     assert (
         paid * training.cost
