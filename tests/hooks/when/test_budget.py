@@ -13,7 +13,6 @@ from comgra_decl.hooks.when.agenda import Agenda, Plan
 from comgra_decl.hooks.when.budget import Budget, Meter
 from comgra_decl.spec import load_spec
 
-
 _MOST_COUNTED = 32
 """Steps that a program counts before somebody looks up."""
 
