@@ -25,7 +25,8 @@ _EAGER = (
 )
 _INCOMPLETE = (
     "compile: {}: compiled code does not show all that the step recorded eagerly before it had, "
-    "{} for example ({} in all): step {} is recorded without. {}"
+    "{} for example ({} in all): step {} is recorded without, unless the program itself left them "
+    "out this time. {}"
 )
 _LATER = {
     "auto": "From now on recorded steps run eagerly",
