@@ -66,6 +66,10 @@ the same step with nothing attached, quartiles of the ratios round by round in b
 outputs, output gradients and parameter gradients of every module, at every step; *light*, *debug*:
 the presets, at every step; *idle*: attached, no step recorded. {store}
 """
+_SMOKE = (
+    "**A try of the code, with tiny nets that have the names of the large ones.** No ratio and no "
+    "verdict below says anything about a device."
+)
 _WITH_STORE = "Records are written to a store."
 _WITHOUT_STORE = (
     "Records are reduced to statistics by a thread of their own and then dropped: the packages of "
@@ -79,6 +83,7 @@ class Report:
 
     facts: dict[str, Any]
     store: bool
+    smoke: bool = False
     verdicts: dict[str, Verdict] = field(default_factory=dict)
     figures: dict[str, Any] = field(default_factory=dict)
     notes: list[str] = field(default_factory=list)
@@ -104,7 +109,8 @@ class Report:
         )
         store = _WITH_STORE if self.store else _WITHOUT_STORE
         rows = [("target", "measured", "met"), *map(verdict_row, self.verdicts.values())]
-        parts = [TEXT.format(machine=described, store=store), table(rows), *self.notes]
+        text = TEXT.format(machine=described, store=store)
+        parts = [text, *([_SMOKE] if self.smoke else []), table(rows), *self.notes]
         return "\n\n".join(part.strip() for part in parts) + "\n"
 
     def save(self, folder: Path) -> Path:
@@ -514,7 +520,7 @@ def main(
     facts = machine.machine_facts(_PACKAGES)
     facts |= {"device": place.description, "seconds": 0.0}
     stored = has_store() if store is None else store
-    report = Report(facts, stored)
+    report = Report(facts, stored, smoke)
     deadline = Deadline(60 * minutes - _MARGIN)
     bench = Bench(place, TINY if smoke else FULL, stored, deadline, report)
     bench.plan()
