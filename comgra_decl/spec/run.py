@@ -88,7 +88,7 @@ class HistogramSpec(SpecModel):
     """Histograms of all recorded tensors."""
 
     bins: Annotated[Int, Field(ge=2, le=4096)] = 64
-    """Number of equal bins between the lowest and the highest finite element."""
+    """Number of equal bins between the lowest and the highest of the finite elements counted."""
 
     elements: Annotated[Int, Field(ge=2)] = 4096
     """At most about so many elements, evenly spread over the tensor, are counted."""
