@@ -4,18 +4,15 @@ from __future__ import annotations
 
 import weakref
 from collections.abc import Callable, Iterable, Iterator
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch import nn
-from torch.nn.modules.module import register_module_forward_pre_hook
 from torch.optim import Optimizer
 
+from comgra_decl.hooks.headroom import EveryCall
 from comgra_decl.hooks.objects import instances_of
 from comgra_decl.hooks.step_clock import Seen
-
-if TYPE_CHECKING:
-    from torch.utils.hooks import RemovableHandle
 
 _WATCHED = 4
 """Optimizer steps for which calls are watched after one of an optimizer that was never seen."""
@@ -174,7 +171,7 @@ class CalledModels:
     def __init__(self, *, on_fault: Callable[[BaseException], None]) -> None:
         self._on_fault = on_fault
         self._called: dict[int, weakref.ref[nn.Module]] = {}
-        self._handle: RemovableHandle | None = None
+        self._calls = EveryCall(self._before)
         self._left = 0
         self._whole = False  # whether calls have been watched since the step began
 
@@ -198,7 +195,7 @@ class CalledModels:
     def begin_step(self) -> None:
         """A step of the training begins."""
         self._called.clear()
-        self._whole = self._handle is not None
+        self._whole = self._calls.on
         self._left -= 1
         if self._left <= 0:
             self.stop()
@@ -206,16 +203,14 @@ class CalledModels:
     def watch(self) -> None:
         """Looks, for a few steps, which modules are called."""
         self._left = _WATCHED
-        if self._handle is None:
-            self._handle = register_module_forward_pre_hook(self._before)
+        if not self._calls.on:
+            self._calls.install()
             self._whole = True
 
     def stop(self) -> None:
         """Looks no longer."""
-        handle, self._handle = self._handle, None
         self._whole = False
-        if handle is not None:
-            handle.remove()
+        self._calls.remove()
 
     def _before(self, module: nn.Module, _args: tuple[Any, ...]) -> None:
         try:

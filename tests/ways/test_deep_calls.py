@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import functools
 import sys
 import threading
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -69,15 +71,40 @@ def on_an_empty_stack(work: Callable[[], Any]) -> Any:
     return found[0]
 
 
-def traced(root: Path) -> list[float]:
-    with comgra.trace("debug", root=root, group="g", overrides=["rules=off"]):
-        return trained()
+@functools.cache
+def deepest() -> int:
+    """As deeply as modules may nest, but for the one frame more that `traced` has."""
+    fine, too_deep = DEPTH, DEPTH + 64
+    while too_deep - fine > 1:
+        depth = (fine + too_deep) // 2
+        failed = isinstance(on_an_empty_stack(partial(trained, depth)), RecursionError)
+        fine, too_deep = (fine, depth) if failed else (depth, too_deep)
+    return fine - 1
 
 
-def test_a_program_may_nest_as_deeply_as_without_tracing(tmp_path: Path) -> None:
-    assert on_an_empty_stack(lambda: traced(tmp_path)) == trained()
+def traced(root: Path, *changes: str, depth: int = DEPTH) -> list[float]:
+    with comgra.trace("debug", root=root, group="g", overrides=["rules=off", *changes]):
+        return trained(depth)
+
+
+@pytest.mark.parametrize(
+    ("change", "recorded"),
+    [
+        ("schedule.first=3", [0, 1, 2]),
+        ("schedule={steps: [0]}", [0]),
+        ("schedule={steps: [2]}", [2]),
+        ("schedule={first: 1, every: 1, budget: {time: '1%'}}", [0]),
+        ("schedule={first: 1, every: 2, eval: {every: 1}}", [0, 2]),
+    ],
+)
+def test_a_program_may_nest_as_deeply_as_without_tracing(
+    tmp_path: Path, change: str, recorded: list[int]
+) -> None:
+    depth = deepest()
+    found = on_an_empty_stack(lambda: traced(tmp_path, change, depth=depth))
+    assert found == on_an_empty_stack(lambda: trained(depth))
     run = comgra.open_run(tmp_path)
-    assert list(run.steps) == [0, 1, 2]
+    assert list(run.steps) == recorded
     assert run.error is None
 
 

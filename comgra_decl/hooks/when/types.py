@@ -13,14 +13,12 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import nn
-from torch.nn.modules.module import register_module_forward_pre_hook
 
 from comgra_decl.hooks.calling import is_no_step, torch_variable
+from comgra_decl.hooks.headroom import EveryCall
 from comgra_decl.spec.types import ByFunction, ByInput
 
 if TYPE_CHECKING:
-    from torch.utils.hooks import RemovableHandle
-
     from comgra_decl.spec.types import TypesSpec
 
 Label = Callable[[nn.Module, tuple[Any, ...], Mapping[str, Any]], Any]
@@ -166,27 +164,24 @@ class RootWatch:
     ) -> None:
         self._on_call = on_call
         self._on_fault = on_fault
-        self._handle: RemovableHandle | None = None
+        self._calls = EveryCall(self._before)
 
     @property
     def waiting(self) -> bool:
         """Whether the call it waits for has yet to come."""
-        return self._handle is not None
+        return self._calls.on
 
     def install(self) -> None:
         """Waits for the next call."""
-        if self._handle is None:
-            self._handle = register_module_forward_pre_hook(self._before)
+        self._calls.install()
 
     def remove(self) -> None:
         """Waits no longer."""
-        handle, self._handle = self._handle, None
-        if handle is not None:
-            handle.remove()
+        self._calls.remove()
 
     def _before(self, module: nn.Module, args: tuple[Any, ...]) -> None:
         try:
-            if self._handle is None or torch.compiler.is_compiling() or is_no_step():
+            if not self._calls.on or torch.compiler.is_compiling() or is_no_step():
                 return
             # A global pre hook is not given keyword arguments: its caller's frame has them.
             kwargs = torch_variable(sys._getframe(1), "kwargs") or {}
