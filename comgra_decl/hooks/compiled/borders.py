@@ -16,6 +16,8 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import torch
 from torch.nn import functional as F
 
+from comgra_decl.hooks.nested import gradient_function
+
 if TYPE_CHECKING:
     from torch.fx import Graph, GraphModule, Node
 
@@ -251,7 +253,7 @@ def _flows(node: Any) -> bool:
 
 
 def _is_made_outside(result: torch.Tensor) -> bool:
-    return type(result.grad_fn).__name__ != "CompiledFunctionBackward"
+    return type(gradient_function(result)).__name__ != "CompiledFunctionBackward"
 
 
 def _version(value: Any) -> int | None:

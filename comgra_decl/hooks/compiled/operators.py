@@ -27,6 +27,7 @@ from torch._subclasses.functional_tensor import FunctionalTensor
 
 from comgra_decl.hooks.calling import is_backward
 from comgra_decl.hooks.compiled.borders import NOWHERE
+from comgra_decl.hooks.nested import gradient_function
 
 NO_TICKET = -1
 """What a tensor has whose gradient nobody waits for."""
@@ -179,7 +180,7 @@ def _is_given(x: torch.Tensor) -> bool:
 
     Those that were computed before it have a function that only raises an error.
     """
-    return x.is_leaf or type(x.grad_fn).__name__ == "Error"
+    return x.is_leaf or type(gradient_function(x)).__name__ == "Error"
 
 
 def _is_traced(x: torch.Tensor) -> bool:
