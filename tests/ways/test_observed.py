@@ -305,6 +305,30 @@ class Looped(nn.Module):
         return result
 
 
+class Idle(nn.Module):
+    """What drops nothing returns what it was given: its gradient has all that the other's has."""
+
+    def __init__(self, dropout: nn.Module) -> None:
+        super().__init__()
+        self.one, self.drop, self.two = nn.Linear(6, 8), dropout.eval(), nn.Linear(8, 3)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        hidden = self.one(x)[:, :, None, None, None]
+        dropped = self.drop(hidden) * 2 + hidden
+        result: torch.Tensor = self.two(dropped.flatten(1))
+        return result
+
+
+@pytest.mark.parametrize(
+    "dropout", [nn.Dropout, nn.Dropout3d, nn.AlphaDropout, nn.FeatureAlphaDropout]
+)
+def test_gradients_of_a_dropout_that_drops_nothing_are_those_of_what_it_returns(
+    dropout: type[nn.Module],
+) -> None:
+    traced = proven(Training(lambda: Idle(dropout())))
+    assert traced.report["warnings"] == []
+
+
 @pytest.mark.parametrize("make", [Broken, Changed, Looped])
 def test_observed_modules_may_do_what_modules_do(make: Make, shown: list[tuple[str, str]]) -> None:
     traced = proven(Training(make))

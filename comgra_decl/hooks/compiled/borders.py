@@ -29,8 +29,15 @@ NOWHERE = -1
 
 _OURS = "comgra_decl."
 _WATCHED = 5  # where this argument of `show` is
-_DROPOUTS = (F.dropout, F.alpha_dropout, F.feature_alpha_dropout)
-_TRAINING, _IN_PLACE = 2, 3  # where these arguments of theirs are
+_DROPOUTS = (
+    F.dropout,
+    F.dropout1d,
+    F.dropout2d,
+    F.dropout3d,
+    F.alpha_dropout,
+    F.feature_alpha_dropout,
+)
+_TRAINING = 2  # where this argument of theirs is
 
 
 class _Waiting(NamedTuple):
@@ -170,8 +177,7 @@ def _is_idle_dropout(node: Node) -> bool:
     if node.target not in _DROPOUTS or not isinstance(node.args[0], torch.fx.Node):
         return False
     training = node.args[2] if len(node.args) > _TRAINING else node.kwargs.get("training", True)
-    in_place = node.args[3] if len(node.args) > _IN_PLACE else node.kwargs.get("inplace", False)
-    return training is False and in_place is False
+    return training is False
 
 
 class _Marks:
