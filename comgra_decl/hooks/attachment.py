@@ -211,6 +211,7 @@ class Attachment(ABC):
             spec,
             self._owners,
             direct=self._direct,
+            entered=self._budget.begin,
             choose=self._choose,
             left=self._left_root,
             abandoned=self._is_abandoned,

@@ -57,6 +57,7 @@ class ModuleTracer:
         spec: what to capture.
         owners: who owns which module.
         direct: is told of calls of modules, to tell those of `forward` alone from them.
+        entered: called at each root call, before anything is looked for.
         choose: called with (root module, its top) at each root call; returns the capture this
             call goes to, or None.
         left: called when a root call has returned.
@@ -71,6 +72,7 @@ class ModuleTracer:
         owners: Owners,
         *,
         direct: DirectCalls,
+        entered: Callable[[], None],
         choose: Callable[[nn.Module, Top], StepCapture | None],
         left: Callable[[], None],
         abandoned: Callable[[], bool],
@@ -83,6 +85,7 @@ class ModuleTracer:
         self._reads_inputs = bool(wanted & {"input", "input_grad"})
         self._owners = owners
         self.direct = direct
+        self._entered = entered
         self._choose = choose
         self._left = left
         self._on_fault = on_fault
@@ -251,6 +254,7 @@ class ModuleTracer:
                 return False
             self._depth += 1
             if self._depth == 1:
+                self._entered()
                 if self.functions is not None:
                     self.functions.calls(module, sys._getframe(1))
                 with torch._C.DisableTorchFunction():

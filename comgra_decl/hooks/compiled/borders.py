@@ -11,10 +11,12 @@ from __future__ import annotations
 import operator
 import weakref
 from collections.abc import Callable, Iterator, Sequence
+from functools import partial
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 from torch.nn import functional as F
+from torch.utils.hooks import unserializable_hook
 
 from comgra_decl.hooks.nested import gradient_function
 
@@ -38,6 +40,7 @@ _DROPOUTS = (
     F.feature_alpha_dropout,
 )
 _TRAINING = 2  # where this argument of theirs is
+_SEVERAL = 2  # results: with one alone, a backward comes to it or not at all
 
 
 class _Waiting(NamedTuple):
@@ -63,6 +66,28 @@ class Border:
         self._waiting: list[_Waiting] = []
         self._handed_out: list[tuple[int, list[Arrival]]] = []
         self._returned: list[tuple[int, list[Arrival]]] = []
+        self._reached: set[int] = set()
+        self._arrived: dict[int, int] = {}  # the backward that has come to each result, last
+        self._changes = False  # whether it has changed what gradients flow through
+
+    def arrival_at(self, reached: Sequence[int] | None) -> Callable[[], bool]:
+        """Returns what tells in a backward whether it has come to any of some results.
+
+        Code is compiled for all of them: to those that the loss does not depend on, a backward
+        comes with zeros, where autograd would not have come at all.
+        """
+        self._reached.update(reached or ())
+
+        def arrives() -> bool:
+            task = torch._C._current_graph_task_id()
+            come = (self._arrived.get(position) == task for position in reached or ())
+            return reached is None or self._changes or any(come)
+
+        return arrives
+
+    def _note(self, position: int, gradient: torch.Tensor | None) -> None:
+        if gradient is not None:  # autograd hands over None where it comes for another result
+            self._arrived[position] = torch._C._current_graph_task_id()
 
     def flows(self, place: int) -> bool:
         """Whether gradients reach what it was given there."""
@@ -92,6 +117,11 @@ class Border:
             before is not None and before != _version(value)
             for before, value in zip(self._versions, self._given, strict=True)
         ]
+        self._changes = any(changed)
+        for position in self._reached:
+            if returned[position].requires_grad:
+                noted = unserializable_hook(partial(self._note, position))
+                returned[position].register_hook(noted)
         for waiting in self._waiting:
             if changed[waiting.place]:
                 waiting.arrivals.clear()
@@ -201,11 +231,44 @@ class _Marks:
         for position, node in enumerate(_returned(self._graph)):
             if _flows(node) and self._identity(node) not in self._places:
                 self._results.setdefault(self._identity(node), position)
+        self._bits = self._find_reached(parts)
         self._used: set[object] = set()
         for part in parts:
             for node in part.graph.nodes:
                 if node.op != "output" and not str(node.target).startswith(_OURS):
                     self._used.update(map(self._identity, node.all_input_nodes))
+
+    def _find_reached(self, parts: Sequence[GraphModule]) -> dict[object, int]:
+        """Returns of each node, as bits, the results that gradients flow back to it from."""
+        found: dict[object, int] = {}
+        for position, node in enumerate(_returned(self._graph)):
+            if _flows(node):
+                found[node] = found.get(node, 0) | 1 << position
+        if len(found) < _SEVERAL:
+            return {}
+        nodes = [node for part in parts for node in part.graph.nodes if not _stops(node)]
+        uses: dict[object, list[Any]] = {node: [*node.users] for node in nodes}
+        for node, same in self._same.items():
+            uses.setdefault(same, []).append(node)
+        shared: dict[object, int] = {}  # by storage, where something was changed in place
+        before = None
+        while found != before:
+            before = dict(found)
+            for node in reversed(nodes):
+                bits = found.get(node, 0)
+                for user in uses[node]:
+                    bits |= found.get(user, 0)
+                storage = _changed_storage(node)
+                if storage is not None:
+                    bits = shared[storage] = bits | shared.get(storage, 0)
+                found[node] = bits
+        return found
+
+    def _reached(self, node: Any) -> list[int] | None:
+        if not self._bits:
+            return None
+        bits = self._bits.get(node, 0)
+        return [position for position in range(bits.bit_length()) if bits >> position & 1]
 
     def _join(self, call: Node, body: GraphModule) -> None:
         """What a checkpoint is called with is what is computed with in it, and so is its result."""
@@ -227,7 +290,8 @@ class _Marks:
         name = str(node.target).removeprefix(_OURS).partition(".")[0]
         if name == "show" and node.args[_WATCHED] is True:
             result = self._results.get(self._identity(node.args[0]), NOWHERE)
-            node.args = (*node.args, self._place(node.args[0]), result)
+            reached = self._reached(node.args[0])
+            node.args = (*node.args, self._place(node.args[0]), result, reached)
         elif name == "enter":
             tensors: Any = node.args[0]
             node.args = (*node.args, [self._place(tensor) for tensor in tensors])
@@ -242,7 +306,8 @@ class _Marks:
             if identity in self._used:
                 with self._graph.inserting_before(self._graph.output_node()):
                     operator_ = torch.ops.comgra_decl.hand_out.default
-                    self._graph.call_function(operator_, (returned[position], position))
+                    node = returned[position]
+                    self._graph.call_function(operator_, (node, position, self._reached(node)))
 
 
 def _given(graph: Graph) -> list[Node]:
@@ -256,6 +321,20 @@ def _returned(graph: Graph) -> Any:
 def _flows(node: Any) -> bool:
     value = node.meta.get("example_value") if isinstance(node, torch.fx.Node) else None
     return isinstance(value, torch.Tensor) and value.requires_grad
+
+
+def _stops(node: Node) -> bool:
+    """Whether no gradient flows through a node: what it gives is a tensor that needs none."""
+    value = node.meta.get("example_value")
+    return isinstance(value, torch.Tensor) and not value.requires_grad
+
+
+def _changed_storage(node: Node) -> object:
+    """Returns where a tensor lies that was changed in place, itself or another one there."""
+    value = node.meta.get("example_value")
+    if not isinstance(value, torch.Tensor) or value.layout is not torch.strided:
+        return None
+    return value.untyped_storage()._cdata if value._version else None
 
 
 def _is_made_outside(result: torch.Tensor) -> bool:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import sys
 import weakref
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
@@ -158,7 +158,7 @@ class Observers:
         self._placed: list[nn.Module] = []
         self._called: dict[ModulePlan, None] = {}  # whose hooks have been on in this step
         self._iterations: dict[object, int | None] = {}  # of the latest call
-        self._tickets: list[list[Arrival]] = []
+        self._tickets: list[tuple[list[Arrival], Callable[[], bool]]] = []
         self._inner = InnerGradients()
         self._border: Border | None = None  # of the piece of code that runs
         self._issued: dict[object, list[int]] = {}  # by what the tickets are for
@@ -346,7 +346,7 @@ class Observers:
             self._border.result(shown.result, arrivals)
         if not arrivals or shown.outside:
             return NO_TICKET
-        return self._issue(_which(shown), arrivals)
+        return self._issue(_which(shown), arrivals, shown.reached)
 
     def _waits(self, shown: Shown) -> bool:
         """Whether somebody will have to be told of a tensor's gradient."""
@@ -354,9 +354,12 @@ class Observers:
             return shown.watched
         return self._border is not None and self._border.flows(shown.place)
 
-    def _issue(self, which: object, arrivals: list[Arrival]) -> int:
+    def _issue(
+        self, which: object, arrivals: list[Arrival], reached: Sequence[int] | None
+    ) -> int:
         ticket = len(self._tickets)
-        self._tickets.append(arrivals)
+        arrives = _always if self._border is None else self._border.arrival_at(reached)
+        self._tickets.append((arrivals, arrives))
         self._issued.setdefault(which, []).append(ticket)
         return ticket
 
@@ -369,9 +372,11 @@ class Observers:
         """The gradient of a tensor that was shown has been computed."""
         try:
             if 0 <= ticket < len(self._tickets):
-                with torch._C.DisableTorchFunction():
-                    for arrival in self._tickets[ticket]:
-                        arrival(tensor)
+                arrivals, arrives = self._tickets[ticket]
+                if arrives():
+                    with torch._C.DisableTorchFunction():
+                        for arrival in arrivals:
+                            arrival(tensor)
         except Exception as error:
             self._on_fault(error)
 
@@ -401,7 +406,7 @@ class Observers:
         except Exception as error:
             self._on_fault(error)
 
-    def hand_out(self, position: int) -> int:
+    def hand_out(self, position: int, reached: Sequence[int] | None) -> int:
         """A piece of code returns a tensor that it uses itself, whose gradient is whole within."""
         if self._border is None:
             return NO_TICKET
@@ -410,7 +415,7 @@ class Observers:
             return self._again(which)
         arrivals: list[Arrival] = []
         self._border.hand_out(position, arrivals)
-        return self._issue(which, arrivals)
+        return self._issue(which, arrivals, reached)
 
     # -- which models compiled functions call --------------------------------------------------
 
@@ -450,6 +455,10 @@ def _as_given(tensor: torch.Tensor, leaf: bool, flows: bool) -> torch.Tensor:
         return tensor
     found = tensor.detach().requires_grad_()
     return found if leaf else found.view_as(found)
+
+
+def _always() -> bool:
+    return True
 
 
 def _call_hooks(tensor: torch.Tensor, gradient: torch.Tensor) -> None:

@@ -45,6 +45,7 @@ class Shown(NamedTuple):
         place: as which argument the piece of compiled code was given it; -1: as none.
         outside: whether its gradient arrives there, and will not be shown.
         result: as which result the piece returns it; -1: as none.
+        reached: as which results what is computed from it is returned; None: it does not matter.
     """
 
     module: int
@@ -55,6 +56,7 @@ class Shown(NamedTuple):
     place: int = NOWHERE
     outside: bool = False
     result: int = NOWHERE
+    reached: Sequence[int] | None = None
 
 
 class Given(NamedTuple):
@@ -96,7 +98,7 @@ class Reader(Protocol):
     def target(self, tensor: torch.Tensor) -> None:
         """A compiled function compares what a model has computed with this."""
 
-    def hand_out(self, position: int) -> int:
+    def hand_out(self, position: int, reached: Sequence[int] | None) -> int:
         """A tensor is returned by a piece of code that uses it; returns a number for gradients."""
 
 
@@ -143,8 +145,10 @@ def _target(tensor: torch.Tensor) -> None:
         reader.target(tensor)
 
 
-def _handed_out(_: torch.Tensor, position: int) -> torch.Tensor:
-    return torch.tensor(NO_TICKET if reader is None else reader.hand_out(position))
+def _handed_out(
+    _: torch.Tensor, position: int, reached: Sequence[int] | None = None
+) -> torch.Tensor:
+    return torch.tensor(NO_TICKET if reader is None else reader.hand_out(position, reached))
 
 
 def _no_shape(*_: Any) -> None:
@@ -160,6 +164,7 @@ def _show(
     watched: bool,
     place: int = NOWHERE,
     result: int = NOWHERE,
+    reached: Sequence[int] | None = None,
 ) -> None:
     """Gradients of what is given to a piece of code are heard outside: others may use it as well.
 
@@ -169,7 +174,8 @@ def _show(
         return  # a checkpoint computes again what autograd has listened to
     outside = _is_given(x)
     watched = watched and x.requires_grad and not (outside and place == NOWHERE)
-    how = (entering, watched, place, outside, result if _is_traced(x) else NOWHERE)
+    ends = (result, reached) if _is_traced(x) else (NOWHERE, None)
+    how = (entering, watched, place, outside, *ends)
     ticket = torch.ops.comgra_decl.read(x.detach(), module, path, index, *how)
     if watched and not outside:
         x.register_hook(partial(_arrived, ticket=ticket))
@@ -188,9 +194,9 @@ def _is_traced(x: torch.Tensor) -> bool:
     return isinstance(x, FunctionalTensor)
 
 
-def _hand_out(x: torch.Tensor, position: int) -> None:
+def _hand_out(x: torch.Tensor, position: int, reached: Sequence[int] | None = None) -> None:
     if x.requires_grad and _is_traced(x) and not _is_given(x):
-        ticket = torch.ops.comgra_decl.handed_out(x.detach(), position)
+        ticket = torch.ops.comgra_decl.handed_out(x.detach(), position, reached)
         x.register_hook(partial(_arrived, ticket=ticket))
 
 
@@ -228,10 +234,11 @@ def _define() -> torch.library.Library:
     """Makes the operators; they last as long as the library that is returned."""
     library = torch.library.Library("comgra_decl", "DEF")
     shown = "Tensor x, Tensor module, str path, int index, bool entering, bool watched"
-    library.define(f"show({shown}, int place=-1, int result=-1) -> ()")
-    library.define(f"read({shown}, int place, bool outside, int result) -> Tensor")
-    library.define("hand_out(Tensor x, int position) -> ()")
-    library.define("handed_out(Tensor x, int position) -> Tensor")
+    ends = "int result=-1, int[]? reached=None"
+    library.define(f"show({shown}, int place=-1, {ends}) -> ()")
+    library.define(f"read({shown}, int place, bool outside, {ends}) -> Tensor")
+    library.define("hand_out(Tensor x, int position, int[]? reached=None) -> ()")
+    library.define("handed_out(Tensor x, int position, int[]? reached=None) -> Tensor")
     given = "Tensor[] tensors, Tensor module, str paths, bool[] leaves, bool[] flows, bool enabled"
     library.define(f"enter({given}, bool of_model, int[] places=[]) -> ()")
     library.define(f"entered({given}, int[] places) -> ()")

@@ -45,8 +45,10 @@ _GLOBAL_HOOKS = ("_global_forward_hooks", "_global_forward_pre_hooks")
 def unsupported() -> str | None:
     """Returns why this torch cannot keep two variants apart; None if it can."""
     from torch._dynamo import convert_frame, eval_frame, pgo
+    from torch._functorch._aot_autograd import graph_compile
 
     needed = (
+        (graph_compile, "collect_bw_donated_buffer_idxs"),
         (eval_frame, "set_eval_frame_isolate_recompiles_id"),
         (eval_frame, "_next_isolate_recompiles_id"),
         (eval_frame, "_callback_from_stance"),
@@ -294,8 +296,26 @@ def _compiling_all() -> Iterator[None]:
 
     whole = of_dynamo.patch(optimize_ddp=False)
     once = partial(_show_once, config.joint_custom_pass)
-    with config.patch(force_non_lazy_backward_lowering=True, joint_custom_pass=once), whole:
+    settings = {"force_non_lazy_backward_lowering": True, "joint_custom_pass": once}
+    with config.patch(settings), whole, _donating_nothing():
         yield
+
+
+@contextmanager
+def _donating_nothing() -> Iterator[None]:
+    """Lets no backward overwrite what was kept for it: a second one would end with an error.
+
+    The numbers by which gradients are known are kept, so it would do so where the program's own
+    code keeps nothing but what it was given and returns, and is run twice (`retain_graph=True`).
+    """
+    from torch._functorch._aot_autograd import graph_compile
+
+    theirs = graph_compile.collect_bw_donated_buffer_idxs
+    graph_compile.collect_bw_donated_buffer_idxs = lambda *_: []
+    try:
+        yield
+    finally:
+        graph_compile.collect_bw_donated_buffer_idxs = theirs
 
 
 def _show_once(theirs: Any, joint: torch.fx.GraphModule, given: Any) -> torch.fx.GraphModule:

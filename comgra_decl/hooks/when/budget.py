@@ -220,6 +220,10 @@ class Budget:
         for each in self._concerned(labels):
             each.records += 1
 
+    def begin(self) -> None:
+        """The model is called, maybe first of all: then the step has begun, as far as is known."""
+        self._laps.begin_if_unknown(self._clock)
+
     def step_ended(
         self,
         cost: float | None,

@@ -11,7 +11,7 @@ waits. Nothing here ever waits for the device, and events are used again.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -147,6 +147,11 @@ class Laps:
         """A step begins now; else it begins where the last one has ended."""
         self.restart()
         self._last, self._start = now, self._marks.new()
+
+    def begin_if_unknown(self, clock: Callable[[], float]) -> None:
+        """Something of a step happens: it begins now, unless it is known when the last one ended."""
+        if self._last is None:
+            self.begin(clock())
 
     def end(self, now: float, *, steps: int = 1, record: Any = None) -> Lap:
         """A step has ended, or several; what it took at the device may be known later."""
