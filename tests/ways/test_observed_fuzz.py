@@ -177,7 +177,7 @@ def learn(net: nn.Module, outputs: list[Any], how: str) -> None:
     if how == "twice":
         losses[1].backward(retain_graph=True)
     elif how == "asked before":
-        torch.autograd.grad(loss, [*net.parameters()][0], retain_graph=True)
+        torch.autograd.grad(loss, next(iter(net.parameters())), retain_graph=True)
     loss.backward()
 
 

@@ -85,6 +85,12 @@ class Border:
 
         return arrives
 
+    def _listen(self, returned: Any) -> None:
+        for position in self._reached:
+            if returned[position].requires_grad:
+                noted = unserializable_hook(partial(self._note, position))
+                returned[position].register_hook(noted)
+
     def _note(self, position: int, gradient: torch.Tensor | None) -> None:
         if gradient is not None:  # autograd hands over None where it comes for another result
             self._arrived[position] = torch._C._current_graph_task_id()
@@ -118,10 +124,7 @@ class Border:
             for before, value in zip(self._versions, self._given, strict=True)
         ]
         self._changes = any(changed)
-        for position in self._reached:
-            if returned[position].requires_grad:
-                noted = unserializable_hook(partial(self._note, position))
-                returned[position].register_hook(noted)
+        self._listen(returned)
         for waiting in self._waiting:
             if changed[waiting.place]:
                 waiting.arrivals.clear()

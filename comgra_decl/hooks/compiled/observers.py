@@ -354,9 +354,7 @@ class Observers:
             return shown.watched
         return self._border is not None and self._border.flows(shown.place)
 
-    def _issue(
-        self, which: object, arrivals: list[Arrival], reached: Sequence[int] | None
-    ) -> int:
+    def _issue(self, which: object, arrivals: list[Arrival], reached: Sequence[int] | None) -> int:
         ticket = len(self._tickets)
         arrives = _always if self._border is None else self._border.arrival_at(reached)
         self._tickets.append((arrivals, arrives))

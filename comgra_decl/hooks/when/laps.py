@@ -149,7 +149,7 @@ class Laps:
         self._last, self._start = now, self._marks.new()
 
     def begin_if_unknown(self, clock: Callable[[], float]) -> None:
-        """Something of a step happens: it begins now, unless it is known when the last one ended."""
+        """Something of a step happens: it begins now, unless the end of the last one is known."""
         if self._last is None:
             self.begin(clock())
 
