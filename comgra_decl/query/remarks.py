@@ -36,10 +36,11 @@ def price_text(report: Mapping[str, Any]) -> str | None:
         for clock in ("device", "host")
         if plain.get(clock) is not None and added.get(clock) is not None
     ]
-    once = price.get("once") or 0.0
+    once, first = price.get("once") or 0.0, price.get("records") == 1
     if told and once >= _WORTH_SAYING:
         told.append(f"and {once:.3g} s were spent once, on compiling")
-    return f"a record adds {', '.join(told)}" if told else None
+    which = "the first record, which found the model, added" if first else "a record adds"
+    return f"{which} {', '.join(told)}" if told else None
 
 
 def _milliseconds(seconds: float) -> str:

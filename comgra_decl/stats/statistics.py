@@ -38,11 +38,11 @@ Integers, truth values and all floats are numbers as they are; of complex ones i
 Sparse, nested, quantised and meta tensors have no statistics: they are refused by name, which the
 run's report says. So a sparse gradient is missing, not 0.
 
-Elements of float32 and smaller types are summed about a pivot in float32, 512 of each lane of a
-vector at a time, and these sums in float64. So a mean that cancels to nothing is off by the
-rounding of the largest element in float32. All else is computed in float64 and stored as float32:
-magnitudes above 3.4e38 are stored as infinity of their sign (nonfinite, a count of elements, still
-says 0), those below 1.4e-45 as 0.
+Elements of float32 and smaller types are summed about a pivot in float32, some hundreds at a time,
+and these sums in float64. So a mean that cancels to nothing is off by the rounding of the largest
+element in float32. All else is computed in float64 and stored as float32: magnitudes above 3.4e38
+are stored as infinity of their sign (nonfinite, a count of elements, still says 0), those below
+1.4e-45 as 0.
 """
 
 from __future__ import annotations

@@ -23,7 +23,11 @@ ONE = {"host": 0.0123456, "device": None}
             "a record adds 50 ms to a step of 50 ms (device), 10 ms to a step of 10 ms (host)",
         ),
         (
-            {"plain": {"host": 0.009}, "added": ONE, "once": 9.0},
+            {"records": 1, "plain": ONE, "added": BOTH},
+            "the first record, which found the model, added 10 ms to a step of 12.3 ms (host)",
+        ),
+        (
+            {"records": 2, "plain": {"host": 0.009}, "added": ONE, "once": 9.0},
             "a record adds 12.3 ms to a step of 9 ms (host), and 9 s were spent once, on compiling",
         ),
     ],

@@ -49,6 +49,7 @@ class _Record:
         to: what is charged for it.
         once: seconds of its step that no other record will take: something was compiled.
         charged: what was charged at first.
+        took: seconds of its step by the host's clock, None if it is not known when that began.
         host: by how much it made its step longer by the host's clock, as soon as that is known.
         device: the same by the device's clock, None if it cannot be told.
         timed: whether the device's clock timed its step.
@@ -58,6 +59,7 @@ class _Record:
     to: list[Allowance]
     once: float = 0.0
     charged: float = 0.0
+    took: float | None = None
     host: float = 0.0
     device: float | None = None
     timed: bool = False
@@ -273,6 +275,8 @@ class Budget:
             late = lap.steps * min(lap.device - usual, usual)  # more is not of our making
             if self._last is None:
                 self._late = max(self._late + late, -usual)
+        if self._last is not None and not self._plain.count:
+            self._last.host = _added_to(lap.host, self._last)
         self._settle(late or 0.0)
         self._plain.add(lap.host, lap.device)
         if self._plain.count == _ENOUGH:
@@ -283,14 +287,14 @@ class Budget:
         self._settle(0.0)
         record: _Record = lap.record
         plain = self._plain.medians()
-        host = _difference(lap.host, plain["host"])
-        record.host = record.cost if host is None else max(host - record.once, record.cost)
+        record.took = lap.host
+        record.host = _added_to(plain["host"], record)
         device = _difference(lap.device, plain["device"])
         record.device = None if device is None else max(device - record.once, 0.0)
         record.timed = lap.device is not None
         self._last = record
-        if record.device is None:
-            self._settle(0.0)
+        if record.device is None and self._plain.count:
+            self._settle(0.0)  # else the next step says what one takes without a record
 
     def _settle(self, late: float) -> None:
         """Settles what the last record has cost, now that the step after it is known.
@@ -375,6 +379,12 @@ class Budget:
 
     def _per_record(self, allowance: Allowance) -> float:
         return allowance.per_record() or self._all.per_record()
+
+
+def _added_to(plain: float | None, record: _Record) -> float:
+    """Returns by how much a record made its step longer, if a step without one takes `plain`."""
+    host = _difference(record.took, plain)
+    return record.cost if host is None else max(host - record.once, record.cost)
 
 
 def _difference(took: float | None, plain: float | None) -> float | None:

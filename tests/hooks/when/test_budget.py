@@ -95,6 +95,16 @@ def test_what_the_first_steps_cost_is_paid_off_afterwards() -> None:
     assert training.share <= 0.11
 
 
+def test_all_that_the_first_record_took_is_paid_off() -> None:
+    """What finding the model takes is in no measurement of its capture."""
+    training = Training({"first": 1, "every": 1, "budget": {"time": "10%"}}, cost=1.0)
+    training.budget.begin()
+    training.run(1)
+    training.cost = 0.05
+    training.run(1500)
+    assert training.recorded[1] == pytest.approx(1.0 / 0.1 / 0.01 - 100, abs=3)
+
+
 def test_a_cheap_record_changes_no_schedule() -> None:
     schedule = {"first": 1, "every": 50, "budget": {"time": "10%"}}
     training = Training(schedule, cost=0.001).run(1000)
