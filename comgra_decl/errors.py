@@ -49,6 +49,10 @@ class StoreError(ComgraError, OSError):
     """Writing to the store failed."""
 
 
+class RunGoneError(StoreError):
+    """The folder of the run being written is no longer there."""
+
+
 class NoMemoryError(StoreError, MemoryError):
     """The system refuses the memory that writing to the store may need."""
 

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from comgra_decl.errors import NoMemoryError
+from comgra_decl.errors import NoMemoryError, RunGoneError
 from comgra_decl.launch.reducing import Reduction
 from comgra_decl.launch.room import LEFT, Room, demand
 from comgra_decl.records import Note, RawStep, Said, StepBatch
@@ -404,10 +404,10 @@ class Session:
         lacks = isinstance(error, NoMemoryError)
         why = "memory is short" if lacks else "the store cannot be written"
         reason = (str(error) or type(error).__name__).rstrip(".")
-        _report(
-            f"recording has stopped because {why} ({reason}); the training goes on untouched, and "
-            f"{self._remains('committed')}"
-        )
+        said = f"recording has stopped because {why} ({reason}); the training goes on untouched"
+        # While a folder is being removed, what is still there says nothing of what will be.
+        remains = "" if isinstance(error, RunGoneError) else f", and {self._remains('committed')}"
+        _report(said + remains)
 
     def _remains(self, what: str) -> str:
         """Says what there is of the run: somebody may have removed it, or nothing was written."""

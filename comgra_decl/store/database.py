@@ -16,7 +16,7 @@ from typing import Any
 
 import tensorstore as ts
 
-from comgra_decl.errors import ComgraError, DamagedRunError, StoreError
+from comgra_decl.errors import ComgraError, DamagedRunError, RunGoneError, StoreError
 
 from .folder import MANIFEST, largest_file, strange_file
 from .layout import DATABASE, NODE_BYTES, ArrayForm
@@ -275,10 +275,10 @@ class Database:
             kind = TransientStoreError if text.startswith(TRANSIENT) else StoreError
             raise kind(f"{self.path}: writing {what} failed: {text}") from error
 
-    def gone(self) -> StoreError:
+    def gone(self) -> RunGoneError:
         """Returns the error for a run that is no longer where it was."""
         run = self.path.rstrip("/").rpartition("/")[0]
-        return StoreError(f"the run's folder {run!r} is gone: removed, moved or unmounted.")
+        return RunGoneError(f"the run's folder {run!r} is gone: removed, moved or unmounted.")
 
 
 def encode(value: Any, name: str | None) -> bytes:
