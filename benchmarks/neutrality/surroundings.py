@@ -30,6 +30,8 @@ _PATCHABLE = (
     torch.utils.data.DataLoader,
 )
 _IGNORED = frozenset({"__warningregistry__", "__annotations__", "__doc__"})
+_COMPILED = ("__compiled_fn_", "__resume_at_", "__builtins_dict__", "__import_")
+"""What Dynamo leaves among the globals of a function that it has compiled, torch's included."""
 
 
 def surroundings() -> dict[str, Any]:
@@ -65,7 +67,7 @@ def _members(prefix: str, owner: Any) -> dict[str, int]:
     return {
         f"{prefix}.{name}": id(value)
         for name, value in list(vars(owner).items())
-        if callable(value) and name not in _IGNORED
+        if callable(value) and name not in _IGNORED and not name.startswith(_COMPILED)
     }
 
 

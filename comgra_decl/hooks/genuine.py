@@ -33,13 +33,16 @@ from torch import overrides
 from comgra_decl.hooks.objects import functions_with
 
 _OF_C = (
-    BuiltinFunctionType,
-    ClassMethodDescriptorType,
-    GetSetDescriptorType,
-    MethodDescriptorType,
-    MethodWrapperType,
-    WrapperDescriptorType,
+    BuiltinFunctionType
+    | ClassMethodDescriptorType
+    | GetSetDescriptorType
+    | MethodDescriptorType
+    | MethodWrapperType
+    | WrapperDescriptorType
 )
+_OPERATORS = torch._ops.OperatorBase | torch._ops.OpOverloadPacket
+"""Objects that are called: the code that runs is not all of one."""
+
 _TORCH = f"{Path(torch.__file__).parent}{os.sep}"
 _ASKING = overrides.handle_torch_function.__code__
 
@@ -60,7 +63,7 @@ def genuine(func: Callable[..., Any]) -> Callable[..., Any]:
     Args:
         func: what torch calls it.
     """
-    if isinstance(func, _OF_C):
+    if isinstance(func, _OF_C | _OPERATORS):
         return func
     if type(func) is FunctionType and func in _known:
         return func

@@ -153,9 +153,10 @@ _UNUSED = (
 )
 _USED = (
     "selected but never called in this step, though their parameters have gradients: {} ({} in "
-    "all). Either the parent uses their weights itself: name its tensors with comgra.node(tensor, "
-    "name); or .forward() of one of torch's own layers is called directly, which runs no hooks: it "
-    "is recorded from the next record on; to have the first as well, write module(x) instead"
+    "all). Either the parent uses their weights itself, or they run in torch.cond, scan or map: "
+    "name the tensors with comgra.node(tensor, name); or .forward() of one of torch's own layers "
+    "is called directly, which runs no hooks: it is recorded from the next record on; to have the "
+    "first as well, write module(x) instead"
 )
 _REPLAYED = (
     "selected but never called in this step: {} ({} in all), inside of what "

@@ -31,6 +31,7 @@ from comgra_decl.hooks.calling import (
     is_within_call,
 )
 from comgra_decl.hooks.choosing import Choosing
+from comgra_decl.hooks.compiled.control_flow import untouched_control_flow
 from comgra_decl.hooks.compiled.stance import anything_compiled
 from comgra_decl.hooks.hand_updates import BY_HAND, HandUpdates
 from comgra_decl.hooks.lanes import IN_TURNS, Lane, Lanes
@@ -111,6 +112,7 @@ class HookManager(Choosing):
         self._patches = (
             watch_mode(self._on_mode, on_fault=self._fault),
             watch_skips(self._on_skip, before=self._say_scale, on_fault=self._fault),
+            untouched_control_flow(),
             *self._captures.patches,
         )
         self._hearing = Hearing(self)

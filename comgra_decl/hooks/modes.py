@@ -12,7 +12,8 @@ thread is next seen.
 from __future__ import annotations
 
 from abc import abstractmethod
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
 from threading import get_ident
 from typing import Any, cast
 from weakref import WeakSet
@@ -109,6 +110,23 @@ def sweep() -> None:
 
 def _is_gone(mode: OwnMode) -> bool:
     return mode in _removed or mode.thread != get_ident()
+
+
+@contextmanager
+def aside() -> Iterator[None]:
+    """Takes our modes off the stack of this thread for a while."""
+    ours = [mode for mode in _all() if isinstance(mode, OwnMode)]
+    if ours:
+        _replace_all([mode for mode in _all() if mode not in ours])
+    try:
+        yield
+    finally:
+        for mode in ours:
+            if _is_gone(mode):  # meanwhile
+                _returning.discard(mode)
+        back = [mode for mode in ours if not _is_gone(mode)]
+        if back:
+            _replace_all([*back, *(mode for mode in _all() if mode not in back)])
 
 
 def at_work() -> bool:

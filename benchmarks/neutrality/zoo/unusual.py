@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import torch
 from torch import Tensor, nn
+from torch._higher_order_ops import scan
 from torch.nn import functional as F
 
 from benchmarks.neutrality.program import Program, usual
@@ -39,6 +40,31 @@ class _Flow(nn.Module):
 
 
 ARCHITECTURES["neural-ode"] = lambda: squared(_Flow())
+
+
+class _Branching(nn.Module):
+    """Control flow that torch compiles by itself."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.second = mlp(), mlp()
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = torch.cond(x.sum() > 0, self.first, torch.cos, (x,))
+
+        def step(carried: Tensor, row: Tensor) -> tuple[Tensor, Tensor]:
+            now = torch.tanh(carried + row)
+            return now, now.clone()
+
+        _, rows = scan(step, x.new_zeros(x.shape[1]), x)
+        out: Tensor = self.second(rows)
+        return out
+
+
+@ARCHITECTURES
+def control_flow() -> Program:
+    torch.compiler.reset()  # what is compiled for the first time leaves its mark on parameters
+    return squared(_Branching())
 
 
 class _Sine(nn.Module):

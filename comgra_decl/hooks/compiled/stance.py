@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import sys
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from comgra_decl.hooks.calling import is_compiled_call
@@ -24,6 +24,7 @@ class EagerStance:
     restored when neither records.
     """
 
+    _lifted: ClassVar[bool] = False
     _forcing: ClassVar[set[int]] = set()  # ids of those that record
     _prior: ClassVar[Any] = None
     _filter: ClassVar[Any] = None
@@ -58,6 +59,24 @@ class EagerStance:
         self._needed = self._needed or anything_compiled()
         if self._needed:
             self.force()
+
+    @classmethod
+    @contextlib.contextmanager
+    def lifted(cls) -> Iterator[None]:
+        """Lets what torch itself compiles be compiled as the program has it, for a while."""
+        if not cls._forcing or cls._lifted:
+            yield
+            return
+        from torch._dynamo import eval_frame
+
+        forced = eval_frame._set_stance(cls._prior)
+        cls._lifted = True
+        try:
+            yield
+        finally:
+            cls._lifted = False
+            if cls._forcing:
+                eval_frame._set_stance(forced)
 
     def restore(self) -> None:
         """Returns to the stance found by `force`."""
@@ -125,7 +144,7 @@ def _called(original: Callable[..., Any], compiler: Any) -> Any:
     found = None
     caller = sys._getframe(2)  # behind the stand-in
     variants = [*EagerStance._variants.values()]
-    alone = len(variants) == len(EagerStance._forcing) == 1
+    alone = len(variants) == len(EagerStance._forcing) == 1 and not EagerStance._lifted
     if alone and compiler and is_compiled_call(caller) and _is_default():
         found = variants[0].instead_of(compiler, caller)
     return original(compiler) if found is None else found

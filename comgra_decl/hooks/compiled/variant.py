@@ -23,6 +23,7 @@ from torch.nn.modules import module as torch_module
 from comgra_decl.hooks import modes
 from comgra_decl.hooks.calling import MODULE_HOOKS, is_backward, is_module_call
 from comgra_decl.hooks.compiled.borders import mark_borders
+from comgra_decl.hooks.compiled.control_flow import GLOBAL_HOOKS, hooks_aside
 from comgra_decl.hooks.compiled.operators import operator_of
 from comgra_decl.hooks.compiled.targets import show_targets
 
@@ -39,7 +40,6 @@ To ask it takes a millisecond, and there are some dozens in a step.
 """
 
 _OURS = str(Path(__file__).resolve().parents[1])
-_GLOBAL_HOOKS = ("_global_forward_hooks", "_global_forward_pre_hooks")
 
 
 def unsupported() -> str | None:
@@ -241,7 +241,7 @@ class _Compiler:
         """Leaves out those on hooks of all modules, of which there are none of the program's."""
         kept = [True] * len(guards) if self._before is None else [*self._before(guards)]
         return [
-            keep and not any(name in guard.name for name in _GLOBAL_HOOKS)
+            keep and not any(name in guard.name for name in GLOBAL_HOOKS)
             for keep, guard in zip(kept, guards, strict=True)
         ]
 
@@ -266,21 +266,10 @@ def _without_global_hooks() -> Iterator[None]:
     Raises:
         RuntimeError: the program has such hooks.
     """
-    held = [getattr(torch_module, name) for name in _GLOBAL_HOOKS]
-    found = [dict(hooks) for hooks in held]
-    if any(not _is_ours(hook) for hooks in found for hook in hooks.values()):
-        raise RuntimeError("the program has hooks on all modules")
-    for hooks in held:
-        hooks.clear()
-    try:
+    with hooks_aside():
+        if any(getattr(torch_module, name) for name in GLOBAL_HOOKS):
+            raise RuntimeError("the program has hooks on all modules")
         yield
-    finally:
-        for hooks, before in zip(held, found, strict=True):
-            hooks.update(before)
-
-
-def _is_ours(hook: Any) -> bool:
-    return str(getattr(hook, "__module__", "")).startswith("comgra_decl.")
 
 
 @contextmanager
