@@ -528,31 +528,116 @@ class Alternating(nn.Module):
         return result
 
 
-def test_what_observed_code_does_not_show_is_said_and_auto_goes_back_to_eager(
-    shown: list[tuple[str, str]],
+@pytest.mark.parametrize("mode", ["auto", "observed"])
+def test_what_a_program_leaves_out_of_a_step_is_no_omission_of_compiled_code(
+    mode: str, shown: list[tuple[str, str]]
 ) -> None:
     training = Training(Alternating, sizes=(8, 8, 5, 5))
-    traced = proven(training, compile="auto")
-    said = only_warning(traced)
-    assert "two" in said
-    assert "step 2 is recorded without" in said
-    assert "From now on recorded steps run eagerly" in said
-    assert len({node for node, what in shown if what == "output"}) == 2
-    torch.compiler.reset()
-    traced = proven(training, compile="observed")
-    assert "compile: auto would run recorded steps eagerly" in only_warning(traced)
+    assert proven(training, compile=mode).report["warnings"] == []
+    assert {node for node, what in shown if what == "output"} == {"one", "two", "last"}
+
+
+class Lending(Alternating):
+    """Lends the weight of the layer that it leaves out, which has a gradient all the same."""
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return super().forward(x) + 0 * self.two.weight.sum()
+
+
+def counting(shown: list[tuple[str, str]], step: Step) -> tuple[Step, list[int]]:
+    """Returns a step that counts what compiled code has shown in it, and the counts."""
+    counts: list[int] = []
+
+    def counted(called: Any, x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+        shown.clear()
+        loss = step(called, x, y)
+        counts.append(len(shown))
+        return loss
+
+    return counted, counts
+
+
+@pytest.mark.parametrize(
+    ("sizes", "last"), [((8, 8, 5, 5), "eager"), ((8, 8, 5, 5, 5, 5, 5), "observed")]
+)
+def test_what_observed_code_does_not_show_is_said_and_auto_looks_for_it_eagerly(
+    sizes: tuple[int, ...], last: str, shown: list[tuple[str, str]]
+) -> None:
+    step, counts = counting(shown, cross_entropy)
+    traced = proven(Training(Lending, step, sizes=sizes), compile="auto")
+    said = traced.report["warnings"]
+    assert "two" in said[0]
+    assert "step 2 is recorded without" in said[0]
+    assert "The next recorded step runs eagerly" in said[0]
+    observed = [count > 0 for count in counts[-STEPS:]][::2]
+    assert observed == [False, True, False, last == "observed"]
+    assert ["the eager step after it had it" in line for line in said[1:]] == (
+        [True] if last == "eager" else []
+    )
+
+
+def test_observed_stays_observed_whatever_compiled_code_does_not_show(
+    shown: list[tuple[str, str]],
+) -> None:
+    step, counts = counting(shown, cross_entropy)
+    traced = proven(Training(Lending, step, sizes=(8, 8, 5, 5)), compile="observed")
+    assert "compile: auto, recorded steps would run eagerly" in only_warning(traced)
+    assert [count > 0 for count in counts[-STEPS:]][::2] == [False, True, True, True]
+
+
+class Freezing(nn.Module):
+    """Freezes its first layer after a few calls."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.one, self.act, self.last = nn.Linear(6, 8), nn.Tanh(), nn.Linear(8, 3)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        result: torch.Tensor = self.last(self.act(self.one(x)))
+        return result
+
+
+@pytest.mark.parametrize("mode", ["auto", "observed"])
+def test_a_layer_that_is_frozen_makes_the_next_record_eager(
+    mode: str, shown: list[tuple[str, str]]
+) -> None:
+    frozen: list[nn.Module] = []
+
+    def make() -> nn.Module:
+        frozen[:] = [net := Freezing()]
+        calls.clear()
+        return net
+
+    def freeze(called: Any, x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+        calls.append(1)
+        if len(calls) == 4:
+            frozen[0].one.requires_grad_(False)
+        return cross_entropy(called, x, y)
+
+    calls: list[int] = []
+    step, counts = counting(shown, freeze)
+    traced = proven(Training(make, step), compile=mode)
+    assert traced.report["warnings"] == []
+    assert [count > 0 for count in counts[-STEPS:]][::2] == [False, True, False, True]
+
+
+def test_updates_that_a_scaler_skips_are_no_omission_of_compiled_code() -> None:
+    net = Freezing()
+    called, optimizer = compiled(net), torch.optim.SGD(net.parameters(), 0.1)
+    scaler = torch.amp.GradScaler("cpu", init_scale=2.0**10)
+    with recording({**SPEC, "compile": "auto"}) as traced:
+        for number, (x, y) in enumerate(batches(STEPS)):
+            optimizer.zero_grad()
+            scale = 1e38 if number == 2 else 1.0
+            scaler.scale(F.cross_entropy(called(x), y) * scale * scale).backward()
+            scaler.step(optimizer)
+            scaler.update()
+    assert not any("does not show" in line for line in traced.report["warnings"])
 
 
 def test_steps_whose_graph_is_followed_run_eagerly(shown: list[tuple[str, str]]) -> None:
     """The first two, and every tenth record."""
-    counts: list[int] = []
-
-    def step(called: Any, x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
-        shown.clear()
-        loss = cross_entropy(called, x, y)
-        counts.append(len(shown))
-        return loss
-
+    step, counts = counting(shown, cross_entropy)
     traced = proven(Training(model, step), graph=True)
     assert [count > 0 for count in counts[-STEPS:]] == [False] * 4 + [True, False, True]
     assert ("1.two", "1") in traced.edges()

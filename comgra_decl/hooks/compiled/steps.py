@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 import torch
 
+from comgra_decl.hooks.compiled.completeness import Completeness
 from comgra_decl.hooks.compiled.functions import CompiledFunctions
 from comgra_decl.hooks.compiled.stance import EagerStance, anything_compiled
 from comgra_decl.hooks.functions.functions import wants_calls
@@ -25,14 +26,13 @@ _EAGER = (
 )
 _INCOMPLETE = (
     "compile: {}: compiled code does not show all that the step recorded eagerly before it had, "
-    "{} for example ({} in all): step {} is recorded without, unless the program itself left them "
-    "out this time. {}"
+    "{}: step {} is recorded without, unless the program itself left them out this time. {}"
 )
 _LATER = {
-    "auto": "From now on recorded steps run eagerly",
-    "observed": "compile: auto would run recorded steps eagerly from now on",
+    "auto": "The next recorded step runs eagerly; if it has them, so do all others",
+    "observed": "With compile: auto, recorded steps would run eagerly if an eager one had them",
 }
-_SHOWN = 3
+_SHOWN_EAGERLY = "compiled code did not show all of a step, and the eager step after it had it all"
 
 
 class CompiledSteps:
@@ -70,7 +70,7 @@ class CompiledSteps:
         self._on_fault = on_fault
         self._given_up = spec.compile == "eager"
         self._variant: Variant | None = None
-        self._expected: dict[int, Slot] | None = None  # what the last eager record had, by id
+        self._completeness = Completeness()
         self.observed = False  # whether the step in progress is
 
     def begin(self, stance: EagerStance, *, followed: bool) -> None:
@@ -81,7 +81,10 @@ class CompiledSteps:
             followed: whether the dependency graph of this step is followed.
         """
         self.end(stance)
-        if self._given_up or followed or self._expected is None or not anything_compiled():
+        if self._given_up or followed or not anything_compiled():
+            return
+        in_doubt = self._wanted == "auto" and self._completeness.doubted
+        if in_doubt or not self._completeness.holds_for(self._tracer.tops.values()):
             return
         why = self._why_not()
         if why is not None:
@@ -110,17 +113,14 @@ class CompiledSteps:
         """The record of a step is complete: has compiled code shown what eager code does?"""
         if self._given_up:
             return
-        found = {slot.id: slot for slot in slots}
-        if not self.observed:
-            self._expected = found
-            return
-        missing = [slot for id_, slot in (self._expected or {}).items() if id_ not in found]
-        if missing:
-            names = ", ".join(_name(slot) for slot in missing[:_SHOWN])
-            later = _LATER[self._wanted]
-            self._warn(_INCOMPLETE.format(self._wanted, names, len(missing), step, later))
-            self._given_up = self._wanted == "auto"
-            self._expected = found
+        tops = self._tracer.tops.values()
+        if self.observed:
+            lacking = self._completeness.lacking(slots, tops)
+            if lacking:
+                later = _LATER[self._wanted]
+                self._warn(_INCOMPLETE.format(self._wanted, lacking, step, later))
+        elif self._completeness.recorded_eagerly(slots, tops) and self._wanted == "auto":
+            self._give_up(_SHOWN_EAGERLY)
 
     def _why_not(self) -> str | None:
         from comgra_decl.hooks.compiled import variant
@@ -154,8 +154,3 @@ class CompiledSteps:
             observers: Observers = Observers(self._tracer, on_fault=self._on_fault)
             self._variant = Variant(observers, fail=self._give_up)
         return self._variant
-
-
-def _name(slot: Slot) -> str:
-    pass_ = "" if slot.pass_ == "forward" else f" ({slot.pass_})"
-    return f"{slot.node()} {slot.role}{pass_}"

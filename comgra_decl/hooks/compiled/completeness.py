@@ -1,0 +1,101 @@
+"""What a record of compiled code lacks, next to the eager one before it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from typing import TYPE_CHECKING
+
+import torch
+from torch import nn
+
+if TYPE_CHECKING:
+    from comgra_decl.hooks.plans import TopPlan
+    from comgra_decl.hooks.reading.slots import Slot
+
+_SHOWN = 3
+
+
+class Completeness:
+    """Compares records with the last eager one.
+
+    Compiled code could miss what modules take and return, and the gradients of that. Parameters,
+    their gradients and updates do not come from it: the program itself leaves those out, where a
+    scaler skips a step for example. So it does with modules that it did not call: none of their
+    parameters has a gradient then.
+    """
+
+    def __init__(self) -> None:
+        self._expected: dict[int, Slot] | None = None  # what the last eager record had, by id
+        self._learning: list[bool] = []  # which parameters required a gradient then
+        self.doubted: set[int] = set()  # what the record since then has lacked
+        self._named: set[str] = set()  # what was ever said to be lacking
+
+    def holds_for(self, tops: Iterable[TopPlan]) -> bool:
+        """Whether there is an eager record of the models as they are now.
+
+        Where a layer was frozen since, no gradient passes it, and that is no omission.
+        """
+        return self._expected is not None and self._learning == _learning(tops)
+
+    def recorded_eagerly(self, slots: Iterable[Slot], tops: Iterable[TopPlan]) -> bool:
+        """Takes an eager record; returns whether it has what the last compiled one lacked."""
+        self._expected = {slot.id: slot for slot in slots}
+        self._learning = _learning(tops)
+        doubted, self.doubted = self.doubted, set()
+        return not doubted.isdisjoint(self._expected)
+
+    def lacking(self, slots: Iterable[Slot], tops: Iterable[TopPlan]) -> str:
+        """Takes a record of compiled code; returns what it lacks, in words, "" if nothing new."""
+        found = {slot.id for slot in slots}
+        expected = self._expected or {}
+        missing = {id_: slot for id_, slot in expected.items() if id_ not in found}
+        for slot in _left_out(tops) if missing else ():
+            missing.pop(slot.id, None)
+        self.doubted = set(missing)
+        self._expected = {id_: slot for id_, slot in expected.items() if id_ not in missing}
+        names = [_name(slot) for slot in missing.values()]
+        if self._named.issuperset(names):
+            return ""
+        self._named.update(names)
+        return f"{', '.join(names[:_SHOWN])} for example ({len(names)} in all)"
+
+
+def _learning(tops: Iterable[TopPlan]) -> list[bool]:
+    return [parameter.requires_grad for top in tops for parameter in _parameters(top)]
+
+
+def _parameters(top: TopPlan) -> Iterator[torch.Tensor]:
+    for part in top.parts:
+        module = part.module()
+        if module is not None:
+            held = module._parameters.values()  # in a tenth of the time that `parameters()` takes
+            yield from (parameter for parameter in held if parameter is not None)
+
+
+def _left_out(tops: Iterable[TopPlan]) -> Iterator[Slot]:
+    """Yields the series that the program itself, not compiled code, leaves out of this step."""
+    for top in tops:
+        for held in (*top.parameters, *top.buffers):
+            for slot in (held.slot, *held.states.values()):
+                yield from (slot, *slot.passes.values())
+        if not any(parameter.grad is not None for parameter in _parameters(top)):
+            continue  # they were cleared before the step was over, and say nothing
+        modules = {part.path: part.module() for part in top.parts}
+        for plan in top.modules:
+            if not _was_used(plan.path, modules):
+                for slot in plan.slots.values():
+                    yield from (slot, *slot.passes.values())
+
+
+def _was_used(path: str, modules: dict[str, nn.Module | None]) -> bool:
+    """Whether a module, or what it is part of, has a parameter that has a gradient."""
+    module = modules.get(path)
+    learning = [p for p in module.parameters() if p.requires_grad] if module is not None else []
+    if learning or not path:
+        return any(parameter.grad is not None for parameter in learning)
+    return _was_used(path.rpartition(".")[0], modules)
+
+
+def _name(slot: Slot) -> str:
+    pass_ = "" if slot.pass_ == "forward" else f" ({slot.pass_})"
+    return f"{slot.node()} {slot.role}{pass_}"
