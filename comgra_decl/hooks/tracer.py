@@ -289,6 +289,10 @@ class ModuleTracer:
         """A compiled function begins that shows what it does, and calls models."""
         self._ends.targets.interrupt()
 
+    def given(self, tensor: torch.Tensor) -> None:
+        """It was given what a model in it is called with: that is no target, there or outside."""
+        self._ends.targets.know(tensor)
+
     def target(self, tensor: torch.Tensor) -> None:
         """It has met a target, outside of models."""
         if self._capture is None or not self._in_model:

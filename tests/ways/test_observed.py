@@ -585,6 +585,17 @@ def test_observed_stays_observed_whatever_compiled_code_does_not_show(
     assert [count > 0 for count in counts[-STEPS:]][::2] == [False, True, True, True]
 
 
+def test_a_gradient_is_recorded_before_the_programs_own_hook_changes_it() -> None:
+    def halving(called: Any, x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+        out = called(x)
+        out.register_hook(lambda gradient: gradient * 0.5)
+        loss = F.cross_entropy(out, y)
+        loss.backward()
+        return loss
+
+    assert proven(Training(model, halving)).report["warnings"] == []
+
+
 class Freezing(nn.Module):
     """Freezes its first layer after a few calls."""
 

@@ -2,8 +2,8 @@
 
 The gradient of a tensor is the sum of what all its users send back. Compiled code sees what is
 used within it, and autograd outside sees the rest. So the gradient of a tensor that is given to a
-piece of compiled code is whole outside only, and that of one that it returns is whole within only.
-Whoever reads either of them has to be told where to listen.
+piece of compiled code is whole outside only, and that of one that it returns and uses as well is
+whole within only. Whoever reads either of them has to be told where to listen.
 """
 
 from __future__ import annotations
@@ -85,6 +85,16 @@ class Border:
 
         return arrives
 
+    def _let_out(self, returned: Any, hook: Callable[[torch.Tensor, Arrival], None]) -> None:
+        """What it only returns is listened to outside, before hooks of the program's own."""
+        used = {position for position, _ in self._handed_out}
+        for position, arrivals in self._returned:
+            if position not in used:
+                for arrival in arrivals:
+                    hook(returned[position], arrival)
+            if position not in used or _is_made_outside(returned[position]):
+                arrivals.clear()
+
     def _listen(self, returned: Any) -> None:
         for position in self._reached:
             if returned[position].requires_grad:
@@ -94,6 +104,10 @@ class Border:
     def _note(self, position: int, gradient: torch.Tensor | None) -> None:
         if gradient is not None:  # autograd hands over None where it comes for another result
             self._arrived[position] = torch._C._current_graph_task_id()
+
+    def given(self, place: int) -> Any:
+        """Returns what it was called with there."""
+        return self._given[place]
 
     def flows(self, place: int) -> bool:
         """Whether gradients reach what it was given there."""
@@ -137,9 +151,7 @@ class Border:
         for position, arrivals in self._handed_out:
             whole = not _is_made_outside(returned[position])
             inner.know(returned[position], arrivals if whole else None)
-        for position, arrivals in self._returned:
-            if _is_made_outside(returned[position]):
-                arrivals.clear()
+        self._let_out(returned, hook)
 
 
 class InnerGradients:
@@ -227,7 +239,9 @@ class _Marks:
         for call, body in _checkpoints(graph):
             self._join(call, body)
         self._places: dict[object, int] = {}
+        self._all_places: dict[object, int] = {}  # also of what no gradient flows to
         for place, node in enumerate(_given(self._graph)):
+            self._all_places.setdefault(self._identity(node), place)
             if _flows(node):
                 self._places.setdefault(self._identity(node), place)
         self._results: dict[object, int] = {}
@@ -297,7 +311,8 @@ class _Marks:
             node.args = (*node.args, self._place(node.args[0]), result, reached)
         elif name == "enter":
             tensors: Any = node.args[0]
-            node.args = (*node.args, [self._place(tensor) for tensor in tensors])
+            places = [self._all_places.get(self._identity(tensor), NOWHERE) for tensor in tensors]
+            node.args = (*node.args, places)
 
     def _place(self, node: Any) -> int:
         return self._places.get(self._identity(node), NOWHERE)

@@ -428,7 +428,10 @@ class Observers:
                 args, kwargs = rebuilt(given.paths.split("\n"), known)
                 self._tracer.before_compiled(module, args, kwargs)
             for tensor, place in zip(known, given.places, strict=True):
-                if self._border is not None and place != NOWHERE and tensor._backward_hooks:
+                if self._border is None or place == NOWHERE:
+                    continue
+                self._tracer.given(self._border.given(place))
+                if tensor._backward_hooks:
                     self._border.wait(place, [partial(_call_hooks, tensor)], outside=True)
         except Exception as error:
             self._on_fault(error)
