@@ -186,6 +186,8 @@ class InnerGradients:
 def mark_borders(graph: GraphModule) -> None:
     """Tells the operators in a graph which tensors are given to it, and lets out those returned."""
     parts = [graph, *(body for _, body in _checkpoints(graph))]
+    for branch in _branches(graph, parts):
+        _show_nothing(branch)
     for part in parts:
         _leave_out_dropouts(part)
     marks = _Marks(graph, parts)
@@ -205,6 +207,21 @@ def _checkpoints(graph: GraphModule) -> Iterator[tuple[Node, GraphModule]]:
             body = getattr(graph, str(node.args[0].target))
             yield node, body
             yield from _checkpoints(body)
+
+
+def _branches(graph: GraphModule, parts: Sequence[GraphModule]) -> Iterator[GraphModule]:
+    """Yields what `torch.cond`, `scan` and the like call."""
+    for module in graph.modules():
+        if isinstance(module, torch.fx.GraphModule) and not any(module is part for part in parts):
+            yield module
+
+
+def _show_nothing(branch: GraphModule) -> None:
+    """Takes our operators out: nothing is shown there in eager code either."""
+    for node in [*branch.graph.nodes]:
+        if str(node.target).startswith(_OURS):
+            branch.graph.erase_node(node)
+    branch.recompile()
 
 
 def _leave_out_dropouts(graph: GraphModule) -> None:
