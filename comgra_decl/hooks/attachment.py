@@ -8,8 +8,8 @@ from __future__ import annotations
 
 import sys
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Mapping
-from contextlib import ExitStack
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import ExitStack, contextmanager
 from threading import RLock
 from typing import TYPE_CHECKING, Any
 
@@ -21,6 +21,7 @@ from comgra_decl.hooks.acting import here
 from comgra_decl.hooks.calling import is_backward, is_nested_step
 from comgra_decl.hooks.compiled.stance import EagerStance
 from comgra_decl.hooks.compiled.steps import CompiledSteps
+from comgra_decl.hooks.compiled.unused import UnusedOutputs
 from comgra_decl.hooks.direct_calls import DirectCalls
 from comgra_decl.hooks.functions.beside import Beside
 from comgra_decl.hooks.graph.structures import Structures
@@ -91,7 +92,8 @@ class Attachment(ABC):
         self._direct = DirectCalls(before=self._before_direct, after=self._after_direct)
         self._owners.on_class = self._direct.note
         self._table = SlotTable()
-        self._stance = EagerStance()
+        self._unused = UnusedOutputs(quietly=self._quietly, on_fault=self._fault)
+        self._stance = EagerStance(on_call=self._unused.called)
         self._headroom = Headroom()
         self._train = _new_capture(spec, followed=True)
         self._reporter = Reporter(spec)
@@ -274,6 +276,7 @@ class Attachment(ABC):
     def _disarm(self) -> None:
         self._armed = False
         self._train.open = False
+        self._unused.clear()
         with ExitStack() as each:  # all of them, whatever one of them does; the last is first
             if not self._evaluation.open or self._stopped:
                 if self._error is None:  # else frames of ours may lie below those that follow
@@ -342,6 +345,7 @@ class Attachment(ABC):
                 return
             self._settle_tuning()
             with torch._C.DisableTorchFunction():
+                self._unused.begin(backwarded)
                 self._tracer.read_loss(self._train, loss, backwarded)
         except Exception as error:
             self._fault(error)
@@ -351,8 +355,20 @@ class Attachment(ABC):
         """Says whose step the numbers that follow are of; see `HookManager`."""
 
     @abstractmethod
-    def _on_backward_done(self) -> None:
-        """`backward` has ended, while a step is recorded."""
+    def _on_backward_done(self, whole: bool) -> None:
+        """`backward` has ended, while a step is recorded; `whole`: for all that it came to."""
+
+    @contextmanager
+    def _quietly(self) -> Iterator[None]:
+        captures = [c for c in (self._train, self._evaluation.capture) if c.open]
+        for capture in captures:
+            capture.open = False
+        try:
+            with self._losses.aside():
+                yield
+        finally:
+            for capture in captures:
+                capture.open = True
 
     @abstractmethod
     def _settle_tuning(self) -> None:

@@ -387,7 +387,8 @@ class HookManager(Choosing):
             self._watch.install()
             self._stance.force_if_needed()
 
-    def _on_backward_done(self) -> None:
+    def _on_backward_done(self, whole: bool) -> None:
+        self._unused.end(whole=whole)
         self._train.backwards.end()
         self._evaluation.capture.backwards.end()
         if self._hand.pending:

@@ -164,12 +164,14 @@ class Reporter:
             self.warn(sentence)
         plans = [] if self._told else [plan for top in tops for plan in top.modules]
         self._told = True
-        for plan in plans:
+        called = {id(plan.module()) for plan in plans if plan.fired}  # maybe in another model
+        silent = [plan for plan in plans if _is_silent(plan) and id(plan.module()) not in called]
+        for plan in silent:
             module = plan.module()
-            if _is_silent(plan) and module is not None and is_used_uncalled(module):
+            if module is not None and is_used_uncalled(module):
                 self.on_uncalled(type(module))
         models = [model for top in tops if (model := top.top.module()) is not None]
-        for sentence in why_silent((plan for plan in plans if _is_silent(plan)), models):
+        for sentence in why_silent(silent, models):
             self.warn(sentence)
         for name, reason in report["refused"].items():
             self.warn(f"{name} is not recorded: {reason}")

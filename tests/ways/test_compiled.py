@@ -192,3 +192,17 @@ def test_a_step_that_is_compiled_whole_ends_with_the_programs_word() -> None:
     same(plain, found)
     assert traced.faults == []
     assert [s.info.step for s in traced.steps] == [0, 1, 2, 3]
+
+
+def test_a_part_that_is_compiled_and_called_alone_is_not_said_to_be_uncalled() -> None:
+    """Its class is the node then: the whole that holds it is never called."""
+    first, second = nn.Linear(4, 4), nn.Sequential(nn.Linear(4, 4), nn.ReLU())
+    whole = nn.Sequential(first, second)
+    called = torch.compile(second, backend="aot_eager")
+    optimizer = torch.optim.SGD(whole.parameters(), 0.1)
+    with recording({"nodes": {"all": {"select": "**"}}, "schedule": {"first": 3}}) as traced:
+        for _ in range(3):
+            called(first(torch.randn(2, 4))).sum().backward()
+            optimizer.step()
+            optimizer.zero_grad()
+    assert traced.report["warnings"] == []

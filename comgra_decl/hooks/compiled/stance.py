@@ -12,7 +12,12 @@ from comgra_decl.hooks.calling import is_compiled_call
 from comgra_decl.hooks.patches import Patch
 
 if TYPE_CHECKING:
+    from types import FrameType
+
     from comgra_decl.hooks.compiled.variant import Variant
+
+OnCall = Callable[["FrameType", Any], None]
+"""Is told of compiled code that is about to run eagerly: the compiled callable, its compiler."""
 
 
 class EagerStance:
@@ -22,18 +27,22 @@ class EagerStance:
     does the same. So there is never a moment in which the program could compile something that
     the stance does not reach. The stance is the process's: with one trace inside another, it is
     restored when neither records.
+
+    Args:
+        on_call: told of compiled code that runs eagerly while a step is recorded.
     """
 
     _lifted: ClassVar[bool] = False
-    _forcing: ClassVar[set[int]] = set()  # ids of those that record
+    _forcing: ClassVar[dict[int, OnCall]] = {}  # by the ids of those that record
     _prior: ClassVar[Any] = None
     _filter: ClassVar[Any] = None
     _wishes: ClassVar[Patch | None] = None
     _calls: ClassVar[Patch | None] = None
     _variants: ClassVar[dict[int, Variant]] = {}  # of those of them that have one
 
-    def __init__(self) -> None:
+    def __init__(self, *, on_call: OnCall = lambda *_: None) -> None:
         self._needed = False
+        self._on_call = on_call
 
     @property
     def variant(self) -> Variant | None:
@@ -46,13 +55,12 @@ class EagerStance:
             self._variants.pop(id(self), None)
         else:
             self._variants[id(self)] = variant
-        _watch_calls(bool(self._variants))
 
     def force(self) -> None:
         """Enters eager execution; calling it twice is harmless."""
         if not self._forcing:
             _force()
-        self._forcing.add(id(self))
+        self._forcing[id(self)] = self._on_call
 
     def force_if_needed(self) -> None:
         """Enters eager execution if the program has compiled anything; far cheaper if not."""
@@ -84,7 +92,7 @@ class EagerStance:
         if id(self) in self._forcing:
             if len(self._forcing) == 1:
                 _restore()
-            self._forcing.discard(id(self))  # not before: if that has failed, it is done again
+            del self._forcing[id(self)]  # not before: if that has failed, it is done again
 
 
 def _force() -> None:
@@ -93,12 +101,15 @@ def _force() -> None:
     cls = EagerStance
     if cls._wishes is None:
         cls._wishes = Patch(decorators, "_set_stance", _wish)
+        cls._calls = Patch(eval_frame, "_callback_from_stance", _called)
     # Compiled modules warn about global module hooks; ours never meet compiled code.
     warnings.filterwarnings("ignore", message=r"Using `torch.compile\(module\)` when there")
     cls._filter = warnings.filters[0]
     cls._prior = eval_frame._stance
     try:
-        cls._wishes.apply()
+        for patch in (cls._wishes, cls._calls):
+            if patch is not None:
+                patch.apply()
         eval_frame._set_stance(eval_frame.DynamoStance("force_eager"))
     except Exception:
         _restore()
@@ -111,8 +122,9 @@ def _restore() -> None:
     cls = EagerStance
     with contextlib.suppress(ValueError):
         warnings.filters.remove(cls._filter)  # type: ignore[attr-defined]
-    if cls._wishes is not None:
-        cls._wishes.restore()
+    for patch in (cls._wishes, cls._calls):
+        if patch is not None:
+            patch.restore()
     eval_frame._set_stance(cls._prior)
 
 
@@ -125,29 +137,24 @@ def _wish(_original: Callable[..., Any], stance: Any) -> Any:
     return prior
 
 
-def _watch_calls(wanted: bool) -> None:
-    """Is asked at each call of compiled code what is to compile it, or no longer."""
-    cls = EagerStance
-    if wanted and cls._calls is None:
-        from torch._dynamo import eval_frame
-
-        cls._calls = Patch(eval_frame, "_callback_from_stance", _called)
-    if cls._calls is not None:
-        (cls._calls.apply if wanted else cls._calls.restore)()
-
-
 def _called(original: Callable[..., Any], compiler: Any) -> Any:
     """Compiled code is called; returns what compiles it, None for eagerly.
 
     As the program has it where the program has a stance, and eagerly where two record at once.
     """
-    found = None
     caller = sys._getframe(2)  # behind the stand-in
+    forced = EagerStance._forcing and not EagerStance._lifted
+    if not forced or not compiler or not is_compiled_call(caller) or not _is_default():
+        return original(compiler)
+    found = None
     variants = [*EagerStance._variants.values()]
-    alone = len(variants) == len(EagerStance._forcing) == 1 and not EagerStance._lifted
-    if alone and compiler and is_compiled_call(caller) and _is_default():
+    if len(variants) == len(EagerStance._forcing) == 1:
         found = variants[0].instead_of(compiler, caller)
-    return original(compiler) if found is None else found
+    if found is not None:
+        return found
+    for on_call in [*EagerStance._forcing.values()]:
+        on_call(caller, compiler)
+    return original(compiler)
 
 
 def _is_default() -> bool:

@@ -10,7 +10,7 @@ from __future__ import annotations
 import inspect
 import weakref
 from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, contextmanager
 from threading import get_ident
 from typing import Any
 
@@ -62,7 +62,7 @@ class LossWatch:
         each: Callable[[object], None] | None,
         *,
         on_loss: Callable[[torch.Tensor, torch.Tensor], None],
-        on_done: Callable[[], None],
+        on_done: Callable[[bool], None],
         on_thread: Callable[[Any], bool],
         together: AbstractContextManager[Any],
         on_fault: Callable[[BaseException], None],
@@ -224,14 +224,27 @@ class LossWatch:
             recording = self._begins(args[0] if args else kwargs.get("tensors"))
         except Exception as error:
             self._on_fault(error)
+        whole = False
         try:
-            return original(*args, **kwargs)
+            result = original(*args, **kwargs)
+            whole = dict(zip(_PARAMETERS, args, strict=False), **kwargs).get("inputs") is None
         finally:
             self._inside.discard(thread)
             try:
-                self._ends(recording)
+                self._ends(recording, whole=whole)
             except Exception as error:
                 self._on_fault(error)
+        return result
+
+    @contextmanager
+    def aside(self) -> Iterator[None]:
+        """What is called here is no backward of the program's."""
+        thread = get_ident()
+        self._inside.add(thread)
+        try:
+            yield
+        finally:
+            self._inside.discard(thread)
 
     def _begins(self, tensors: Any) -> bool:
         """`backward` is called; returns whether it belongs to a step that is recorded."""
@@ -244,11 +257,11 @@ class LossWatch:
             self._tell(tensors, recording)
         return recording
 
-    def _ends(self, recording: bool) -> None:
+    def _ends(self, recording: bool, *, whole: bool) -> None:
         self._settle()
         if recording:
             with self._together:
-                self._on_done()
+                self._on_done(whole)
 
     def _tell(self, tensors: Any, recording: bool) -> None:
         for loss, tensor in self._losses(tensors):
