@@ -9,9 +9,9 @@ from typing import TYPE_CHECKING
 from comgra_decl.annotations import connect, kpi, node, note, step, tag
 
 if TYPE_CHECKING:
+    from comgra_decl.doors.checked_spec import load_spec
+    from comgra_decl.doors.trace import trace
     from comgra_decl.errors import ComgraError
-    from comgra_decl.launch.declared import load_spec
-    from comgra_decl.launch.trace import trace
     from comgra_decl.query import list_runs, open_group, open_run
     from comgra_decl.spec import Spec
 
@@ -38,10 +38,10 @@ _HOMES = {
     "ComgraError": "comgra_decl.errors",
     "Spec": "comgra_decl.spec",
     "list_runs": "comgra_decl.query",
-    "load_spec": "comgra_decl.launch.declared",
+    "load_spec": "comgra_decl.doors.checked_spec",
     "open_group": "comgra_decl.query",
     "open_run": "comgra_decl.query",
-    "trace": "comgra_decl.launch.trace",
+    "trace": "comgra_decl.doors.trace",
 }
 
 

@@ -204,6 +204,13 @@ class StepBatch:
     rows: NDArray[Any] | None = None
     shapes: Sequence[tuple[int, ...] | None] = ()
 
+    @classmethod
+    def of_documents(cls, documents: dict[str, Any]) -> StepBatch:
+        """Returns a batch of no records, for documents alone."""
+        empty = np.empty((0, 0, 0, 0), np.float32)
+        slots = np.empty(0, np.int32)
+        return cls([], slots, empty, empty, None, None, [], [], [], [], documents)
+
     @property
     def nbytes(self) -> int:
         """Bytes held until they are stored."""

@@ -11,8 +11,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from comgra_decl.launch.plan import HORIZONS, recorded_steps
-from comgra_decl.launch.plan_tables import size_text
+from comgra_decl.experiments.plan import HORIZONS, recorded_steps, size_text
 from comgra_decl.spec import load_spec
 from comgra_decl.spec.loading import PRESET_FOLDER, presets
 

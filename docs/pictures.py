@@ -114,7 +114,7 @@ def record(name: str, runs: Path) -> None:
 @contextmanager
 def viewer(runs: Path) -> Iterator[str]:
     """Serves the runs and yields the viewer's address."""
-    code = "from comgra_decl.launch.cli import main; main()"
+    code = "from comgra_decl.cli.main import main; main()"
     command = [sys.executable, "-c", code, "view", str(runs), "--port", "0", "--no-show"]
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as server:
         assert server.stdout is not None

@@ -37,7 +37,7 @@ CLASSES = (
     "comgra_decl.query.Group",
     "comgra_decl.query.RunSummary",
     "comgra_decl.keep.StepView",
-    "comgra_decl.launch.session.Session",
+    "comgra_decl.record.session.Session",
 )
 """Classes that users meet without making them."""
 
@@ -204,10 +204,11 @@ def _presets() -> Iterator[str]:
 def _commands() -> Iterator[str]:
     from typer.main import get_command
 
-    from comgra_decl.launch import rehearse, script
-    from comgra_decl.launch.cli import app
+    from comgra_decl.cli.commands import plan
+    from comgra_decl.cli.main import app
+    from comgra_decl.doors import script
 
-    usages = {"plan": rehearse.USAGE, "run": script.USAGE}
+    usages = {"plan": plan.USAGE, "run": script.USAGE}
     for name, command in sorted(get_command(app).commands.items()):  # type: ignore[attr-defined]
         if not command.help:
             raise UndocumentedError(f"command {name}")

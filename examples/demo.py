@@ -87,7 +87,7 @@ class Demo:
     def _view(self) -> None:
         """Starts the viewer, which says where it is and, with a display, opens a browser."""
         show = "--show" if has_display() else "--no-show"
-        command = "from comgra_decl.launch.cli import main; main()"
+        command = "from comgra_decl.cli.main import main; main()"
         self.viewer = start("-c", command, "view", str(self.runs), f"--port={self.port}", show)
 
     def _train(self, name: str, activation: str) -> None:

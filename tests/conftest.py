@@ -78,26 +78,26 @@ def _frozen_is_what_a_test_freezes(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(gc, "freeze", freeze)
 
 
-@functools.cache
-def _known_of_git() -> Any:
-    from comgra_decl.launch.git import git_facts
-
-    return git_facts(ROOT)
-
-
+_of_git: dict[str, Any] = {}  # of this repository, once it was asked for
 _version = functools.cache(version)
 
 
 @pytest.fixture(autouse=True)
 def _facts_are_asked_for_once(monkeypatch: pytest.MonkeyPatch) -> None:
     """Git and the installed packages say of this repository the same for thousands of runs."""
-    context: Any = sys.modules.get("comgra_decl.launch.context")
+    context: Any = sys.modules.get("comgra_decl.record.context")
     if context is None:
         return
     ask = context.git_facts
-    monkeypatch.setattr(
-        context, "git_facts", lambda folder: _known_of_git() if folder == ROOT else ask(folder)
-    )
+
+    def git_facts(folder: Any) -> Any:
+        if folder != ROOT:
+            return ask(folder)
+        if "facts" not in _of_git:
+            _of_git["facts"] = ask(folder)
+        return _of_git["facts"]
+
+    monkeypatch.setattr(context, "git_facts", git_facts)
     monkeypatch.setattr(context, "version", _version)
 
 

@@ -16,7 +16,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.launch.programs import HYDRA_DATACLASS, TRAINING, loss_of, plain_loss
+from tests.support.programs import HYDRA_DATACLASS, TRAINING, loss_of, plain_loss
 
 pytestmark = pytest.mark.packaging
 
@@ -221,6 +221,6 @@ def test_an_editable_install_is_the_repository_and_the_plugin(tmp_path: Path) ->
     assert Path(path) == ROOT / "comgra_decl"
     (tmp_path / "app.py").write_text(HYDRA_DATACLASS)
     listed = run(environment.python, "app.py", "+comgra=light", "--cfg", "hydra", cwd=tmp_path)
-    assert "comgra_decl.launch.hydra.TraceCallback" in listed
+    assert "comgra_decl.doors.hydra.TraceCallback" in listed
     door = "import importlib.metadata as m; print(m.entry_points(group='torch.backends').names)"
     assert "comgra-decl" in environment.tell(door)

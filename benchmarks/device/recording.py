@@ -165,7 +165,7 @@ class _Writer:
     """Does what the writer thread does with records, but for storing them."""
 
     def __init__(self, spec: Spec, recording: Recording) -> None:
-        from comgra_decl.launch.reducing import Reduction
+        from comgra_decl.record.session import Reduction
 
         _stand_in_for_dtypes()
         self._reduce = Reduction(spec)

@@ -12,12 +12,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from comgra_decl.annotations import kpi
-from comgra_decl.launch.context import RunContext
-from comgra_decl.launch.door import finish_session, start_session
-from comgra_decl.launch.masking import masked
+from comgra_decl.doors.start import finish_session, start_session
+from comgra_decl.record.context import RunContext
+from comgra_decl.record.secrets import masked
 
 if TYPE_CHECKING:
-    from comgra_decl.launch.session import Session
+    from comgra_decl.record.session import Session
     from comgra_decl.spec import Spec
     from comgra_decl.store.location import Location
 
@@ -45,7 +45,7 @@ class Recording:
         name: str | None,
         overrides: Sequence[str],
     ) -> None:
-        from comgra_decl.launch.declared import declared
+        from comgra_decl.doors.checked_spec import declared
 
         place = {"root": root, "group": group, "name": name}
         self._spec = declared(spec, overrides, place=place)

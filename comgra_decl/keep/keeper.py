@@ -9,7 +9,6 @@ from dataclasses import dataclass, field, replace
 from itertools import groupby
 from typing import TYPE_CHECKING, Any
 
-import numpy as np
 from numpy.typing import NDArray
 
 from comgra_decl.keep.look import Look, Names
@@ -140,7 +139,7 @@ class Keeper:
         left = self._ring.flush()
         if self._second is not None:
             left = self._second.close(left)
-        batches = self._batches(left) or [_nothing()]
+        batches = self._batches(left) or [StepBatch.of_documents({})]
         self._attach(batches[-1], changed=True)
         return batches
 
@@ -343,12 +342,6 @@ def _part(places: list[_Place]) -> StepBatch:
         new_structures=[],
         documents={},
     )
-
-
-def _nothing() -> StepBatch:
-    """Returns a batch without steps: for slots, structures and documents alone."""
-    empty = np.empty((0, 0, 0, 0), np.float32)
-    return StepBatch([], np.empty(0, np.int32), empty, empty, None, None, [], [], [], [])
 
 
 def _trigger(spec: TriggerSpec) -> Trigger:

@@ -10,9 +10,9 @@ from pathlib import Path
 import pytest
 from typer.main import get_command
 
+from comgra_decl.cli.main import app
+from comgra_decl.errors import Exit
 from comgra_decl.export import FORMATS
-from comgra_decl.launch.cli import app
-from comgra_decl.launch.exits import Exit
 from tests.support.fake_run import FakeRun
 
 DOCS = Path(__file__).parents[2] / "docs"
@@ -61,7 +61,7 @@ def test_the_examples_of_commands_are_commands(
 ) -> None:
     """Options and arguments of each line are known; what it names is not there."""
     pa = pytest.importorskip("pyarrow")
-    from comgra_decl.launch.cli import main
+    from comgra_decl.cli.main import main
 
     page = (DOCS / "commands.md").read_text()
     lines = [line for block in re.findall(r"```bash\n(.*?)```", page, re.DOTALL)

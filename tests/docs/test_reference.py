@@ -13,7 +13,7 @@ import pytest
 from typer.main import get_command
 
 import comgra_decl
-from comgra_decl.launch.cli import app
+from comgra_decl.cli.main import app
 from comgra_decl.records import AGGREGATES, STATISTICS
 from comgra_decl.spec.loading import presets
 from comgra_decl.spec.nodes import CaptureName

@@ -14,7 +14,7 @@ from tests.support.forked import forked
 
 PAGE = Path(__file__).parents[2] / "docs" / "ten-minutes.md"
 BLOCKS = re.findall(r"```(python|bash)\n(.*?)```", PAGE.read_text(), re.DOTALL)
-PROGRAM = "import sys; from comgra_decl.launch.cli import main; main(sys.argv[1:])"
+PROGRAM = "import sys; from comgra_decl.cli.main import main; main(sys.argv[1:])"
 
 
 def command(line: str) -> list[str] | None:

@@ -18,7 +18,7 @@ import torch
 
 import comgra_decl as comgra
 from comgra_decl.errors import NoMemoryError
-from comgra_decl.launch.room import LEFT, STARTING, demand
+from comgra_decl.record.memory_guard import LEFT, STARTING, demand
 from comgra_decl.store.database import database_exists
 from tests.faults.program import SPEC, training
 from tests.store.threads import until

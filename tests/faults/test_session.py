@@ -14,7 +14,7 @@ import pytest
 
 import comgra_decl as comgra
 from comgra_decl.errors import ComgraError, NoMemoryError, StoreError
-from comgra_decl.launch.session import Session
+from comgra_decl.record.session import Session
 from comgra_decl.records import RawStep
 from comgra_decl.stats import Reducer
 from comgra_decl.store import RunWriter, WriterThread
@@ -196,7 +196,7 @@ def test_a_system_that_refuses_memory(
             raise NoMemoryError(f"the system refuses {size} bytes")
 
     before = attached()
-    monkeypatch.setattr("comgra_decl.launch.session.demand", demand)
+    monkeypatch.setattr("comgra_decl.record.session.demand", demand)
     with caplog.at_level(logging.ERROR, "comgra_decl"):
         found, path = traced(tmp_path)
     same(plain, found)

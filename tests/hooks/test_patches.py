@@ -366,12 +366,12 @@ ALLOWED = {
         "what the backward of a piece of code may overwrite, while that is compiled"
     ),
     "hooks/compiled/variant.py: pgo._CODE_STATE": "what the compiler knows of sizes, for a call",
-    "launch/environment.py: os.environ[CHECKED]": "what child processes are told",
-    "launch/environment.py: os.environ[RECORDED_BY]": "what child processes are told",
-    "launch/execute.py: sys.argv": "what `python script.py` does",
-    "launch/execute.py: sys.modules['__main__']": "what `python script.py` does",
-    "launch/execute.py: sys.path[0]": "what `python script.py` does",
-    "launch/execute.py: vars(module).update": "what `python script.py` does",
+    "doors/environment.py: os.environ[CHECKED]": "what child processes are told",
+    "doors/environment.py: os.environ[RECORDED_BY]": "what child processes are told",
+    "doors/script.py: sys.argv": "what `python script.py` does",
+    "doors/script.py: sys.modules['__main__']": "what `python script.py` does",
+    "doors/script.py: sys.path[0]": "what `python script.py` does",
+    "doors/script.py: vars(module).update": "what `python script.py` does",
 }
 
 

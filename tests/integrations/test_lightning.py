@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 
 from comgra_decl.query import list_runs, open_run
-from tests.launch.programs import python
 from tests.support.forked import forked
+from tests.support.programs import python
 
 pytestmark = pytest.mark.skipif(
     importlib.util.find_spec("lightning") is None, reason="lightning is not installed"

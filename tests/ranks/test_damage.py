@@ -10,9 +10,8 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from comgra_decl.errors import DamagedRunError
-from comgra_decl.launch.cli import main
-from comgra_decl.launch.exits import Exit
+from comgra_decl.cli.main import main
+from comgra_decl.errors import DamagedRunError, Exit
 from comgra_decl.query import open_run
 from comgra_decl.store import Reader, RunWriter
 from comgra_decl.store.copying import copy_run

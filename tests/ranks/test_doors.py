@@ -12,8 +12,8 @@ from pathlib import Path
 import pytest
 
 import comgra_decl as comgra
-from comgra_decl.launch.ranks import Rank, agreed_folder, current_rank
 from comgra_decl.query import Run
+from comgra_decl.record.ranks import Rank, agreed_folder, current_rank
 from tests.ranks.launching import free_port, run_ranks
 from tests.support.forked import forked
 

@@ -26,7 +26,7 @@ from comgra_decl.store.database import newest_version
 from comgra_decl.store.layout import SESSION_KEY
 from comgra_decl.store.locking import settled
 from comgra_decl.store.verify import verify
-from tests.launch.test_cli import done
+from tests.cli.test_commands import done
 from tests.store.test_compaction import damage
 from tests.store.truth import Truth, meta_of
 from tests.support.shortened import shortened

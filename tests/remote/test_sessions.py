@@ -17,13 +17,13 @@ import torch
 from torch import nn
 
 import comgra_decl as comgra
+from comgra_decl.cli.main import main
 from comgra_decl.errors import ComgraError, StoreError
-from comgra_decl.launch.cli import main
-from comgra_decl.launch.context import RunContext
-from comgra_decl.launch.folders import place_run
-from comgra_decl.launch.live import Attendant
-from comgra_decl.launch.ranks import Rank
-from comgra_decl.launch.session import Session
+from comgra_decl.record.context import RunContext
+from comgra_decl.record.live_spec import Attendant
+from comgra_decl.record.placement import place_run
+from comgra_decl.record.ranks import Rank
+from comgra_decl.record.session import Session
 from comgra_decl.spec import Spec
 from comgra_decl.spec.run import RunSpec
 from comgra_decl.store import WriterThread

@@ -8,10 +8,10 @@ from typing import Any
 
 import pytest
 
-from comgra_decl.launch.acting import Actions
 from comgra_decl.query.rank_facts import join_findings
 from comgra_decl.records import Note
 from comgra_decl.rules import Finding, Place
+from comgra_decl.rules.actions import Actions
 from comgra_decl.spec.rules import FindingSpec
 
 FOUND = Finding(

@@ -109,7 +109,7 @@ def test_a_spec_that_would_keep_nothing_is_refused(spec: dict[str, Any], said: s
 
 
 def test_a_dry_run_of_such_a_spec_is_possible() -> None:
-    from comgra_decl.launch.rehearsal import _rehearsed
+    from comgra_decl.experiments.dry_run import _rehearsed
 
     spec = comgra.load_spec({"keep": ONLY, "on_finding": {"keep": "error"}})
     assert _rehearsed(spec, Path("x")).on_finding.keep == "never"

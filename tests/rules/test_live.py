@@ -13,8 +13,8 @@ import torch
 from torch import nn
 
 import comgra_decl as comgra
+from comgra_decl.cli.main import main
 from comgra_decl.errors import SpecError
-from comgra_decl.launch.cli import main
 from comgra_decl.query import Run
 from comgra_decl.rules import diagnose
 

@@ -34,7 +34,7 @@ def test_the_presets_are_those_of_the_hydra_group() -> None:
         assert isinstance(content, dict)
         if "defaults" in content:  # another preset says it
             continue
-        assert content["_target_"] == "comgra_decl.launch.hydra.TraceCallback"
+        assert content["_target_"] == "comgra_decl.doors.hydra.TraceCallback"
         assert content["_recursive_"] is False
         assert content["_convert_"] == "all"
 

@@ -14,8 +14,8 @@ from hypothesis import strategies as st
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 import comgra_decl as comgra
+from comgra_decl.doors.trace import trace
 from comgra_decl.errors import SpecError
-from comgra_decl.launch.trace import trace
 from comgra_decl.spec import Spec, load_spec
 from comgra_decl.spec.problems import explain
 

@@ -19,9 +19,9 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+from comgra_decl.cli.main import main as command_line
 from comgra_decl.errors import ComgraError
 from comgra_decl.export import FORMATS, export_run
-from comgra_decl.launch.cli import main as command_line
 from comgra_decl.query import Run, compare, differences, list_runs, open_group, open_run
 from comgra_decl.rules import correlate, diagnose, diagnose_and_correlate, health, stored
 from comgra_decl.store.verify import verify

@@ -29,7 +29,7 @@ SHORT = [
 PAYLOAD = "open({!r}, 'w').close()\nimport comgra_decl.rules as r\nclass ran(r.SlotRule): pass\n"
 
 
-COMMAND = "from comgra_decl.launch.cli import main; main()"
+COMMAND = "from comgra_decl.cli.main import main; main()"
 
 
 @pytest.fixture(scope="module")

@@ -28,7 +28,7 @@ DYNAMIC = {
 MAY_IMPORT = {
     "__init__.py": "its own parts",
     "integrations/__init__.py": "its own parts",
-    "launch/commands/__init__.py": "its own commands",
+    "cli/commands/__init__.py": "its own commands",
     "export/exporting.py": "its own formats",
     "export/extras.py": "packages that an export names itself",
     "rules/catalogue.py": "its own rules",
@@ -38,10 +38,9 @@ MAY_IMPORT = {
     "hooks/reading/measured.py": "a function that the spec of a program names, while it trains",
     "hooks/when/types.py": "a function that the spec of a program names, while it trains",
     "keep/triggers.py": "a function that the spec of a program names, while it trains",
-    "launch/declared.py": "the functions that the spec of a program names, before it trains",
-    "launch/execute.py": "the user's own script",
-    "launch/script.py": "the user's own script",
-    "launch/watched.py": "the user's own script",
+    "doors/checked_spec.py": "the functions that the spec of a program names, before it trains",
+    "doors/script.py": "the user's own script",
+    "cli/watched_script.py": "the user's own script",
     "viewer/custom.py": "the file of views that the user names",
 }
 

@@ -25,9 +25,9 @@ from pathlib import Path
 from subprocess import CompletedProcess
 from types import ModuleType
 
-from comgra_decl.launch.environment import attach
+from comgra_decl.doors.environment import attach
 
-IMPORTED = ["torch._dynamo", "torch.distributed", "pandas", "hydra", "comgra_decl.launch.session"]
+IMPORTED = ["torch._dynamo", "torch.distributed", "pandas", "hydra", "comgra_decl.record.session"]
 IMPORTED += ["comgra_decl.hooks", "comgra_decl.query", "comgra_decl.rules.catalogue"]
 IMPORTED += ["comgra_decl.viewer.page", "comgra_decl.viewer.serve"]
 PATIENCE = 240

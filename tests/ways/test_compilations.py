@@ -10,7 +10,7 @@ import torch
 from torch import nn
 from torch.nn import functional as F
 
-from comgra_decl.launch.trace import trace
+from comgra_decl.doors.trace import trace
 from tests.support.recording import recording
 from tests.ways.models import batches
 from tests.ways.proof import FULL, Outcome, Told, attached, outcome, same, seeded

@@ -13,7 +13,7 @@ import torch
 from torch import nn
 
 import comgra_decl as comgra
-from comgra_decl.launch.cli import main
+from comgra_decl.cli.main import main
 from comgra_decl.query.remarks import remarks
 from comgra_decl.records import RawStep
 from comgra_decl.viewer.model.about import about

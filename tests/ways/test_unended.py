@@ -12,8 +12,8 @@ from torch import nn
 from torch.nn import functional as F
 
 import comgra_decl as comgra
+from comgra_decl.cli.main import main
 from comgra_decl.hooks import HookManager, choosing
-from comgra_decl.launch.cli import main
 from comgra_decl.query.remarks import remarks
 from comgra_decl.spec import load_spec
 from comgra_decl.viewer.model.about import about

@@ -24,7 +24,7 @@ def main() -> None:
     here = str(Path(__file__).resolve().parent)
     runpy.run_path(str(Path(here) / "sitecustomize.py"))
     sys.path[:] = [entry for entry in sys.path if entry != here]
-    from comgra_decl.launch.environment import attach
+    from comgra_decl.doors.environment import attach
 
     attach()
     sys.argv = [script, *arguments]

@@ -19,10 +19,10 @@ from hypothesis import strategies as st
 from torch import nn
 
 import comgra_decl as comgra
+from comgra_decl.cli.main import main
 from comgra_decl.hooks.when.agenda import Agenda, Plan
 from comgra_decl.hooks.when.budget import Budget, Meter
 from comgra_decl.hooks.when.laps import Laps, Marks
-from comgra_decl.launch.cli import main
 from comgra_decl.spec import load_spec
 
 KERNELS = 8  # of a step

@@ -16,7 +16,7 @@ REPOSITORY = Path(__file__).resolve().parents[3]
 PATIENCE = 60  # seconds for a server to start, on a busy machine
 
 Start = Callable[..., str]
-CODE = "from comgra_decl.launch.cli import main; main()"
+CODE = "from comgra_decl.cli.main import main; main()"
 
 VIEWS = """
 from comgra_decl.viewer.custom import View

@@ -1,0 +1,88 @@
+"""The command `comgra-decl diagnose`."""
+
+from __future__ import annotations
+
+from enum import StrEnum
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from comgra_decl.cli.printing import AsJson, RunPath, print_json
+from comgra_decl.errors import Exit
+
+if TYPE_CHECKING:
+    from comgra_decl.rules import Correlation
+
+PANEL = "Look"
+
+
+class FailOn(StrEnum):
+    """The least finding with which the command ends with code 3."""
+
+    warning = "warning"
+    error = "error"
+    never = "never"
+
+
+_FAILS = {
+    FailOn.warning: frozenset({"warning", "error"}),
+    FailOn.error: frozenset({"error"}),
+    FailOn.never: frozenset[str](),
+}
+
+_FailOn = Annotated[FailOn, typer.Option(help="The least finding that ends it with exit code 3.")]
+_Spec = Annotated[
+    str | None,
+    typer.Option("--rules", help="Rules instead of the run's own: a YAML file, or `default`."),
+]
+_All = Annotated[
+    bool, typer.Option("--all", help="Show what other findings explain, too, and all advice.")
+]
+
+
+_Together = Annotated[
+    bool,
+    typer.Option(
+        "--together/--no-together", help="Look for what goes together, which takes longer."
+    ),
+]
+
+
+_Trust = Annotated[
+    bool,
+    typer.Option("--trust", help="Import and run the rules of your own that the run names."),
+]
+
+
+def command(
+    run: RunPath,
+    rules: _Spec = None,
+    everything: _All = False,
+    correlations: _Together = True,
+    trust: _Trust = False,
+    fail_on: _FailOn = FailOn.error,
+    as_json: AsJson = False,
+) -> None:
+    """Say what is wrong in a run, where it began, and what to do about it.
+
+    Exit code 3: it found an error; with `--fail-on warning` a warning, too.
+    """
+    from comgra_decl.cli.diagnosis import described, rules_of
+    from comgra_decl.query import open_run
+    from comgra_decl.rules import diagnose, diagnose_and_correlate
+
+    opened = open_run(run)
+    declared = rules_of(rules)
+    together: list[Correlation] = []
+    if correlations:
+        diagnosis, together = diagnose_and_correlate(opened, declared, trust=trust)
+    else:
+        diagnosis = diagnose(opened, declared, trust=trust)
+    if as_json:
+        print_json(described(opened, diagnosis, together))
+    else:
+        from comgra_decl.cli.diagnosis import print_diagnosis
+
+        print_diagnosis(opened, diagnosis, together=together, everything=everything)
+    if any(finding.severity in _FAILS[fail_on] for finding in diagnosis.findings):
+        raise typer.Exit(Exit.WANTING)

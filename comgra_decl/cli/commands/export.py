@@ -1,0 +1,37 @@
+"""The command `comgra-decl export`."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from comgra_decl.cli.printing import AsJson, RunPath, print_json, say
+
+PANEL = "Keep"
+
+
+def command(
+    run: RunPath,
+    target: Annotated[Path, typer.Argument(help="The file or folder to be.")],
+    format_: Annotated[
+        str, typer.Option("--format", "-f", help="parquet, csv, zarr or npz.")
+    ] = "parquet",
+    nodes: Annotated[
+        str | None, typer.Option(help="Only these nodes, as in a spec: 'blocks.*'.")
+    ] = None,
+    as_json: AsJson = False,
+) -> None:
+    """Write a run for other programs: tables (Parquet, CSV) or arrays (zarr v3, npz)."""
+    from comgra_decl.cli.printing import bar
+    from comgra_decl.export import export_run
+    from comgra_decl.query import open_run
+
+    opened = open_run(run)
+    with bar() as tell:
+        written = export_run(opened, target, format_, nodes=nodes, progress=tell)
+    if as_json:
+        print_json({"path": str(written), "source": str(opened.path), "format": format_})
+    else:
+        say(str(written))

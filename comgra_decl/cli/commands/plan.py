@@ -1,0 +1,94 @@
+"""The command `comgra-decl plan`."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import sys
+from collections.abc import Sequence
+from contextlib import redirect_stdout
+from typing import TYPE_CHECKING, Any, TextIO
+
+from comgra_decl.doors.script import Call, UsageError, parse, run
+
+if TYPE_CHECKING:
+    from comgra_decl.experiments.plan import Plan
+    from comgra_decl.record.context import RunContext
+    from comgra_decl.record.session import Session
+    from comgra_decl.spec import Spec
+
+PANEL = "Record"
+
+USAGE = """\
+usage: comgra-decl plan [--json] [--spec NAME|FILE] [KEY=VALUE ...] SCRIPT [ARGS ...]
+       comgra-decl plan [--json] [--spec NAME|FILE] [KEY=VALUE ...] -m MODULE [ARGS ...]
+
+Runs a training script for seven steps at most, says what the spec catches and what it costs on
+this machine, and ends the script. Nothing is recorded that stays. What the script itself writes
+until then it writes; what it prints goes to the standard error output.
+
+  --json            print JSON for other programs
+  --spec NAME|FILE  a preset or a YAML file; default: debug
+  KEY=VALUE         a change to it, such as schedule.every=10
+  -m MODULE         run a module instead of a file, as python -m does
+
+For a Hydra application: python train.py +comgra=debug +comgra.dry_run=true
+
+Exit codes: 0 every pattern found something; 3 a pattern found nothing, or nothing was recorded;
+2 the spec or the command line is wrong; otherwise the script's own.
+"""
+
+
+def passed_on(arguments: Sequence[str]) -> None:
+    """Say what a spec would catch of a script, and what it would cost, without training."""
+    rest = [*arguments]
+    if rest and rest[0] in ("-h", "--help"):
+        sys.stdout.write(USAGE)
+        return
+    as_json = _taken(rest, "--json")
+    try:
+        call = parse(rest)
+    except UsageError as error:
+        sys.stderr.write(f"comgra-decl: {error}\n\n{USAGE}")
+        sys.exit(2)
+    _plan(call, as_json=as_json)
+
+
+def _taken(rest: list[str], option: str) -> bool:
+    """Takes an option out that stands before all others; returns whether it was there."""
+    found = rest[:1] == [option]
+    if found:
+        del rest[0]
+    return found
+
+
+def _plan(call: Call, *, as_json: bool) -> None:
+    """Runs the dry run; whatever the program prints, the standard output is the plan alone."""
+    from comgra_decl.experiments.dry_run import Rehearsal
+
+    out, made = sys.stdout, []
+
+    def start(spec: Spec, context: RunContext) -> Session:
+        session = Rehearsal(
+            spec, context=context, show=lambda plan: _show(plan, out, as_json=as_json)
+        )
+        made.append(session)
+        session.start()
+        return session
+
+    call.overrides.append("dry_run=true")
+    with redirect_stdout(sys.stderr):
+        run(call, start=start)
+    sys.exit(made[0].exit_code)
+
+
+def _show(plan: Plan, out: TextIO, *, as_json: bool) -> None:
+    if as_json:
+        content: dict[str, Any] = dataclasses.asdict(plan)
+        out.write(json.dumps(content, indent=2, allow_nan=False) + "\n")
+    else:
+        from comgra_decl.experiments.plan import print_plan
+
+        with redirect_stdout(out):
+            print_plan(plan)
+    out.flush()

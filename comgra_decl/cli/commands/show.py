@@ -1,0 +1,25 @@
+"""The command `comgra-decl show`."""
+
+from __future__ import annotations
+
+from comgra_decl.cli.printing import AsJson, RunPath, print_json
+
+PANEL = "Look"
+
+
+def command(run: RunPath, as_json: AsJson = False) -> None:
+    """Say what a run has recorded, of what, and how it went."""
+    from comgra_decl.cli.describe import describe_run
+    from comgra_decl.query import open_run
+
+    description = describe_run(open_run(run))
+    if as_json:
+        print_json(description)
+    else:
+        from comgra_decl.cli.tables import run_table, slots_table
+        from comgra_decl.terminal import console
+
+        out = console()
+        out.print(run_table(description))
+        if description["slots"]:
+            out.print("", slots_table(description["slots"]), sep="\n")

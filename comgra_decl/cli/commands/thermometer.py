@@ -1,0 +1,69 @@
+"""The command `comgra-decl thermometer`."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from comgra_decl.errors import Exit
+
+if TYPE_CHECKING:
+    from comgra_decl.experiments.thermometer import Reading
+
+PANEL = "Look"
+
+USAGE = """\
+usage: comgra-decl thermometer [--] SCRIPT [ARGS ...]
+       comgra-decl thermometer [--] -m MODULE [ARGS ...]
+       comgra-decl thermometer RUN [STEP]
+
+Prints mean and standard deviation of what goes into each layer and comes out of it, in the first
+step of a training script, or in a recorded step. The script runs unchanged until its first
+optimizer step and is ended there; what it prints goes to the standard error output.
+
+Colours: green, the spread is between 0.5 and 2; yellow and red, larger; cyan and blue, smaller.
+"""
+
+
+def passed_on(arguments: Sequence[str]) -> None:
+    """Print mean and spread into and out of every layer in one step, in colours."""
+    from comgra_decl.cli.experiments import print_readings
+    from comgra_decl.cli.watched_script import refuse
+    from comgra_decl.doors.script import UsageError
+    from comgra_decl.store.location import Remote, location
+
+    if arguments and arguments[0] in ("-h", "--help"):
+        sys.stdout.write(USAGE)
+        return
+    try:
+        recorded = any(
+            isinstance(location(first), Remote) or Path(first).is_dir() for first in arguments[:1]
+        )
+        readings = _of_run(arguments) if recorded else _of_script(arguments)
+    except UsageError as error:
+        refuse("thermometer", error, USAGE)
+    print_readings(readings)
+    if not readings:
+        sys.exit(Exit.WANTING)
+
+
+def _of_run(arguments: Sequence[str]) -> list[Reading]:
+    from comgra_decl.doors.script import UsageError
+    from comgra_decl.experiments.thermometer import readings_of
+    from comgra_decl.query import open_run
+
+    run, *rest = arguments
+    if len(rest) > 1 or not all(step.isdecimal() for step in rest):
+        raise UsageError(f"RUN [STEP] takes a run and a number, not {' '.join(arguments)!r}")
+    return readings_of(open_run(run), int(rest[0]) if rest else None)
+
+
+def _of_script(arguments: Sequence[str]) -> list[Reading]:
+    from comgra_decl.cli.watched_script import Enough, called, run_watched
+    from comgra_decl.experiments.thermometer import reading
+
+    readings: list[Reading] = []
+    run_watched(called(arguments), reading(readings, Enough))
+    return readings

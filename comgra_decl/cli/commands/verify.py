@@ -1,0 +1,77 @@
+"""The command `comgra-decl verify`."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import typer
+
+from comgra_decl.cli.printing import AsJson, RunPath, print_json, run_folder
+from comgra_decl.errors import Exit
+
+if TYPE_CHECKING:
+    from comgra_decl.store.location import Location
+    from comgra_decl.store.verify import Verdict
+
+PANEL = "Keep"
+
+
+def command(run: RunPath, as_json: AsJson = False) -> None:
+    """Read all of a run; say what is damaged, what that hides, and what can be rescued.
+
+    Changes nothing; the run may be live. Exit code 3: something is damaged.
+    """
+    from comgra_decl.cli.printing import bar
+    from comgra_decl.store.copying import databases
+    from comgra_decl.store.verify import damages_beside, verify
+
+    folder = run_folder(run)
+    with bar() as tell:
+        verdicts = [verify(path, progress=tell) for path in databases(folder)]
+    whole = all(verdict.whole for verdict in verdicts)
+    together = _not_joined(folder) if whole else None
+    beside = damages_beside(folder)
+    whole = whole and together is None and not beside
+    if as_json:
+        content = [_described(verdict) for verdict in verdicts]
+        print_json(
+            {
+                "path": str(folder),
+                "whole": whole,
+                "ranks": together,
+                "databases": content,
+                "beside": [vars(damage) for damage in beside],
+            }
+        )
+    else:
+        from comgra_decl.cli.tables import print_beside, print_verdict
+
+        for verdict in verdicts:
+            print_verdict(verdict)
+        if together is not None:
+            typer.echo(together)
+        if beside:
+            print_beside(beside)
+    if not whole:
+        raise typer.Exit(Exit.WANTING)
+
+
+def _not_joined(folder: Location) -> str | None:
+    """Returns why whole databases cannot be read as ranks of one run, if they cannot."""
+    from comgra_decl.errors import DamagedRunError
+    from comgra_decl.query.ranks import open_reader
+
+    try:
+        open_reader(folder)
+    except DamagedRunError as error:
+        return str(error)
+    return None
+
+
+def _described(verdict: Verdict) -> dict[str, Any]:
+    return {
+        **vars(verdict),
+        "path": str(verdict.path),
+        "whole": verdict.whole,
+        "damages": [vars(damage) for damage in verdict.damages],
+    }

@@ -1,0 +1,85 @@
+"""The command `comgra-decl view`."""
+
+from __future__ import annotations
+
+import errno
+import socket
+import sys
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from comgra_decl.cli.printing import Root
+from comgra_decl.errors import ComgraError, RunNotFoundError
+
+PANEL = "Look"
+
+_CANNOT_LISTEN = (errno.EADDRINUSE, errno.EADDRNOTAVAIL, errno.EACCES)
+"""The port is taken, the address is not this machine's, or the port needs privileges."""
+
+
+def command(
+    root: Root = Path("runs"),
+    port: Annotated[
+        int, typer.Option(help="Port of the server; 0 takes a free one.", min=0, max=65535)
+    ] = 5006,
+    address: Annotated[str, typer.Option(help="Network address to listen on.")] = "127.0.0.1",
+    show: Annotated[bool, typer.Option(help="Open a browser.")] = True,
+    prefix: Annotated[str, typer.Option(help="Path a reverse proxy offers it below.")] = "",
+    allow_websocket_origin: Annotated[
+        list[str] | None,
+        typer.Option(help="host:port that may stand in a browser's address line; repeatable."),
+    ] = None,
+    basic_auth: Annotated[
+        str | None,
+        typer.Option(
+            help='Ask for a password: itself, or a JSON file {"name": "password"}.',
+            envvar="COMGRA_VIEW_AUTH",
+        ),
+    ] = None,
+    use_xheaders: Annotated[
+        bool,
+        typer.Option("--use-xheaders", help="Believe a proxy's X-Forwarded-For and -Proto."),
+    ] = False,
+    views: Annotated[
+        Path | None,
+        typer.Option(
+            help="Python file with views of your own; it is run.", exists=True, dir_okay=False
+        ),
+    ] = None,
+) -> None:
+    """Look at runs in the browser, also while they are being recorded."""
+    from comgra_decl.viewer.serve import Access, clean_prefix, serve
+
+    origins = tuple(allow_websocket_origin or ())
+    _check(root)
+    access = Access(address, clean_prefix(prefix), origins, basic_auth, use_xheaders)
+    try:
+        serve(root, port=port, access=access, show=show, views=views)
+    except OSError as error:
+        unknown = isinstance(error, socket.gaierror)
+        if isinstance(error, ComgraError) or not (unknown or error.errno in _CANNOT_LISTEN):
+            raise
+        if unknown:
+            raise ComgraError(
+                f"there is no network address {address!r} ({error.strerror}); --address must be a "
+                "name or number of this machine, such as 127.0.0.1"
+            ) from None
+        raise ComgraError(
+            f"the viewer cannot listen on {address}:{port} ({error.strerror}); "
+            "choose another port with --port, or a free one with --port 0"
+        ) from None
+
+
+def _check(root: Path) -> None:
+    """Refuses what can never hold runs; a folder that is not there yet is only said."""
+    from comgra_decl.query import location, require_folder
+
+    place = location(root)
+    try:
+        require_folder(place)
+    except RunNotFoundError as error:
+        if root.exists() or any(parent.is_file() for parent in root.parents):
+            raise
+        sys.stderr.write(f"comgra-decl: {error} The page waits for a run there.\n")

@@ -1,0 +1,189 @@
+"""What `comgra-decl diagnose` says, as data; and which rules a spec asks for."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from rich.columns import Columns
+from rich.console import Group
+from rich.padding import Padding
+from rich.table import Table
+from rich.text import Text
+
+from comgra_decl.errors import SpecError
+from comgra_decl.terminal import console
+
+if TYPE_CHECKING:
+    from comgra_decl.query import Run
+    from comgra_decl.rules import Check, Correlation, Diagnosis, Finding
+    from comgra_decl.spec.rules import Rules
+
+
+def rules_of(text: str | None) -> Rules | None:
+    """Returns the rules that a YAML file declares, at its top or under `rules`.
+
+    Raises:
+        SpecError: there is no such file, or it declares something else.
+    """
+    if text is None or text == "default":
+        return None if text is None else "default"
+    import yaml
+    from pydantic import TypeAdapter, ValidationError
+
+    from comgra_decl.spec import rules as declared
+    from comgra_decl.store.location import require_path
+
+    require_path(text)
+
+    try:
+        content = yaml.safe_load(Path(text).read_text(encoding="utf-8"))
+    except (OSError, UnicodeError, yaml.YAMLError) as error:
+        raise SpecError([f"--rules: {text} cannot be read as YAML: {error}"]) from None
+    if isinstance(content, dict) and set(content) == {"rules"}:
+        content = content["rules"]
+    try:
+        found: Rules = TypeAdapter(declared.Rules).validate_python(content)
+    except ValidationError:
+        raise SpecError([f"--rules: {text} is no mapping of rules to parameters"]) from None
+    return found
+
+
+def described(
+    run: Run, diagnosis: Diagnosis, together: Sequence[Correlation] = ()
+) -> dict[str, Any]:
+    """Returns a diagnosis as JSON can hold it."""
+    from comgra_decl.rules import health
+
+    return {
+        "run": str(run.path),
+        "state": run.state,
+        "records": diagnosis.records,
+        "health": [_answered(check) for check in health(diagnosis)],
+        "findings": [finding.to_json() for finding in diagnosis.findings],
+        "together": [correlation.to_json() for correlation in together],
+        "checked": diagnosis.checked,
+        "losses": [*diagnosis.losses],
+        "unchecked": {entry.rule: entry.reason for entry in diagnosis.unchecked},
+    }
+
+
+def _answered(check: Check) -> dict[str, Any]:
+    return {
+        "part": check.question.part,
+        "question": check.question.text,
+        "colour": check.colour,
+        "evidence": check.evidence,
+        "findings": [finding.rule for finding in check.findings],
+    }
+
+
+_SIGNS = {
+    "red": ("\u2717", "bold red"),
+    "amber": ("!", "bold yellow"),
+    "green": ("\u2713", "bold green"),
+    "unchecked": ("?", "dim"),
+}
+_STYLES = {"error": "bold red", "warning": "yellow", "hint": "cyan"}
+
+
+def print_diagnosis(
+    run: Run,
+    diagnosis: Diagnosis,
+    *,
+    together: Sequence[Correlation] = (),
+    everything: bool = False,
+) -> None:
+    """Prints findings, best first, then what could not be looked at."""
+    out = console()
+    first = [f for f in diagnosis.findings if f.because is None]
+    explained = [f for f in diagnosis.findings if f.because is not None]
+    shown = diagnosis.findings if everything else first
+    out.print(_title(run, diagnosis, len(first), len(explained)))
+    out.print("", _health(diagnosis), sep="\n")
+    for number, finding in enumerate(shown, 1):
+        out.print("", _block(number, finding), sep="\n")
+    if explained and not everything:
+        names = ", ".join(f"{f.rule} ({f.because})" for f in explained)
+        out.print("", Text(f"Explained by the above: {names}; see --all", style="dim"), sep="\n")
+    if together:
+        out.print("", Text("What goes together", style="bold"), sep="\n")
+        for correlation in together:
+            out.print(Padding(Text(f"- {correlation.sentence}"), (0, 0, 0, 3)))
+    if diagnosis.unchecked:
+        out.print("", _unchecked(diagnosis), sep="\n")
+    if diagnosis.losses:
+        out.print("", Text("Left out because it is damaged", style="bold red"), sep="\n")
+        for loss in diagnosis.losses:
+            out.print(Padding(Text(f"- {loss}"), (0, 0, 0, 3)))
+
+
+def _title(run: Run, diagnosis: Diagnosis, count: int, explained: int) -> Text:
+    text = Text(f"{run.group}/{run.name}", style="bold")
+    text.append(f"  {diagnosis.records} records of training steps looked at, ", style="not bold")
+    if not count:
+        text.append("nothing found", style="bold green")
+        return text
+    text.append(f"{count} finding{'s' * (count != 1)}", style="bold red")
+    if explained:
+        text.append(f" and {explained} that follow from them", style="not bold")
+    return text
+
+
+def _health(diagnosis: Diagnosis) -> Columns:
+    """Returns the checklist, a column for each part of it."""
+    from comgra_decl.rules import health
+
+    parts: dict[str, Text] = {}
+    for check in health(diagnosis):
+        part = check.question.part
+        text = parts.setdefault(part, Text(part.upper(), style="bold"))
+        sign, style = _SIGNS[check.colour]
+        text.append(f"\n{sign} ", style=style)
+        text.append(check.question.text, style="dim" if check.colour == "unchecked" else "not bold")
+    return Columns(parts.values(), padding=(0, 3))
+
+
+def _block(number: int, finding: Finding) -> Group:
+    head = Text(f"{number}. ")
+    head.append(f"{finding.severity} ", style=_STYLES[finding.severity])
+    head.append(finding.rule, style="bold")
+    head.append(f"  {_span(finding)}", style="dim")
+    lines = [Padding(line, (0, 0, 0, 3)) for line in _lines(finding)]
+    return Group(head, *lines)
+
+
+def _lines(finding: Finding) -> Iterator[Text]:
+    yield Text(finding.message)
+    if finding.also:
+        names = ", ".join(str(place) for place in finding.others[:4])
+        more = ", ..." if finding.also > 4 else ""
+        yield Text(f"so do {finding.also} more: {names}{more}", style="dim")
+    if finding.chain:
+        yield Text("begins: " + " → ".join(str(link.place) for link in finding.chain), style="cyan")
+    if finding.because:
+        yield Text(f"probably because of {finding.because}", style="dim")
+    yield Text(f"What to do: {finding.advice}", style="green")
+
+
+def _span(finding: Finding) -> str:
+    first, last = finding.first_step, finding.last_step
+    return f"step {first}" if first == last else f"steps {first} to {last}"
+
+
+def _unchecked(diagnosis: Diagnosis) -> Table:
+    table = Table(
+        box=None,
+        pad_edge=False,
+        padding=(0, 2, 0, 0),
+        title=f"{len(diagnosis.checked)} rules looked; these could not",
+        title_justify="left",
+        title_style="bold",
+        show_header=False,
+    )
+    table.add_column(no_wrap=True)
+    table.add_column(overflow="fold", style="dim")
+    for entry in diagnosis.unchecked:
+        table.add_row(entry.rule, entry.reason)
+    return table

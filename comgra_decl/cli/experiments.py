@@ -1,0 +1,219 @@
+"""What commands have in common that try something with a script: their options, their end."""
+
+from __future__ import annotations
+
+import json
+import math
+import shlex
+import sys
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple, NoReturn
+
+from rich.table import Table
+from rich.text import Text
+
+from comgra_decl.cli.watched_script import called, number_of, options_of, refuse
+from comgra_decl.doors.script import Call, UsageError
+from comgra_decl.errors import Exit
+from comgra_decl.terminal import console
+
+if TYPE_CHECKING:
+    from comgra_decl.experiments.batch_mixing import Mixing
+    from comgra_decl.experiments.overfit_one_batch import Verdict
+    from comgra_decl.experiments.thermometer import Reading
+    from comgra_decl.query import Run
+
+
+class NumberOption(NamedTuple):
+    """The option with a whole number that an experiment has beside `--json` and `--for`."""
+
+    name: str
+    default: int
+    least: int = 1
+
+
+@dataclass(frozen=True)
+class Experiment:
+    """An experiment with a script, as the command line asks for it.
+
+    Attributes:
+        command: its name on the command line.
+        arguments: what follows that.
+        number: the value of its option.
+        call: the script.
+        run: beside which the verdict is noted; None: beside none.
+        as_json: whether the verdict is printed for other programs.
+    """
+
+    command: str
+    arguments: tuple[str, ...]
+    number: int
+    call: Call
+    run: Run | None
+    as_json: bool
+
+    def conclude(
+        self, meaning: Meaning, reason: str, *, content: dict[str, Any], show: Callable[[], None]
+    ) -> NoReturn:
+        """Prints the verdict, notes it beside the run, and ends with its exit code.
+
+        Args:
+            meaning: what the verdict says of the script.
+            reason: in a sentence.
+            content: the verdict as JSON can hold it.
+            show: prints it for people.
+        """
+        if self.as_json:
+            sys.stdout.write(json.dumps(content, indent=2) + "\n")
+        else:
+            show()
+        name = self.command.replace("-", "_")
+        note_verdict(self.run, name, meaning, reason=reason, arguments=self.arguments)
+        sys.exit(CODES[meaning])
+
+
+def experiment(
+    command: str, arguments: Sequence[str], *, usage: str, option: NumberOption
+) -> Experiment | None:
+    """Returns what a command line asks for; None where it asks for help, which is then printed.
+
+    Ends the program where it makes no sense.
+    """
+    rest = [*arguments]
+    if rest and rest[0] in ("-h", "--help"):
+        sys.stdout.write(usage)
+        return None
+    try:
+        options = options_of(rest, flags=("--json",), values=("--for", option.name))
+        number = number_of(option.name, options, option.default, option.least)
+        run, call = run_named(options), called(rest)
+    except UsageError as error:
+        refuse(command, error, usage)
+    return Experiment(command, tuple(arguments), number, call, run, "--json" in options)
+
+
+Meaning = Literal["good", "bad", "unclear"]
+"""What the verdict of an experiment says of the script."""
+
+CODES: dict[Meaning, Exit] = {"good": Exit.DONE, "bad": Exit.WANTING, "unclear": Exit.UNCLEAR}
+"""With which code the command ends."""
+
+
+def run_named(options: dict[str, str]) -> Run | None:
+    """Returns the run that `--for` names, before anything is run; None without that option.
+
+    Raises:
+        UsageError: there is no such run.
+    """
+    from comgra_decl.errors import ComgraError
+    from comgra_decl.query import open_run
+
+    if "--for" not in options:
+        return None
+    try:
+        return open_run(options["--for"])
+    except ComgraError as error:
+        raise UsageError(f"--for: {error}") from None
+
+
+def note_verdict(
+    run: Run | None,
+    name: str,
+    outcome: Meaning,
+    *,
+    reason: str,
+    arguments: Sequence[str],
+) -> None:
+    """Notes a verdict beside a run, where one is named, and says so.
+
+    Args:
+        run: of the script; None: nothing is noted.
+        name: of the experiment, as the checklist knows it.
+        outcome: what it means for the checklist.
+        reason: in a sentence.
+        arguments: the command line behind the command's name.
+    """
+    from comgra_decl.store.checks import NotedCheck, note_check
+
+    if run is None:
+        return
+    command = shlex.join(["comgra-decl", name.replace("_", "-"), *arguments])
+    note_check(run.path, NotedCheck(name, outcome, reason, command, time.time()))
+    sys.stderr.write(f"noted beside {run.path}: comgra-decl diagnose {run.path}\n")
+
+
+_WORDS = {
+    "can": ("It can learn one batch by heart", "bold green"),
+    "cannot": ("It cannot learn one batch by heart", "bold red"),
+    "unclear": ("Not conclusive", "bold yellow"),
+}
+_MIXING = {
+    "apart": ("Samples are kept apart", "bold green"),
+    "norm": ("Samples are kept apart, but for BatchNorm", "bold green"),
+    "mixed": ("Samples are mixed", "bold red"),
+    "unclear": ("Not conclusive", "bold yellow"),
+}
+_BANDS = ((0.1, "blue"), (0.5, "cyan"), (2.0, "green"), (10.0, "yellow"), (math.inf, "red"))
+"""Upper ends of the spread: 0.5 to 2 is what TheDeepChecker takes for healthy activations."""
+
+
+def print_verdict(verdict: Verdict, losses: Sequence[float]) -> None:
+    """Prints the verdict, and the loss at some of the steps."""
+    words, style = _WORDS[verdict.outcome]
+    out = console()
+    out.print(Text.assemble((f"{words}: ", style), verdict.reason, "."))
+    if not losses:
+        return
+    at = sorted({round(i * (len(losses) - 1) / 5) for i in range(6)})
+    line = ", ".join(f"{losses[i]:.4g} (step {i})" for i in at)
+    out.print(Text(f"loss of the held batch: {line}", style="dim"))
+    if verdict.outcome == "cannot":
+        out.print(
+            "What to do: check that the loss meets the right targets, that gradients reach every "
+            "parameter, and the learning rate; comgra-decl diagnose on a recorded run tells more."
+        )
+
+
+def print_mixing(worst: Mixing, found: Sequence[Mixing]) -> None:
+    """Prints the verdict on a program, and that on each of its networks if there are several."""
+    out = console()
+    words, style = _MIXING[worst.outcome]
+    out.print(Text.assemble((f"{words}: ", style), worst.reason, "."))
+    for mixing in found if len(found) > 1 else ():
+        out.print(Text(f"{mixing.model}: {mixing.reason}", style="dim"))
+    if worst.outcome == "mixed":
+        out.print(
+            "What to do: look there for a view, reshape or transpose that moves the samples' "
+            "dimension, and for a softmax, mean or norm over it. If samples are meant to meet "
+            "(contrastive losses, graphs, time in the first dimension: --batch-dim 1), all is well."
+        )
+
+
+def print_readings(readings: Sequence[Reading]) -> None:
+    """Prints a line for each call of a layer."""
+    if not readings:
+        console().print("No layer was called before an optimizer stepped.")
+        return
+    table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0))
+    for name in ("layer", "class", "in mean", "in std", "out mean", "out std", "shape"):
+        right = name.startswith(("in ", "out "))
+        table.add_column(name, justify="right" if right else "left", no_wrap=right)
+    for r in readings:
+        shape = "\u00d7".join(str(n) for n in r.shape)
+        table.add_row(
+            r.node, r.module_class, _number(r.in_mean), _spread(r.in_std), _number(r.out_mean),
+            _spread(r.out_std), shape,
+        )  # fmt: skip
+    console().print(table)
+
+
+def _number(value: float | None) -> str:
+    return "\u2013" if value is None else f"{value:.3g}"
+
+
+def _spread(value: float | None) -> Text:
+    if value is None or not math.isfinite(value):
+        return Text(_number(value), style="" if value is None else "bold red")
+    return Text(_number(value), style=next(colour for limit, colour in _BANDS if value <= limit))

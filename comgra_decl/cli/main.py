@@ -1,0 +1,72 @@
+"""The command `comgra-decl`; what it can do lies in `commands/`, one file per command."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Sequence
+from itertools import pairwise
+from typing import Annotated
+
+import typer
+
+from comgra_decl import __version__
+from comgra_decl.cli.commands import register
+from comgra_decl.doors import environment
+from comgra_decl.errors import ComgraError, Exit
+from comgra_decl.visible import visible
+
+app = typer.Typer(
+    no_args_is_help=True,
+    pretty_exceptions_enable=False,
+    context_settings={"help_option_names": ["-h", "--help"]},
+)
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    """Runs the command line; ends with exit code 2 if what it asks for cannot be done."""
+    arguments = sys.argv[1:] if arguments is None else arguments
+    environment.taken()  # COMGRA is meant for programs that train
+    try:
+        if arguments and arguments[0] in _passed_on:
+            _passed_on[arguments[0]](arguments[1:])
+        else:
+            _require_paths(arguments)
+            app(args=[*arguments], prog_name="comgra-decl")
+    except ComgraError as error:
+        sys.stderr.write(f"comgra-decl: {visible(str(error))}\n")
+        sys.exit(Exit.WRONG)
+
+
+def _require_paths(arguments: Sequence[str]) -> None:
+    """Raises StoreError for an empty argument, which pathlib would take for the current folder.
+
+    What Typer parses are paths, all of them, but for values of options.
+    """
+    if "" not in arguments[1:]:
+        return
+    from comgra_decl.store.location import require_path
+
+    command = getattr(typer.main.get_command(app), "commands", {}).get(arguments[0])
+    options = [] if command is None else command.params
+    valued = {name for each in options if not getattr(each, "is_flag", True) for name in each.opts}
+    for before, word in pairwise(arguments):
+        if before not in valued:
+            require_path(word)
+
+
+def _print_version(wanted: bool) -> None:
+    if wanted:
+        print(f"comgra-decl {__version__}")
+        raise typer.Exit
+
+
+@app.callback()
+def _comgra_decl(
+    version: Annotated[
+        bool, typer.Option("--version", callback=_print_version, is_eager=True, help="Show it.")
+    ] = False,
+) -> None:
+    """See inside a PyTorch network while it trains."""
+
+
+_passed_on = register(app)

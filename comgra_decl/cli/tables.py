@@ -1,0 +1,214 @@
+"""What the command line says of runs, for people."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from datetime import datetime
+from typing import TYPE_CHECKING, Any
+
+from rich.console import RenderableType
+from rich.table import Table
+from rich.text import Text
+
+from comgra_decl.query.remarks import price_text, remarks
+from comgra_decl.terminal import console
+from comgra_decl.visible import visible
+
+if TYPE_CHECKING:
+    from comgra_decl.store.verify import Damage, Verdict
+
+_STYLES = {
+    "live": "green",
+    "waiting": "yellow",
+    "stopped": "yellow",
+    "damaged": "red",
+    "unreadable": "red",
+}
+"""How the state of a run is written; a finished one is nothing special."""
+
+
+class _Table(Table):
+    """Spells out what cannot be seen before it is laid out, which would drop some of it."""
+
+    def add_row(self, *cells: RenderableType | None, **how: Any) -> None:
+        super().add_row(*(visible(c) if isinstance(c, str) else c for c in cells), **how)
+
+
+def _name(text: str) -> str:
+    """Returns a name in one line: one with a line break could pass for two lines of a table."""
+    return text.replace("\n", "\\n").replace("\t", "\\t")
+
+
+def runs_table(runs: Sequence[dict[str, Any]]) -> Table:
+    """Returns the table of `ls`, one run per line."""
+    table = _Table(box=None, pad_edge=False, padding=(0, 2, 0, 0), header_style="bold")
+    table.add_column("run", overflow="fold")
+    table.add_column("state", no_wrap=True)
+    table.add_column("records", justify="right", no_wrap=True)
+    table.add_column("last step", justify="right", no_wrap=True)
+    table.add_column("started", no_wrap=True)
+    table.add_column("", overflow="fold", style="red")
+    for run in runs:
+        table.add_row(
+            _name(f"{run['group']}/{run['name']}"),
+            state_text(run["state"]),
+            str(run["records"]),
+            _or_dash(run["last_step"]),
+            time_text(run["started"]),
+            run["error"] or "",
+        )
+    return table
+
+
+def run_table(run: dict[str, Any]) -> Table:
+    """Returns what `show` says of a run, one fact per line."""
+    table = _Table.grid(padding=(0, 2))
+    table.add_column(style="bold", no_wrap=True)
+    table.add_column(overflow="fold")
+    for name, text in _facts(run):
+        table.add_row(name, text)
+    return table
+
+
+def slots_table(slots: Sequence[dict[str, Any]]) -> Table:
+    """Returns what was recorded, one node and role per line with all its passes."""
+    table = _Table(box=None, pad_edge=False, padding=(0, 2, 0, 0), header_style="bold")
+    for heading in ("node", "role", "passes", "kind", "type", "shape"):
+        table.add_column(heading, overflow="fold")
+    lines: dict[tuple[str, str], dict[str, Any]] = {}
+    for slot in slots:
+        line = lines.setdefault((slot["node"], slot["role"]), {**slot, "passes": {}})
+        line["passes"][slot["pass"]] = None
+    for (node, role), line in lines.items():
+        shape = "x".join(map(str, line["shape"])) or "-"
+        names = _name(node), _name(role)
+        table.add_row(*names, ", ".join(line["passes"]), line["kind"], line["dtype"], shape)
+    return table
+
+
+def state_text(state: str) -> Text:
+    """Returns the state of a run in its colour."""
+    return Text(state, style=_STYLES.get(state, ""))
+
+
+def time_text(seconds: float | None) -> str:
+    """Returns a time in Unix seconds as local time."""
+    return "-" if seconds is None else f"{datetime.fromtimestamp(seconds):%Y-%m-%d %H:%M:%S}"
+
+
+def _facts(run: dict[str, Any]) -> Iterator[tuple[str, str | Text]]:
+    steps, facts = run["steps"], run["facts"]
+    yield "run", run["path"]
+    yield "state", state_text(run["state"])
+    if run["error"]:
+        yield "error", Text(run["error"], style="red")
+    yield "started", time_text(run["started"])
+    yield "command", " ".join(facts.get("command") or ["-"])
+    yield "git", _git_text(facts.get("git"))
+    yield "versions", ", ".join(f"{k} {v}" for k, v in (facts.get("versions") or {}).items()) or "-"
+    span = f" ({steps['first']} to {steps['last']})" if steps["count"] else ""
+    yield "records", f"{run['records']}, {steps['count']} of them training steps{span}"
+    yield from _writers(run)
+    yield "types", ", ".join(run["types"]) or "-"
+    yield "recorded", f"{len(run['nodes'])} nodes, {len(run['slots'])} slots"
+    yield "statistics", ", ".join(run["statistics"])
+    for kpi in run["kpis"]:
+        yield kpi["name"], f"{_number(kpi['value'])} ({kpi['type']}, step {kpi['step']})"
+    if writer := run["report"].get("writer"):
+        share = f"{writer['share']:.1%} of a core ({writer['cpu']:.1f} s)"
+        yield "writing took", f"{share}; the training waited {writer['waited']:.1f} s for it"
+    if price := price_text(run["report"]):
+        yield "price", price
+    for loss in run["losses"]:
+        yield "lost", Text(str(loss), style="red")
+    for remark in remarks(run["report"]):
+        yield "warning", Text(remark, style="yellow")
+
+
+def _writers(run: dict[str, Any]) -> Iterator[tuple[str, str | Text]]:
+    """Yields who wrote the run, where that is more than one process."""
+    if len(run["ranks"]) > 1 or run["missing_ranks"]:
+        yield "ranks", ", ".join(map(str, run["ranks"]))
+    if run["missing_ranks"]:
+        missing = ", ".join(map(str, run["missing_ranks"]))
+        yield "missing", Text(f"nothing of rank {missing}", style="yellow")
+    for session in run["sessions"][1:]:
+        step = "no step yet" if session["step"] is None else f"from step {session['step']}"
+        yield "resumed", f"{time_text(session['started'])}, {step}"
+
+
+def _git_text(git: dict[str, Any] | None) -> str:
+    if not git:
+        return "-"
+    changed = ", with changes that are not committed" if git.get("dirty") else ""
+    return f"{str(git.get('commit'))[:12]} on {git.get('branch') or 'no branch'}{changed}"
+
+
+def _number(value: float | None) -> str:
+    return "not a finite number" if value is None else f"{value:.6g}"
+
+
+def _or_dash(value: Any) -> str:
+    return "-" if value is None else str(value)
+
+
+def print_verdict(verdict: Verdict) -> None:
+    """Prints what a check has found, and what to do about it."""
+    out, facts = console(), Table.grid(padding=(0, 2))
+    facts.add_column(style="bold", no_wrap=True)
+    facts.add_column(overflow="fold")
+    for name, text in _checked_facts(verdict):
+        facts.add_row(name, text)
+    out.print(facts)
+    if verdict.damages:
+        out.print("", _damages(verdict.damages), sep="\n")
+
+
+def print_beside(damages: Sequence[Damage]) -> None:
+    """Prints what is damaged beside the databases of a run, which no version of them holds."""
+    out = console()
+    out.print("", Text("damaged beside the trace", style="red"), sep="\n")
+    out.print(_damages(damages))
+    out.print("Repeat the experiment with --for RUN: it notes its verdict anew.")
+
+
+def _checked_facts(verdict: Verdict) -> Iterator[tuple[str, str | Text]]:
+    yield "run", str(verdict.path)
+    if verdict.state is not None:
+        yield "state", verdict.state
+    yield "checked", f"{verdict.checked} chunks and keys, {verdict.records} records"
+    if verdict.whole:
+        yield "whole", Text("yes, everything can be read", style="green")
+        return
+    more = " or more" if verdict.more else ""
+    yield "damaged", Text(f"in {len(verdict.damages)} places{more}", style="red")
+    if all(damage.heals for damage in verdict.damages) and not verdict.more:
+        yield "what to do", f"nothing is lost: comgra-decl compact {verdict.path}"
+    elif verdict.whole_version is None:
+        yield "what to do", "there is no earlier version that is whole"
+    else:
+        upto = "" if verdict.whole_step is None else f", up to step {verdict.whole_step}"
+        yield (
+            "whole until",
+            f"version {verdict.whole_version}: {verdict.whole_records} records{upto}",
+        )
+        yield (
+            "what to do",
+            f"rescue that: comgra-decl cp --version {verdict.whole_version} {verdict.path} TARGET",
+        )
+
+
+def _damages(damages: Sequence[Damage]) -> Table:
+    table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0), header_style="bold")
+    for heading in ("where", "steps", "what cannot be seen", "because"):
+        table.add_column(heading, overflow="fold")
+    for damage in damages:
+        table.add_row(damage.where, _steps(damage), damage.lost, damage.reason)
+    return table
+
+
+def _steps(damage: Damage) -> str:
+    if damage.steps is None:
+        return "-"
+    first, last = damage.steps
+    return str(first) if first == last else f"{first} to {last}"

@@ -1,0 +1,168 @@
+"""The door for Hydra applications: `python train.py +comgra=debug`."""
+
+from __future__ import annotations
+
+import copy
+import inspect
+from enum import Enum
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from hydra.experimental.callback import Callback
+from omegaconf import DictConfig, ListConfig, OmegaConf, open_dict, read_write
+from omegaconf.errors import OmegaConfBaseException
+
+from comgra_decl.doors.start import finish_session, start_session, wrong_spec
+from comgra_decl.errors import SpecError
+from comgra_decl.record.context import RunContext
+from comgra_decl.record.secrets import masked
+
+if TYPE_CHECKING:
+    from hydra.core.utils import JobReturn
+    from hydra.types import TaskFunction
+
+    from comgra_decl.record.session import Session
+    from comgra_decl.spec import Spec
+
+_SETTINGS = "_settings_"
+"""Where `+comgra.KEY=VALUE` waits, of the callback's own config, until the job starts."""
+
+
+class TraceCallback(Callback):
+    """Records every job of a Hydra application, each as a run of its own.
+
+    Hydra makes one object for all jobs of a multirun, and a launcher may pickle it into other
+    processes. So nothing is read when it is made: the spec that counts is the job's.
+    """
+
+    def __init__(self, **_spec: Any) -> None:
+        self._session: Session | None = None
+
+    def on_run_start(self, config: DictConfig, **kwargs: Any) -> None:
+        """Takes our settings out of what the application gets as its config.
+
+        A job of a multirun gets its config from elsewhere: there they stay in it.
+        """
+        overlay = OmegaConf.select(config, "comgra")
+        if isinstance(overlay, DictConfig):
+            hydra = config.hydra
+            with open_dict(config), read_write(config), open_dict(hydra), read_write(hydra):
+                del config["comgra"]
+                hydra.callbacks.comgra[_SETTINGS] = overlay
+
+    def on_job_start(
+        self, config: DictConfig, *, task_function: TaskFunction, **kwargs: Any
+    ) -> None:
+        """Starts recording; ends the program if the spec is wrong."""
+        self._finish()
+        try:
+            spec = job_spec(config)
+        except SpecError as error:
+            # Hydra turns every other exception of a callback into a warning.
+            raise SystemExit(wrong_spec(error)) from None
+        self._session = start_session(spec, job_context(config, task_function))
+
+    def on_job_end(self, config: DictConfig, job_return: JobReturn, **kwargs: Any) -> None:
+        """Finishes the run. If the job ends in another way, the session finishes itself."""
+        self._finish()
+
+    def _finish(self) -> None:
+        session, self._session = self._session, None
+        if session is not None:
+            finish_session(session)
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {"_session": None}  # a session belongs to its process
+
+
+def job_spec(config: DictConfig) -> Spec:
+    """Returns the spec of a job: the preset, changed by an optional top-level `comgra`.
+
+    Raises:
+        SpecError: it is wrong.
+    """
+    from comgra_decl.doors.checked_spec import declared
+
+    config = copy.deepcopy(config)
+    spec = config.hydra.callbacks.comgra
+    OmegaConf.set_readonly(spec, False)
+    OmegaConf.set_struct(spec, False)
+    overlay = spec.pop(_SETTINGS, OmegaConf.select(config, "comgra"))
+    if isinstance(overlay, DictConfig):
+        spec.merge_with(overlay)
+    elif overlay is not None:
+        raise SpecError([f"comgra: {overlay!r} is not a mapping of keys to values"])
+    return declared(spec)
+
+
+def job_context(config: DictConfig, task_function: TaskFunction) -> RunContext:
+    """Returns the circumstances of a job.
+
+    Its folder is the one where the program was started, wherever Hydra has changed to.
+    """
+    return RunContext(
+        config=saved_config(config),
+        job=config.hydra.job.name,
+        base=Path(config.hydra.runtime.cwd),
+        script=_source(task_function),
+    )
+
+
+def _source(task_function: TaskFunction) -> Path | None:
+    try:
+        found = inspect.getsourcefile(inspect.unwrap(task_function))
+    except TypeError:
+        return None
+    return None if found is None else Path(found)
+
+
+_NOT_THE_APPS = ("hydra", "comgra")
+"""Top-level keys that are Hydra's or ours."""
+
+
+def saved_config(config: DictConfig) -> dict[str, Any]:
+    """Returns the application's part of a composed config, as JSON can hold it.
+
+    Interpolations are replaced by their values, except those that read the environment, which may
+    hold secrets, and those that have no value: they stay as they are written. So does all of a
+    config that contains itself.
+    """
+    written = OmegaConf.to_container(config, resolve=False, enum_to_str=True)
+    assert isinstance(written, dict)
+    written = {str(key): value for key, value in written.items() if key not in _NOT_THE_APPS}
+    try:
+        plain = _plain(OmegaConf.create(_quoted(written)))
+    except RecursionError:
+        plain = written
+    content = masked(plain)
+    assert isinstance(content, dict)
+    return content
+
+
+def _quoted(written: Any) -> Any:
+    """Returns the config with interpolations of the environment turned into ordinary text."""
+    if isinstance(written, dict):
+        return {key: _quoted(value) for key, value in written.items()}
+    if isinstance(written, list):
+        return [_quoted(value) for value in written]
+    if isinstance(written, str) and "oc.env:" in written:
+        return written.replace("${", r"\${")
+    return written
+
+
+def _plain(node: Any) -> Any:
+    if isinstance(node, DictConfig):
+        return {str(key): _entry(node, key) for key in node}
+    if isinstance(node, ListConfig):
+        return [_entry(node, index) for index in range(len(node))]
+    if node is None or isinstance(node, (bool, int, float, str)):
+        return node
+    return node.name if isinstance(node, Enum) else str(node)
+
+
+def _entry(node: DictConfig | ListConfig, key: Any) -> Any:
+    try:
+        return _plain(node[key])
+    except OmegaConfBaseException:
+        written: Any = OmegaConf.to_container(node, resolve=False)
+        return written[key]

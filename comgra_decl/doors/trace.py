@@ -1,0 +1,52 @@
+"""The door for notebooks and for code that wants to say itself what is traced."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from comgra_decl.doors.start import finish_session, start_session
+from comgra_decl.record.context import RunContext
+
+if TYPE_CHECKING:
+    from comgra_decl.record.session import Session
+    from comgra_decl.spec import Spec
+
+
+@contextmanager
+def trace(
+    spec: str | Path | Mapping[str, Any] | Spec = "debug",
+    *,
+    root: str | Path | None = None,
+    group: str | None = None,
+    name: str | None = None,
+    overrides: Sequence[str] = (),
+) -> Iterator[Session]:
+    """Traces whatever is trained inside the `with` block, or inside a function it decorates.
+
+    Args:
+        spec: name of a preset, path of a YAML file, a mapping with the same keys, or a Spec.
+        root: folder of all groups; otherwise the spec's, "runs" if it says nothing.
+        group: folder of the runs that are looked at together; otherwise the script's name.
+        name: the run's own folder; otherwise the time.
+        overrides: changes to the spec, such as "schedule.every=10".
+
+    Yields:
+        The session; its `path` is the run's folder, None if nothing is recorded.
+
+    Raises:
+        SpecError: the spec is wrong; carries every problem, one line each.
+    """
+    from comgra_decl.doors.checked_spec import declared
+
+    place = {"root": root, "group": group, "name": name}
+    resolved = declared(spec, overrides, place=place)
+    script = getattr(sys.modules.get("__main__"), "__file__", None)
+    session = start_session(resolved, RunContext.of_script(script))
+    try:
+        yield session
+    finally:
+        finish_session(session)

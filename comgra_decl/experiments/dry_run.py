@@ -1,0 +1,237 @@
+"""A dry run: records a few steps in a temporary folder, says what came of it, ends the program."""
+
+from __future__ import annotations
+
+import logging
+import os
+import shutil
+import sys
+import tempfile
+import time
+from collections.abc import Callable
+from contextlib import suppress
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from comgra_decl.experiments.plan import Measured, Plan, make_plan
+from comgra_decl.hooks.when.laps import Laps
+from comgra_decl.record.session import Session
+from comgra_decl.records import RawStep, StepBatch
+
+if TYPE_CHECKING:
+    from comgra_decl.hooks import HookManager
+    from comgra_decl.hooks.walked import Placed
+    from comgra_decl.record.context import RunContext
+    from comgra_decl.record.ranks import Rank
+    from comgra_decl.spec import Spec
+
+_log = logging.getLogger("comgra_decl")
+
+RECORDED = (0, 2, 4, 6)
+"""Steps that a dry run records: the first one discovers the model, the others are timed."""
+
+PATIENCE = 30.0
+"""Seconds after which a dry run is content with one timed step of each kind."""
+
+_FAILED = 1
+_COMMIT_WAIT = 10.0
+
+
+class Rehearsal(Session):
+    """Takes the place of a session when the spec says `dry_run: true`.
+
+    The program runs, and trains, for seven steps at most. Then `show` gets the plan, and the
+    program ends with `SystemExit`, raised where its optimizer steps: its `finally` blocks and
+    functions at exit run. If it catches that, its next optimizer step ends it again.
+
+    Args:
+        spec: what is declared.
+        context: how the program was started.
+        show: is given the plan, once; None prints it.
+    """
+
+    def __init__(
+        self, spec: Spec, *, context: RunContext, show: Callable[[Plan], None] | None = None
+    ) -> None:
+        self.declared = spec
+        self._folder = Path(tempfile.mkdtemp(prefix="comgra-plan-"))
+        super().__init__(_rehearsed(spec, self._folder), context=context)
+        self._show = show or _print
+        self._measured = Measured()
+        self._laps = Laps()
+        self._timed: set[str] = set()  # kinds of steps that were timed
+        self._began = time.perf_counter()
+        self._step = 0
+        self._over = False
+        self._refusal: Placed | None = None
+        self.exit_code = _FAILED
+
+    def finish(self) -> None:
+        """Shows the plan if the program ended before the dry run did; removes the folder."""
+        if os.getpid() != self._pid:  # a forked child owns neither the folder nor the plan
+            return
+        if self._over:
+            self._leave()
+            return
+        self._over = True
+        failed = _is_failure(sys.exc_info()[1])  # the program's own error is what is to be seen
+        try:
+            super().finish()
+            if not failed:
+                self._present()
+        finally:
+            shutil.rmtree(self._folder, ignore_errors=True)
+
+    def _rank(self) -> Rank | None:
+        """Each process of a distributed training rehearses on its own."""
+        return None
+
+    def _manager(self, **arguments: Any) -> HookManager:
+        from comgra_decl.hooks import HookManager
+
+        rehearsal = self
+
+        class Followed(HookManager):
+            """Tells the dry run of each step that ends."""
+
+            def _end_step(self) -> None:
+                super()._end_step()
+                try:
+                    rehearsal.step_ended()
+                except Exception as error:  # noqa: BLE001  (a training must not follow)
+                    rehearsal.give_up(error)
+
+        return Followed(self._spec, **arguments)
+
+    def step_ended(self) -> None:
+        """Times the step that has ended; ends the program after the last one."""
+        if self._over:
+            return
+        kind = "recorded" if self._step in RECORDED else "plain"
+        if self._laps.end(time.perf_counter(), record=kind).host is not None:
+            self._timed.add(kind)
+        self._step += 1
+        if self._enough:
+            self._end_program()
+        if self._step == RECORDED[0] + 2:  # the first record is on its way to the disk
+            self._measured.first_bytes = self._settled_size()
+        self._laps.begin(time.perf_counter())
+
+    @property
+    def _enough(self) -> bool:
+        if self._step > RECORDED[-1]:
+            return True
+        return len(self._timed) > 1 and time.perf_counter() - self._began > PATIENCE
+
+    def _end_program(self) -> None:
+        self.finish()
+        self._refusal = _refuse_further_steps(self.exit_code)
+        raise SystemExit(self.exit_code)
+
+    def _leave(self) -> None:
+        """The traced program has ended; what comes after it, in a notebook for one, may train."""
+        from comgra_decl.hooks.walked import tidy
+
+        super().finish()
+        if self._refusal is not None:
+            self._refusal.remove()
+            self._refusal = None
+        tidy()  # the program was ended in the midst of its optimizer's hooks
+
+    def _present(self) -> None:
+        self._read_laps()
+        self._measured.last_bytes = _size(self._folder)
+        plan = make_plan(self.declared, self.path, self._measured)
+        self.exit_code = plan.exit_code
+        self._show(plan)
+
+    def _read_laps(self) -> None:
+        """Reads how long steps took, once the device has passed the end of the last one."""
+        _finish_on_devices()
+        kinds = {"plain": self._measured.plain, "recorded": self._measured.recorded}
+        for lap in self._laps.known():
+            kinds[lap.record].add(lap.host, lap.device)
+
+    def _settled_size(self) -> int:
+        """Returns the size of the folder once the first record has been written."""
+        from comgra_decl.query import open_run
+
+        end = time.monotonic() + _COMMIT_WAIT
+        while self.path is not None and time.monotonic() < end:
+            try:
+                if len(open_run(self.path).records):
+                    break
+            except OSError:  # not even begun
+                pass
+            time.sleep(0.05)
+        return _size(self._folder)
+
+    def _transform(self, steps: list[RawStep]) -> list[StepBatch]:
+        batches = super()._transform(steps)
+        for batch in batches:
+            self._measured.count(batch)
+        return batches
+
+    def _tracing_failed(self, error: BaseException) -> None:
+        self.give_up(error)
+
+    def give_up(self, error: BaseException) -> None:
+        """Ends the program because of an error of ours: it was not meant to train."""
+        _log.error("the dry run has failed because of an error in comgra_decl", exc_info=error)
+        self._over = True
+        shutil.rmtree(self._folder, ignore_errors=True)
+        self._refusal = _refuse_further_steps(_FAILED)
+        raise SystemExit(_FAILED)
+
+
+def _rehearsed(spec: Spec, folder: Path) -> Spec:
+    """Returns the spec of the dry run: the same, of a few steps, stored elsewhere.
+
+    What is decided after a step does not matter here.
+    """
+    from comgra_decl.spec import load_spec
+
+    content = spec.model_dump(mode="json")
+    content["run"] = {"root": str(folder), "group": "plan", "name": "plan"}
+    content["schedule"] |= {"steps": list(RECORDED), "windows": [], "seconds": None}
+    content["schedule"]["budget"] = {"time": None, "disk": None}
+    content["store"]["commit_interval"] = 0
+    content["keep"] = None
+    content["on_finding"] = {}
+    content["rules"] = "off"
+    content["dry_run"] = True
+    return load_spec(content)
+
+
+def _refuse_further_steps(exit_code: int) -> Placed:
+    """Ends the program at its next optimizer step, should it live on."""
+    from comgra_decl.hooks.walked import before_steps
+
+    def refuse(*_: Any) -> None:
+        raise SystemExit(exit_code)
+
+    return before_steps.add(refuse)
+
+
+def _finish_on_devices() -> None:
+    """Waits until all that was asked of the devices is done."""
+    import torch
+
+    if torch.cuda.is_available() and torch.cuda.is_initialized():
+        with suppress(RuntimeError):  # the device has failed, which is the program's to say
+            torch.cuda.synchronize()
+
+
+def _is_failure(error: BaseException | None) -> bool:
+    ended = isinstance(error, SystemExit) and error.code in (None, 0)
+    return error is not None and not ended
+
+
+def _size(folder: Path) -> int:
+    return sum(path.stat().st_size for path in folder.rglob("*") if path.is_file())
+
+
+def _print(plan: Plan) -> None:
+    from comgra_decl.experiments.plan import print_plan
+
+    print_plan(plan)

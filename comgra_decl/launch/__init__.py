@@ -1,1 +1,0 @@
-"""The ways to start a traced program, and the command line."""

@@ -1,0 +1,1 @@
+"""One traced execution: where it is stored, what is known of it, what watches over it."""

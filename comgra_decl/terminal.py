@@ -1,0 +1,38 @@
+"""Printing for people: on a terminal, or to a file or a pipe."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator
+
+from rich.console import Console, ConsoleOptions, ConsoleRenderable, RenderHook
+from rich.segment import Segment
+
+from comgra_decl.visible import visible
+
+_WIDTH = 160
+"""Columns of a file or a pipe, which have no width of their own."""
+
+
+def console() -> Console:
+    """Returns where tables are printed; names in brackets are not mistaken for markup."""
+    width = None if sys.stdout.isatty() else _WIDTH
+    made = Console(width=width, markup=False, highlight=False, emoji=False)
+    made.push_render_hook(_Visible())
+    return made
+
+
+class _Visible(RenderHook):
+    """Spells out what a terminal would obey, in whatever is printed."""
+
+    def process_renderables(self, renderables: list[ConsoleRenderable]) -> list[ConsoleRenderable]:
+        return [_Spelt(renderable) for renderable in renderables]
+
+
+class _Spelt:
+    def __init__(self, inside: ConsoleRenderable) -> None:
+        self._inside = inside
+
+    def __rich_console__(self, out: Console, options: ConsoleOptions) -> Iterator[Segment]:
+        for segment in out.render(self._inside, options):
+            yield Segment(visible(segment.text), segment.style, segment.control)

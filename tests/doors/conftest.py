@@ -1,0 +1,47 @@
+"""A stand-in for the session, for tests that are about the doors alone."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from comgra_decl.record.context import RunContext
+from comgra_decl.record.placement import create_run_folder
+from comgra_decl.spec import Spec
+
+
+class FakeSession:
+    """Keeps what it was given and counts what is asked of it."""
+
+    made: list[FakeSession] = []  # noqa: RUF012  (cleared before each test)
+    fails_with: BaseException | None = None
+
+    def __init__(self, spec: Spec, *, context: RunContext) -> None:
+        self.spec = spec
+        self.context = context
+        self.path: Path | None = None
+        self.calls: list[str] = []
+        self.made.append(self)
+
+    def start(self) -> None:
+        self.calls.append("start")
+        if self.fails_with is not None:
+            raise self.fails_with
+        if self.spec.enabled:
+            self.path = create_run_folder(self.spec.run, self.context)
+
+    def finish(self) -> None:
+        self.calls.append("finish")
+
+
+@pytest.fixture
+def sessions(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[list[FakeSession]]:
+    """All sessions that are made during the test, in a folder of its own."""
+    monkeypatch.setattr("comgra_decl.record.session.Session", FakeSession)
+    monkeypatch.setattr(FakeSession, "fails_with", None)
+    monkeypatch.chdir(tmp_path)
+    FakeSession.made.clear()
+    yield FakeSession.made
+    FakeSession.made.clear()

@@ -1,0 +1,155 @@
+"""Training scripts that have never heard of comgra_decl, and a way to run them."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from collections.abc import Iterator, Mapping
+from contextlib import chdir, contextmanager, redirect_stderr, redirect_stdout
+from dataclasses import dataclass
+from io import StringIO
+from pathlib import Path
+from typing import Any
+from unittest import mock
+
+TRAINING = """
+import torch
+
+
+def train(steps=12):
+    torch.manual_seed(0)
+    model = torch.nn.Sequential(torch.nn.Linear(3, 4), torch.nn.ReLU(), torch.nn.Linear(4, 1))
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    for _ in range(steps):
+        loss = model(torch.randn(5, 3)).square().mean()
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+    print("loss", repr(loss.item()))
+"""
+"""Trains a small network and prints its last loss with all digits."""
+
+SCRIPT = """
+import sys
+
+
+class Local:
+    pass
+
+
+if __name__ == "__main__":
+    print("arguments", sys.argv)
+    print("path", sys.path[0])
+    print("main", Local.__module__, __file__, __package__, __spec__ and __spec__.name)
+"""
+"""A script that tells how it was started."""
+
+HYDRA_YAML = f"""
+import os
+import hydra
+{TRAINING}
+
+@hydra.main(version_base=None, config_path="conf", config_name="config")
+def main(cfg):
+    assert "hydra" not in cfg
+    print("cfg", dict(cfg))
+    print("cwd", os.getcwd())
+    train()
+
+
+if __name__ == "__main__":
+    main()
+"""
+"""A Hydra application with a plain YAML config."""
+
+HYDRA_DATACLASS = f"""
+from dataclasses import dataclass
+
+import hydra
+from hydra.core.config_store import ConfigStore
+{TRAINING}
+
+@dataclass
+class Config:
+    lr: float = 0.1
+
+
+ConfigStore.instance().store(name="config", node=Config)
+
+
+@hydra.main(version_base=None, config_path=None, config_name="config")
+def main(cfg):
+    print("cfg", dict(cfg))
+    train()
+
+
+if __name__ == "__main__":
+    main()
+"""
+"""A Hydra application whose config is a dataclass, which accepts no unknown keys."""
+
+
+def python(
+    folder: Path, *arguments: str, env: Mapping[str, str] | None = None
+) -> subprocess.CompletedProcess[str]:
+    """Runs Python in `folder` as a user would and returns what came of it."""
+    return subprocess.run(
+        [sys.executable, *arguments],
+        cwd=folder,
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=False,
+        env={**os.environ, "OMP_NUM_THREADS": "1", **(env or {})},
+    )
+
+
+@dataclass(frozen=True)
+class Ended:
+    """How a command ended, and what it said."""
+
+    returncode: int | str | None
+    stdout: str
+    stderr: str
+
+
+def command(folder: Path, *arguments: str) -> Ended:
+    """Runs `comgra-decl` in `folder`, in this process, which saves the import of torch.
+
+    What running a script changes of the interpreter is put back.
+    """
+    from comgra_decl.cli.main import main
+
+    out, err, code = StringIO(), StringIO(), None
+    with redirect_stdout(out), redirect_stderr(err), chdir(folder), _interpreter_kept():
+        try:
+            main(arguments)
+        except SystemExit as end:
+            code = end.code
+    return Ended(code, out.getvalue(), err.getvalue())
+
+
+@contextmanager
+def _interpreter_kept() -> Iterator[None]:
+    main = sys.modules["__main__"]
+    with mock.patch.multiple(sys, argv=[*sys.argv], path=[*sys.path]):
+        try:
+            yield
+        finally:
+            sys.modules["__main__"] = main
+
+
+def plain_loss() -> str:
+    """Returns what the training prints when nobody looks."""
+    code: dict[str, Any] = {}
+    exec(TRAINING, code)
+    with redirect_stdout(StringIO()) as out:
+        code["train"]()
+    return out.getvalue().strip()
+
+
+def loss_of(output: str) -> str:
+    """Returns the loss that a training printed."""
+    (line,) = [line for line in output.splitlines() if line.startswith("loss ")]
+    return line
