@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Callable, Iterator
 from contextlib import nullcontext
 from pathlib import Path
@@ -155,6 +156,22 @@ def test_control_flow_runs_and_is_recorded(flow: Any, mode: str, tmp_path: Path)
     assert not any("run eagerly, not as" in line for line in run.report["warnings"])
     for node in ("first", "last"):
         assert len(run.series(node, "l2", pass_="grad")) == len(RECORDED)
+
+
+@pytest.mark.parametrize("mode", ["eager", "observed"])
+def test_compiled_attention_is_not_said_to_be_uncompiled(
+    mode: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from torch.nn.attention import flex_attention as module
+
+    monkeypatch.setattr(module, "_WARNINGS_SHOWN", set())  # torch says it once
+    with warnings.catch_warnings():
+        warnings.filterwarnings("error", message="flex_attention called without")
+        with comgra.trace({**SPEC, "run": {"root": str(tmp_path)}, "compile": mode}):
+            train(attention, compiled=True)
+        monkeypatch.setattr(module, "_WARNINGS_SHOWN", set())
+        with pytest.raises(UserWarning, match="flex_attention called without"):
+            train(attention, compiled=False)
 
 
 @pytest.mark.parametrize("armed", [True, False], ids=["recorded", "between"])

@@ -632,6 +632,23 @@ def test_a_layer_that_is_frozen_makes_the_next_record_eager(
     assert [count > 0 for count in counts[-STEPS:]][::2] == [False, True, False, True]
 
 
+@pytest.mark.parametrize("kept", [True, False])
+def test_a_model_after_another_is_no_omission_of_compiled_code(kept: bool) -> None:
+    models = []
+    with recording({**SPEC, "compile": "auto", "schedule": {"first": 8}}) as traced:
+        for _ in range(2):
+            net = Freezing()
+            if kept:
+                models.append(net)
+            called, optimizer = compiled(net), torch.optim.SGD(net.parameters(), 0.1)
+            for x, y in batches(4):
+                optimizer.zero_grad()
+                F.cross_entropy(called(x), y).backward()
+                optimizer.step()
+    assert not any("does not show" in line for line in traced.report["warnings"])
+    assert len({len(step.values) for step in traced.steps}) == 1
+
+
 def test_updates_that_a_scaler_skips_are_no_omission_of_compiled_code() -> None:
     net = Freezing()
     called, optimizer = compiled(net), torch.optim.SGD(net.parameters(), 0.1)

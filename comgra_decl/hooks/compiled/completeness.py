@@ -49,7 +49,7 @@ class Completeness:
         found = {slot.id for slot in slots}
         expected = self._expected or {}
         missing = {id_: slot for id_, slot in expected.items() if id_ not in found}
-        for slot in _left_out(tops) if missing else ():
+        for slot in _left_out(tops, found) if missing else ():
             missing.pop(slot.id, None)
         self.doubted = set(missing)
         self._expected = {id_: slot for id_, slot in expected.items() if id_ not in missing}
@@ -72,12 +72,21 @@ def _parameters(top: TopPlan) -> Iterator[torch.Tensor]:
             yield from (parameter for parameter in held if parameter is not None)
 
 
-def _left_out(tops: Iterable[TopPlan]) -> Iterator[Slot]:
-    """Yields the series that the program itself, not compiled code, leaves out of this step."""
+def _left_out(tops: Iterable[TopPlan], found: set[int]) -> Iterator[Slot]:
+    """Yields the series that the program itself, not compiled code, leaves out of this step.
+
+    Args:
+        tops: the models.
+        found: ids of the series that it has.
+    """
+    shown = {top for top in tops if not found.isdisjoint(slot.id for slot in _of_modules(top))}
     for top in tops:
         for held in (*top.parameters, *top.buffers):
             for slot in (held.slot, *held.states.values()):
                 yield from (slot, *slot.passes.values())
+        if top.top.module() is None or (shown and top not in shown):  # another model was called
+            yield from _of_modules(top)
+            continue
         if not any(parameter.grad is not None for parameter in _parameters(top)):
             continue  # they were cleared before the step was over, and say nothing
         modules = {part.path: part.module() for part in top.parts}
@@ -85,6 +94,12 @@ def _left_out(tops: Iterable[TopPlan]) -> Iterator[Slot]:
             if not _was_used(plan.path, modules):
                 for slot in plan.slots.values():
                     yield from (slot, *slot.passes.values())
+
+
+def _of_modules(top: TopPlan) -> Iterator[Slot]:
+    for plan in top.modules:
+        for slot in plan.slots.values():
+            yield from (slot, *slot.passes.values())
 
 
 def _was_used(path: str, modules: dict[str, nn.Module | None]) -> bool:

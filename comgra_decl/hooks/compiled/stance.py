@@ -8,7 +8,7 @@ import warnings
 from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Any, ClassVar
 
-from comgra_decl.hooks.calling import is_compiled_call
+from comgra_decl.hooks.calling import is_compiled_call, torch_variable
 from comgra_decl.hooks.patches import Patch
 
 if TYPE_CHECKING:
@@ -152,9 +152,29 @@ def _called(original: Callable[..., Any], compiler: Any) -> Any:
         found = variants[0].instead_of(compiler, caller)
     if found is not None:
         return found
+    _hush(caller)
     for on_call in [*EagerStance._forcing.values()]:
         on_call(caller, compiler)
     return original(compiler)
+
+
+def _hush(caller: FrameType) -> None:
+    """Silences, while compiled code runs eagerly, that torch takes it for code never compiled."""
+    flex = sys.modules.get("torch.nn.attention.flex_attention")
+    endings = torch_variable(caller, "cleanups")  # torch calls them when it is over
+    if flex is None or not isinstance(endings, list):
+        return
+    given: Any = getattr(flex, "_WARNINGS_SHOWN", set())
+    before = set(given)
+    warnings.filterwarnings("ignore", message="flex_attention called without torch.compile")
+    ours = warnings.filters[0]
+
+    def undo() -> None:
+        with contextlib.suppress(ValueError):
+            warnings.filters.remove(ours)  # type: ignore[attr-defined]
+        given.intersection_update(before)
+
+    endings.append(undo)
 
 
 def _is_default() -> bool:

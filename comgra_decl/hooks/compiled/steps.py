@@ -113,7 +113,7 @@ class CompiledSteps:
         """The record of a step is complete: has compiled code shown what eager code does?"""
         if self._given_up:
             return
-        tops = self._tracer.tops.values()
+        tops = [*self._tracer.tops.values()]
         if self.observed:
             lacking = self._completeness.lacking(slots, tops)
             if lacking:
