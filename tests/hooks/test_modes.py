@@ -36,7 +36,7 @@ SPEC = {
 FAULTS: dict[str, tuple[Any, str]] = {
     "following a call": (Follower, "follow"),
     "the meaning of a call": (provenance, "meaning"),
-    "an opaque call": (OpaqueCalls, "_sources"),
+    "an opaque call": (OpaqueCalls, "_elsewhere"),
     "what a call is given": (FunctionTracer, "begins"),
     "what a call returns": (FunctionTracer, "ended"),
     "a target": (Targets, "met"),

@@ -28,18 +28,15 @@ if TYPE_CHECKING:
 class OpaqueCalls:
     """Connects the results of opaque calls to their arguments.
 
+    One for all steps that are followed: making the stand-ins takes longer than a small step.
+
     Args:
-        lineage: is told what the results were computed from.
-        follower: is told while code runs that the backward pass will run again.
-        on_fault: told about an error of our own.
+        on_fault: called with an error of our own.
     """
 
-    def __init__(
-        self, lineage: Lineage, follower: Follower, *, on_fault: Callable[[BaseException], None]
-    ) -> None:
-        self._lineage = lineage
-        self._follower = follower
+    def __init__(self, *, on_fault: Callable[[BaseException], None]) -> None:
         self._on_fault = on_fault
+        self._step: tuple[Lineage, Follower] | None = None
         self._thread = 0  # function modes are a matter of one thread, and so are we
         self.inside = 0  # depth of calls whose insides need not be followable
         self._patches = [
@@ -60,8 +57,14 @@ class OpaqueCalls:
             ),
         ]
 
-    def apply(self) -> None:
-        """Starts following this thread's calls; calling it twice is harmless."""
+    def apply(self, lineage: Lineage, follower: Follower) -> None:
+        """Starts following this thread's calls; calling it twice is harmless.
+
+        Args:
+            lineage: gets what each result was computed from.
+            follower: learns while code runs that the backward pass will run again.
+        """
+        self._step = lineage, follower
         self._thread = get_ident()
         for patch in self._patches:
             patch.apply()
@@ -70,86 +73,88 @@ class OpaqueCalls:
         """Stops following."""
         for patch in self._patches:
             patch.restore()
+        self._step = None  # it holds tensors
 
     # -- functions with a backward of their own ------------------------------------------------
 
     def _function(self, apply: Callable[..., Any], cls: Any, *args: Any, **kwargs: Any) -> Any:
+        step = self._step
         inputs = None
         try:
-            if not self._elsewhere():
+            if step is not None and not self._elsewhere():
                 with torch._C.DisableTorchFunction():
-                    inputs = self._sources([*args, *kwargs.values()])
+                    inputs = step[0].union(tensors_of([*args, *kwargs.values()]))
         except Exception as error:
             self._on_fault(error)
-        if inputs is None:
+        if step is None or inputs is None:
             return apply(cls, *args, **kwargs)
+        lineage, follower = step
         again = cls is CheckpointFunction
         self.inside += not again
-        self._follower.recomputed += again
+        follower.recomputed += again
         try:
             result = apply(cls, *args, **kwargs)
         finally:
             self.inside -= not again
-            self._follower.recomputed -= again
+            follower.recomputed -= again
         try:
             with torch._C.DisableTorchFunction():
-                self._after_function(inputs, result, again=again)
+                _after_function(lineage, inputs, result, again=again)
         except Exception as error:
             self._on_fault(error)
         return result
-
-    def _after_function(self, inputs: Sources, result: Any, *, again: bool) -> None:
-        """Autograd connects results to all arguments; values come as the inside was seen to work.
-
-        Recomputed code is followed as if it were not wrapped at all.
-        """
-        for tensor in tensors_of((result,)):
-            seen = self._lineage.of(tensor)
-            if again and seen.all:
-                self._lineage.set(tensor, seen)
-                continue
-            values = seen.all or inputs.all
-            reached = inputs.grad if tensor.requires_grad else frozenset()
-            self._lineage.set(tensor, Sources(values | reached, reached))
 
     # -- scripted code -------------------------------------------------------------------------
 
     def _script(self, call: Callable[..., Any], script: Any, *args: Any, **kwargs: Any) -> Any:
         result = call(script, *args, **kwargs)
         try:
-            if not self._elsewhere():
+            step = self._step
+            if step is not None and not self._elsewhere():
                 with torch._C.DisableTorchFunction():
-                    self._after_script(script, [*args, *kwargs.values()], result)
+                    _after_script(step[0], script, [*args, *kwargs.values()], result)
         except Exception as error:
             self._on_fault(error)
         return result
-
-    def _after_script(self, script: Any, arguments: list[Any], result: Any) -> None:
-        held = list(_held(script.owner)) if isinstance(script, torch._C.ScriptMethod) else []
-        sources = merged([self._sources(arguments), self._lineage.union(held)])
-        for tensor in tensors_of((result,)):
-            self._lineage.set(tensor, sources)
 
     # -- the same values in another wrapping ---------------------------------------------------
 
     def _alias(self, original: Callable[..., Any], tensor: Any, *args: Any) -> Any:
         result = original(tensor, *args)
         try:
-            if not self._elsewhere():
+            step = self._step
+            if step is not None and not self._elsewhere():
                 with torch._C.DisableTorchFunction():
-                    self._lineage.set(result, self._lineage.of(tensor))
+                    step[0].set(result, step[0].of(tensor))
         except Exception as error:
             self._on_fault(error)
         return result
 
-    # -- helpers -------------------------------------------------------------------------------
-
-    def _sources(self, values: list[Any]) -> Sources:
-        return self._lineage.union(tensors_of(values))
-
     def _elsewhere(self) -> bool:
         """Whether a call is none of the step's: within backward, or in another thread."""
         return torch._C._current_graph_task_id() != -1 or get_ident() != self._thread
+
+
+def _after_function(lineage: Lineage, inputs: Sources, result: Any, *, again: bool) -> None:
+    """Autograd connects results to all arguments; values come as the inside was seen to work.
+
+    Recomputed code is followed as if it were not wrapped at all.
+    """
+    for tensor in tensors_of((result,)):
+        seen = lineage.of(tensor)
+        if again and seen.all:
+            lineage.set(tensor, seen)
+            continue
+        values = seen.all or inputs.all
+        reached = inputs.grad if tensor.requires_grad else frozenset()
+        lineage.set(tensor, Sources(values | reached, reached))
+
+
+def _after_script(lineage: Lineage, script: Any, arguments: list[Any], result: Any) -> None:
+    held = list(_held(script.owner)) if isinstance(script, torch._C.ScriptMethod) else []
+    sources = merged([lineage.union(tensors_of(arguments)), lineage.union(held)])
+    for tensor in tensors_of((result,)):
+        lineage.set(tensor, sources)
 
 
 def _held(script: Any) -> Iterator[torch.Tensor]:

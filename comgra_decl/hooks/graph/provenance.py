@@ -39,6 +39,7 @@ class Provenance(modes.OwnMode):
 
     Args:
         leaf_slot: gives the slot of a parameter or buffer that is traced, else None.
+        opaque: follows the calls that no function mode sees.
         on_fault: told about an error of our own.
         memory: what earlier steps left behind.
     """
@@ -47,16 +48,17 @@ class Provenance(modes.OwnMode):
         self,
         leaf_slot: Callable[[torch.Tensor], Slot | None],
         *,
+        opaque: OpaqueCalls,
         on_fault: Callable[[BaseException], None],
-        memory: Memory | None = None,
+        memory: Memory,
     ) -> None:
         super().__init__(on_fault)
         self._leaf_slot = leaf_slot
-        self._memory = Memory() if memory is None else memory
+        self._memory = memory
         self._earlier = EarlierSlots()
         self._lineage = Lineage(self._origin)
         self._follower = Follower(self._lineage, cut=self._cut)
-        self._opaque = OpaqueCalls(self._lineage, self._follower, on_fault=on_fault)
+        self._opaque = opaque
         self._nodes: dict[Slot, int] = {}
         self._edges: dict[tuple[int, int], bool] = {}
         self._own: dict[int, tuple[Any, int, Slot]] = {}  # id of a traced tensor -> it, its node
@@ -84,7 +86,7 @@ class Provenance(modes.OwnMode):
 
     def begin(self) -> None:
         """Starts to follow calls that no function mode sees."""
-        self._opaque.apply()
+        self._opaque.apply(self._lineage, self._follower)
 
     def end(self) -> None:
         """Stops following them."""

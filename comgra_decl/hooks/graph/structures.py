@@ -10,6 +10,7 @@ from comgra_decl.errors import did_you_mean
 from comgra_decl.hooks import modes
 from comgra_decl.hooks.graph.carried import Carried
 from comgra_decl.hooks.graph.memory import Memory
+from comgra_decl.hooks.graph.opaque import OpaqueCalls
 from comgra_decl.hooks.graph.provenance import MOST_EDGES, Provenance
 
 if TYPE_CHECKING:
@@ -50,7 +51,10 @@ class Structures:
         self._warn = warn
         self._memory = Memory()
         self._carried = Carried()
-        self._new = partial(Provenance, leaf_slot, on_fault=on_fault, memory=self._memory)
+        opaque = OpaqueCalls(on_fault=on_fault)
+        self._new = partial(
+            Provenance, leaf_slot, opaque=opaque, on_fault=on_fault, memory=self._memory
+        )
         self._enabled = enabled
         self._known: dict[int, str] = {}  # signature of a step -> hash of its graph
         self._stored: set[str] = set()

@@ -12,6 +12,8 @@ from typing import NamedTuple
 
 import torch
 
+from comgra_decl.hooks.graph.memory import Memory
+from comgra_decl.hooks.graph.opaque import OpaqueCalls
 from comgra_decl.hooks.graph.provenance import Provenance
 from comgra_decl.hooks.modes import insert_at_bottom, remove
 from comgra_decl.hooks.reading.slots import Slot
@@ -68,7 +70,9 @@ class Program:
         self._traced: dict[Node, int] = {}
         self._count = 0
         self._errors: list[BaseException] = []
-        self._mode = Provenance(lambda _: None, on_fault=self._errors.append)
+        fault = self._errors.append
+        opaque = OpaqueCalls(on_fault=fault)
+        self._mode = Provenance(lambda _: None, opaque=opaque, on_fault=fault, memory=Memory())
 
     def run(self, lines: list[Line]) -> Program:
         """Runs all lines; `found` and `expected` can be compared afterwards."""
