@@ -131,6 +131,8 @@ class Optimizers:
         `requires_grad`. An optimizer that is made later is known when it steps.
         """
         new = [model for model in models if not self._is_searched(model)]
+        if not new:
+            return
         self._searched.update((id(model), weakref.ref(model)) for model in new)
         held = {id(parameter) for model in new for parameter in model.parameters()}
         known = (o for reference in self._known.values() if (o := reference()) is not None)

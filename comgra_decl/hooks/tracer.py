@@ -211,7 +211,7 @@ class ModuleTracer:
     def _before(self, module: nn.Module, args: tuple[Any, ...]) -> None:
         try:
             self.direct.here.entered = module
-            if self._is_compiled(module):
+            if self.observers is not None and self._is_compiled(module):
                 return
             if is_no_step() or (here() != self.thread and not self._claim()):
                 return
@@ -349,7 +349,7 @@ class ModuleTracer:
 
     def _after(self, module: nn.Module, args: tuple[Any, ...], output: Any) -> None:
         try:
-            if self._is_compiled(module):
+            if self.observers is not None and self._is_compiled(module):
                 return
             if id(module) not in self._late:
                 self._finish(module, args, output)

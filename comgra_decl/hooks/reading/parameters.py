@@ -47,7 +47,9 @@ class Parameters:
         self._handles: list[RemovableHandle] = []
         self._watched: set[int] = set()
         self._before: dict[int, torch.Tensor] = {}  # parameters as the optimizer found them
-        self._stepping: list[torch.Tensor] | None = None  # while an optimizer's step is running
+        # while its step is running: an optimizer, and those of its parameters that are traced
+        self._optimizer: torch.optim.Optimizer | None = None
+        self._stepping: list[tuple[TensorPlan, torch.Tensor]] = []
         self._raw: dict[TensorPlan, torch.Tensor] = {}
         # gradients as a backward left them: themselves, their versions, copies
         self._left: dict[TensorPlan, tuple[torch.Tensor, int, torch.Tensor]] = {}
@@ -64,7 +66,8 @@ class Parameters:
         """Takes in the parameters and buffers of a model that is called for the first time."""
         for tensor_plan in (*plan.parameters, *plan.buffers):
             self._plans[id(tensor_plan.tensor)] = tensor_plan
-        if self._stepping is not None:  # a closure: the model is discovered within the step
+        if self._optimizer is not None:  # a closure: the model is discovered within the step
+            self._stepping = self._stepped_by(self._optimizer)
             self._remember(self._stepping)
 
     def _take_back(self) -> None:
@@ -102,11 +105,12 @@ class Parameters:
         """Notes what is there before the step, to tell what the step has changed."""
         if plan in self._found or parameter.is_inference():
             return
-        gradient = parameter.grad
+        gradient, look = parameter.grad, plan.look
         self._found[plan] = gradient, 0 if gradient is None else gradient._version
-        look = plan.look
-        plan.moved = look is not None and look.parameter() is parameter and look.is_written()
-        if look is not None:
+        if look is None:
+            plan.moved = False
+        else:
+            plan.moved = look.parameter() is parameter and look.is_written()
             plan.look = Look.at(parameter) if is_there(parameter) else None
 
     def _watch(self, plan: TensorPlan, parameter: torch.Tensor, capture: StepCapture) -> None:
@@ -193,46 +197,54 @@ class Parameters:
         optimizer itself is about to unscale, are read afterwards.
         """
         self._take_back()
-        self._stepping = list(_parameters(optimizer))
+        self._optimizer = optimizer
+        self._stepping = self._stepped_by(optimizer)
         self._remember(self._stepping)
         self._read_gradients = not closure and getattr(optimizer, "grad_scale", None) is None
         if self._read_gradients and capture.open:
             with capture.together():
-                for parameter in self._stepping:
-                    self._read_gradient(parameter, capture)
+                for plan, parameter in self._stepping:
+                    self._read_gradient(plan, parameter, capture)
 
-    def _read_gradient(self, parameter: torch.Tensor, capture: StepCapture) -> None:
-        plan = self.plan_of(parameter)
-        if plan is not None and plan.capture.parameter_grad and parameter.grad is not None:
+    def _stepped_by(
+        self, optimizer: torch.optim.Optimizer
+    ) -> list[tuple[TensorPlan, torch.Tensor]]:
+        plans = self._plans
+        found = ((plans.get(id(parameter)), parameter) for parameter in _parameters(optimizer))
+        return [(plan, p) for plan, p in found if plan is not None and plan.tensor is p]
+
+    def _read_gradient(
+        self, plan: TensorPlan, parameter: torch.Tensor, capture: StepCapture
+    ) -> None:
+        gradient = parameter.grad
+        if gradient is not None and plan.capture.parameter_grad:
             slot = unused(capture, plan.slot, "grad")
-            capture.add(slot, parameter.grad, batch_dim=None, values=plan.capture.values)
+            capture.add(slot, gradient, batch_dim=None, values=plan.capture.values)
             self._read_of.add(plan)
 
-    def _remember(self, parameters: Iterable[torch.Tensor]) -> None:
-        for parameter in parameters:
-            plan = self.plan_of(parameter)
-            if plan is not None and plan.capture.update and parameter.requires_grad:
+    def _remember(self, stepping: Iterable[tuple[TensorPlan, torch.Tensor]]) -> None:
+        for plan, parameter in stepping:
+            if plan.capture.update and parameter.requires_grad:
                 self._before[id(parameter)] = parameter.detach().clone()
 
     def after_step(self, optimizer: torch.optim.Optimizer, capture: StepCapture) -> None:
         """Reads what an optimizer has just used, and what it made of it."""
         self._take_back()
-        self._stepping = None
+        known = self._optimizer is optimizer
+        stepping = self._stepping if known else self._stepped_by(optimizer)
+        self._optimizer, self._stepping = None, []
         read, self._read_gradients = self._read_gradients, False
-        shared = isinstance(optimizer, torch.optim.LBFGS)  # one state for all its parameters
-        for parameter in _parameters(optimizer):
-            plan = self.plan_of(parameter)
-            if plan is None:
-                continue
-            if not read:
-                self._read_gradient(parameter, capture)
-            if self._raw:
+        if not read or self._raw or self._before:
+            for plan, parameter in stepping:
+                if not read:
+                    self._read_gradient(plan, parameter, capture)
                 self._write_raw(plan, capture)
-            if self._before:
                 self._write_update(plan, parameter, capture)
         self._before.clear()
-        if not shared:
-            self._write_states(optimizer, capture)
+        if not isinstance(optimizer, torch.optim.LBFGS):  # one state for all its parameters
+            wanted = [(plan, p) for plan, p in stepping if plan.capture.optimizer_state]
+            if wanted:
+                self._write_states(wanted, optimizer, capture)
 
     def _write_raw(self, plan: TensorPlan, capture: StepCapture) -> None:
         gradient = self._raw.pop(plan, None)
@@ -253,12 +265,15 @@ class Parameters:
         update = torch.sub(after, before, out=before)  # memory just written is cheaper than new
         capture.add(slot, update, batch_dim=None, values=plan.capture.values)
 
-    def _write_states(self, optimizer: torch.optim.Optimizer, capture: StepCapture) -> None:
+    def _write_states(
+        self,
+        stepping: Iterable[tuple[TensorPlan, torch.Tensor]],
+        optimizer: torch.optim.Optimizer,
+        capture: StepCapture,
+    ) -> None:
         with capture.together():
-            for parameter in _parameters(optimizer):
-                plan = self.plan_of(parameter)
-                if plan is not None and plan.capture.optimizer_state:
-                    self._write_state(plan, optimizer.state.get(parameter, {}), capture)
+            for plan, parameter in stepping:
+                self._write_state(plan, optimizer.state.get(parameter, {}), capture)
 
     def _write_state(self, plan: TensorPlan, state: dict[str, Any], capture: StepCapture) -> None:
         """Reads moments and the like; a step counter is no tensor worth a series."""
@@ -307,7 +322,7 @@ class Parameters:
             if parameter is None or id(parameter) in held:
                 continue
             if plan.moved or (plan.look is not None and plan.look.is_written()):
-                self._read_gradient(parameter, capture)
+                self._read_gradient(plan, parameter, capture)
             if is_there(parameter):
                 plan.look = Look.at(parameter)
 
@@ -325,7 +340,7 @@ class Parameters:
         """Takes the hooks off and lets go of every tensor."""
         self.begin()
         self._before.clear()
-        self._stepping = None
+        self._optimizer, self._stepping = None, []
 
 
 def _parameters(optimizer: torch.optim.Optimizer) -> Iterator[torch.Tensor]:
