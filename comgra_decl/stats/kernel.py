@@ -274,7 +274,7 @@ def _store(column: str, value: str) -> str:
     )
 
 
-def _constant(value: float) -> str:
+def constant(value: float) -> str:
     """Returns a double as LLVM reads it without loss."""
     return "0x" + struct.pack(">d", value).hex().upper()
 
@@ -302,9 +302,9 @@ def _assembly(kind: _Type) -> str:
         E=kind.stored,
         F=kind.number,
         S="f32" if kind.number == "float" else "f64",
-        infinity=_constant(float("inf")),
-        largest=_constant(kind.largest),
-        smallest=_constant(kind.smallest),
+        infinity=constant(float("inf")),
+        largest=constant(kind.largest),
+        smallest=constant(kind.smallest),
     )
 
 
@@ -321,6 +321,18 @@ def kernel_for(dtype: torch.dtype) -> Kernel | None:
 
 
 def _compile(kind: _Type) -> Kernel:
+    i64, pointer = ctypes.c_int64, ctypes.c_void_p
+    signature = ctypes.CFUNCTYPE(i64, pointer, i64, i64, pointer)
+    kernel: Kernel = signature(address_of(_assembly(kind), kind.name))
+    return kernel
+
+
+def address_of(assembly: str, name: str) -> int:
+    """Returns the address of a function of LLVM assembly, compiled for this machine.
+
+    Raises:
+        Exception: whatever llvmlite raises, `ImportError` where it is missing.
+    """
     import llvmlite.binding as llvm  # type: ignore[import-untyped]
 
     llvm.initialize_native_target()
@@ -331,13 +343,10 @@ def _compile(kind: _Type) -> Kernel:
         opt=3,
         jit=True,
     )
-    module = llvm.parse_assembly(_assembly(kind))
+    module = llvm.parse_assembly(assembly)
     module.verify()
     engine = llvm.create_mcjit_compiler(module, machine)
     engine.finalize_object()
-    address = engine.get_function_address(kind.name)
+    address: int = engine.get_function_address(name)
     engine.detach()  # the code stays until the process ends, whoever still runs it then
-    signature = ctypes.CFUNCTYPE(
-        ctypes.c_int64, ctypes.c_void_p, ctypes.c_int64, ctypes.c_int64, ctypes.c_void_p
-    )
-    return signature(address)
+    return address

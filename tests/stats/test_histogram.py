@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Iterator
 from itertools import pairwise
 
 import numpy as np
@@ -13,12 +14,22 @@ from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 from numpy.typing import NDArray
 
-from comgra_decl.stats.histogram import Counter
+from comgra_decl.stats import histogram
+from comgra_decl.stats.histogram import Counter, histogram_kernel
 from comgra_decl.stats.sampling import sample_stride
 
 from .recording import Tensors, batch_of, reduce, reducer
 
 BINS = 8
+
+
+@pytest.fixture(scope="module", autouse=True, params=["compiled", "numpy"])
+def recipe(request: pytest.FixtureRequest) -> Iterator[str]:
+    """Counts by the compiled kernel, and as if it could not be compiled."""
+    with pytest.MonkeyPatch.context() as patched:
+        if request.param == "numpy":
+            patched.setattr(histogram, "histogram_kernel", lambda: None)
+        yield request.param
 
 
 def expected(sample: NDArray[np.float32], bins: int) -> tuple[NDArray[np.int64], float, float]:
@@ -81,6 +92,35 @@ def test_steps_and_tensors_do_not_mix() -> None:
             want, low, high = expected(values[a:b], 64)
             np.testing.assert_array_equal(ranges[step, i], np.array([low, high], np.float32))
             assert np.abs(counts[step, i].astype(int) - want).sum() <= 2  # at edges
+
+
+def test_the_kernel_is_compiled_here() -> None:
+    assert histogram_kernel() is not None
+
+
+SCALES = st.sampled_from([1e-44, 1e-35, 1e-12, 1.0, 1e12, 1e36, 3e38])
+
+
+@settings(max_examples=200)
+@given(data=st.data(), bins=st.integers(1, 130), seed=st.integers(0, 2**32 - 1))
+def test_both_recipes_count_the_same(data: st.DataObject, bins: int, seed: int) -> None:
+    generator = np.random.default_rng(seed)
+    parts = []
+    for size in data.draw(st.lists(st.integers(0, 100), min_size=1, max_size=8)):
+        part = np.clip(generator.normal(size=size), -1, 1) * data.draw(SCALES)
+        if data.draw(st.booleans()):
+            part = np.round(part)  # many at the edges of bins
+        wild = generator.random(size) < data.draw(st.sampled_from([0.0, 0.0, 0.1, 1.0]))
+        part[wild] = generator.choice([np.nan, np.inf, -np.inf], size=int(wild.sum()))
+        parts.append(part.astype(np.float32))
+    starts = np.cumsum([0, *[part.size for part in parts]])
+    steps = [np.concatenate(parts), np.concatenate(parts)[::-1].copy()]
+    kernel = histogram_kernel()
+    assert kernel is not None
+    counter = Counter(starts, bins)
+    for ours, theirs in zip(counter.by_kernel(kernel, steps), counter.by_numpy(steps), strict=True):
+        np.testing.assert_array_equal(ours, theirs)
+        assert ours.dtype == theirs.dtype
 
 
 def test_both_ends_of_the_range_are_counted() -> None:
