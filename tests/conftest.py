@@ -119,7 +119,7 @@ def _left_behind() -> list[str]:
     torch: Any = sys.modules["torch"]
     frames: Any = sys.modules.get("torch._dynamo.eval_frame")
     patches: Any = sys.modules.get("comgra_decl.hooks.patches")
-    headroom: Any = sys.modules.get("comgra_decl.hooks.headroom")
+    headroom: Any = sys.modules.get("comgra_decl.hooks.recursion")
     hooks: Any = vars(module) | vars(optimizer)
     found = {
         "a stance of the compiler": frames is not None and frames._stance.stance != "default",

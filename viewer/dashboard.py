@@ -12,19 +12,19 @@ import panel as pn
 
 from comgra_decl.errors import ComgraError
 from comgra_decl.viewer import url
-from comgra_decl.viewer.ahead import Ahead
 from comgra_decl.viewer.components.base import Message
 from comgra_decl.viewer.custom import ViewsFile
-from comgra_decl.viewer.model import likely
+from comgra_decl.viewer.model import likely_reads as likely
 from comgra_decl.viewer.model.catalogue import Catalogue
 from comgra_decl.viewer.model.compare import DIFFERENCE
+from comgra_decl.viewer.model.comparison_target import Other, other_of
 from comgra_decl.viewer.model.findings import painted_rule
-from comgra_decl.viewer.model.found import looks
-from comgra_decl.viewer.model.other import Other, other_of
 from comgra_decl.viewer.model.runview import RunView
 from comgra_decl.viewer.model.selection import Selection, resolve
 from comgra_decl.viewer.model.states import head_of, notice_for
+from comgra_decl.viewer.model.verdicts import looks
 from comgra_decl.viewer.panes.base import Shown
+from comgra_decl.viewer.prefetching import Ahead
 from comgra_decl.viewer.screen import Screen
 from comgra_decl.viewer.state import SELECTION, ViewState
 

@@ -13,10 +13,10 @@ from bokeh.settings import settings
 
 from comgra_decl.errors import ComgraError
 from comgra_decl.query import limit_cache
+from comgra_decl.viewer.closed_tabs import forgive_hangups
 from comgra_decl.viewer.custom import ViewsFile, shared_views
 from comgra_decl.viewer.dashboard import Dashboard
-from comgra_decl.viewer.garbage import settle
-from comgra_decl.viewer.hangup import forgive_hangups
+from comgra_decl.viewer.memory import settle
 from comgra_decl.viewer.model.catalogue import Catalogue
 from comgra_decl.viewer.panes.base import problem_card
 from comgra_decl.viewer.shell import Plain, shell

@@ -9,6 +9,7 @@ import panel as pn
 
 from comgra_decl.viewer.components.urlsync import UrlSync
 from comgra_decl.viewer.custom import ViewsFile
+from comgra_decl.viewer.escaping import html_text as _e
 from comgra_decl.viewer.files import Files
 from comgra_decl.viewer.model.catalogue import RunEntry
 from comgra_decl.viewer.model.choices import run_choice
@@ -17,7 +18,6 @@ from comgra_decl.viewer.panes.base import Act, Pane, Shown, html_view, problem_c
 from comgra_decl.viewer.panes.graph import GraphPane
 from comgra_decl.viewer.panes.selectors import SelectorsPane
 from comgra_decl.viewer.panes.steps import StepsPane
-from comgra_decl.viewer.plain import html_text as _e
 from comgra_decl.viewer.sections import sections
 from comgra_decl.viewer.state import SECTIONS, ViewState
 

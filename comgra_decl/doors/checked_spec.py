@@ -98,7 +98,7 @@ def require_at_first_step(spec: Spec, *, end: Callable[[SpecError], None]) -> No
     content = spec.model_dump(mode="json")
     if not spec.enabled or not any(True for _ in _targets(content)):
         return
-    from comgra_decl.hooks.walked import before_steps
+    from comgra_decl.hooks.hook_lists import before_steps
 
     def once(*_: Any) -> None:
         placed.remove()

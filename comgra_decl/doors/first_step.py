@@ -25,11 +25,11 @@ from torch.optim import Optimizer
 
 from comgra_decl.doors import environment
 from comgra_decl.doors.environment import RECORDED_BY
-from comgra_decl.hooks.calling import is_no_step, torch_variable
+from comgra_decl.hooks.call_context import is_no_step, torch_variable
 from comgra_decl.hooks.direct_calls import DirectCalls
+from comgra_decl.hooks.hook_lists import Placed, after_steps
+from comgra_decl.hooks.module_tree import has_parameters
 from comgra_decl.hooks.patches import Patch
-from comgra_decl.hooks.tree import has_parameters
-from comgra_decl.hooks.walked import Placed, after_steps
 
 if TYPE_CHECKING:
     from torch.utils.hooks import RemovableHandle

@@ -20,8 +20,8 @@ from torch.nn.modules.module import register_module_forward_hook
 from torch.utils import _pytree
 
 from comgra_decl.experiments.overfit_one_batch import random_state
+from comgra_decl.hooks.module_tree import has_parameters
 from comgra_decl.hooks.patches import Patch
-from comgra_decl.hooks.tree import has_parameters
 
 Outcome = Literal["apart", "norm", "mixed", "unclear"]
 """apart: no sample knows of another; norm: only through BatchNorm in training mode."""

@@ -14,13 +14,13 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from comgra_decl.experiments.plan import Measured, Plan, make_plan
-from comgra_decl.hooks.when.laps import Laps
+from comgra_decl.hooks.schedule.laps import Laps
 from comgra_decl.record.session import Session
 from comgra_decl.records import RawStep, StepBatch
 
 if TYPE_CHECKING:
     from comgra_decl.hooks import HookManager
-    from comgra_decl.hooks.walked import Placed
+    from comgra_decl.hooks.hook_lists import Placed
     from comgra_decl.record.context import RunContext
     from comgra_decl.record.ranks import Rank
     from comgra_decl.spec import Spec
@@ -130,7 +130,7 @@ class Rehearsal(Session):
 
     def _leave(self) -> None:
         """The traced program has ended; what comes after it, in a notebook for one, may train."""
-        from comgra_decl.hooks.walked import tidy
+        from comgra_decl.hooks.hook_lists import tidy
 
         super().finish()
         if self._refusal is not None:
@@ -205,7 +205,7 @@ def _rehearsed(spec: Spec, folder: Path) -> Spec:
 
 def _refuse_further_steps(exit_code: int) -> Placed:
     """Ends the program at its next optimizer step, should it live on."""
-    from comgra_decl.hooks.walked import before_steps
+    from comgra_decl.hooks.hook_lists import before_steps
 
     def refuse(*_: Any) -> None:
         raise SystemExit(exit_code)

@@ -183,7 +183,7 @@ class _Watch:
 
     def backward(self, tensors: Any) -> None:
         """Adds a loss to those of the step."""
-        from comgra_decl.hooks.nested import tensors_in
+        from comgra_decl.hooks.pytree import tensors_in
 
         for _, tensor in tensors_in(tensors):
             if tensor.numel() == 1:

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 from rich.table import Table
 from rich.text import Text
 
-from comgra_decl.hooks.when.budget import Times
+from comgra_decl.hooks.schedule.budget import Times
 from comgra_decl.records import StepBatch
 from comgra_decl.terminal import console
 

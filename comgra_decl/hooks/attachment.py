@@ -17,37 +17,37 @@ import torch
 from torch import nn
 
 from comgra_decl.hooks import modes
-from comgra_decl.hooks.acting import here
-from comgra_decl.hooks.calling import is_backward, is_nested_step
+from comgra_decl.hooks.call_context import is_backward, is_nested_step
 from comgra_decl.hooks.compiled.stance import EagerStance
 from comgra_decl.hooks.compiled.steps import CompiledSteps
 from comgra_decl.hooks.compiled.unused import UnusedOutputs
+from comgra_decl.hooks.cross_thread import here
 from comgra_decl.hooks.direct_calls import DirectCalls
 from comgra_decl.hooks.functions.beside import Beside
 from comgra_decl.hooks.graph.structures import Structures
-from comgra_decl.hooks.headroom import Headroom
-from comgra_decl.hooks.reading.capture import StepCapture
-from comgra_decl.hooks.reading.categories import categories
-from comgra_decl.hooks.reading.slots import SlotTable
+from comgra_decl.hooks.hook_lists import Placed, before_steps
+from comgra_decl.hooks.module_tree import Owners, Top
+from comgra_decl.hooks.recursion import Headroom
 from comgra_decl.hooks.report import Reporter
 from comgra_decl.hooks.root_calls import RootCalls
+from comgra_decl.hooks.scalars.losses import LossWatch
+from comgra_decl.hooks.scalars.numbers import read_number
+from comgra_decl.hooks.scalars.scalars import Scalars
+from comgra_decl.hooks.schedule.budget import Budget, Meter
+from comgra_decl.hooks.schedule.evaluation import EvaluationPhases
+from comgra_decl.hooks.schedule.idle import IdleSteps
+from comgra_decl.hooks.tensors.capture import StepCapture
+from comgra_decl.hooks.tensors.categories import categories
+from comgra_decl.hooks.tensors.slots import SlotTable
 from comgra_decl.hooks.tracer import ModuleTracer
-from comgra_decl.hooks.tree import Owners, Top
-from comgra_decl.hooks.walked import Placed, before_steps
-from comgra_decl.hooks.when.budget import Budget, Meter
-from comgra_decl.hooks.when.evaluation import EvaluationPhases
-from comgra_decl.hooks.when.resting import Rest
-from comgra_decl.hooks.words.losses import LossWatch
-from comgra_decl.hooks.words.numbers import read_number
-from comgra_decl.hooks.words.scalars import Scalars
 from comgra_decl.records import RawStep, Said
 from comgra_decl.stats import Reducer
 
 if TYPE_CHECKING:
-    from comgra_decl.hooks.lanes import Lane, Lanes
     from comgra_decl.hooks.limits import Captures
     from comgra_decl.hooks.optimizers import Optimizers
-    from comgra_decl.hooks.words.hearing import Hearing
+    from comgra_decl.hooks.scalars.listener import Listener
+    from comgra_decl.hooks.training_threads import Lane, Lanes
     from comgra_decl.spec import Spec
     from comgra_decl.spec.schedule import ScheduleSpec
 
@@ -65,7 +65,7 @@ class Attachment(ABC):
     """
 
     _captures: Captures
-    _hearing: Hearing
+    _listener: Listener
     _lanes: Lanes
     _optimizers: Optimizers
     _stepped: bool
@@ -111,7 +111,7 @@ class Attachment(ABC):
             )
         self._follow(spec)
         self._scalars = Scalars(scalars, on_fault=self._fault)
-        self._rest = Rest(
+        self._idle = IdleSteps(
             self._scalars.events.append, otherwise=self._after_optimizer, on_fault=self._fault
         )
         self._losses = LossWatch(
@@ -127,11 +127,11 @@ class Attachment(ABC):
     @property
     def _step(self) -> int:
         """The step in progress = steps completed."""
-        return self._begun + self._rest.counted
+        return self._begun + self._idle.counted
 
     @_step.setter
     def _step(self, step: int) -> None:
-        self._begun = step - self._rest.counted
+        self._begun = step - self._idle.counted
 
     @abstractmethod
     def _after_optimizer(self, optimizer: Any) -> None:
@@ -174,7 +174,7 @@ class Attachment(ABC):
     def _stop_when_safe(self) -> None:
         """A mode that is removed while it handles a call comes back when that call returns."""
         self._ending = True
-        self._rest.end()
+        self._idle.end()
         self._train.drop()
         self._evaluation.capture.drop()
         if not modes.at_work():
@@ -271,7 +271,7 @@ class Attachment(ABC):
         self._tracer.install()
         self._beside.install()
         self._losses.record(True)
-        self._hearing.recording(True)
+        self._listener.recording(True)
 
     def _disarm(self) -> None:
         self._armed = False
@@ -281,7 +281,7 @@ class Attachment(ABC):
             if not self._evaluation.open or self._stopped:
                 if self._error is None:  # else frames of ours may lie below those that follow
                     each.callback(self._headroom.give_back)
-                each.callback(self._hearing.recording, False)
+                each.callback(self._listener.recording, False)
                 each.callback(self._stance.restore)
                 each.callback(self._losses.record, False)
                 each.callback(self._beside.remove)
@@ -393,14 +393,14 @@ class Attachment(ABC):
 
     def _on_note(self, text: str) -> None:
         """The program writes something down."""
-        self._rest.end()
+        self._idle.end()
         with self._together:
             self._speaks()
             self._scalars.note(text)
 
     def _on_kpi(self, name: str, value: Any) -> None:
         """The program keeps a number of the step in progress."""
-        self._rest.end()
+        self._idle.end()
         with self._together:
             elsewhere = self._speaks() is not None
             self._scalars.kpi(name, value)
@@ -425,7 +425,7 @@ def _new_capture(spec: Spec, *, followed: bool) -> StepCapture:
         spare_values=followed and spec.keep is not None and spec.keep.values,
     )
     if spec.opt_in:
-        from comgra_decl.hooks.reading.measured import Measured
+        from comgra_decl.hooks.tensors.opt_in_statistics import Measured
 
         refuse = capture.refused.setdefault
         capture.measured = Measured(spec.opt_in, refuse=refuse, complete=followed)

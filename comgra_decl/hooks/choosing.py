@@ -9,12 +9,12 @@ from typing import TYPE_CHECKING
 import torch
 
 from comgra_decl.hooks import modes
-from comgra_decl.hooks.acting import here
-from comgra_decl.hooks.calling import is_in_optimizer
+from comgra_decl.hooks.call_context import is_in_optimizer
 from comgra_decl.hooks.closing import Closing
+from comgra_decl.hooks.cross_thread import here
 from comgra_decl.hooks.limits import CUDA_GRAPH
+from comgra_decl.hooks.module_tree import in_training
 from comgra_decl.hooks.root_calls import RootCall
-from comgra_decl.hooks.tree import in_training
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -22,11 +22,11 @@ if TYPE_CHECKING:
     from torch import nn
 
     from comgra_decl.hooks.hand_updates import HandUpdates
-    from comgra_decl.hooks.lanes import Lanes
+    from comgra_decl.hooks.module_tree import Top
     from comgra_decl.hooks.optimizers import CalledModels
-    from comgra_decl.hooks.reading.capture import StepCapture
     from comgra_decl.hooks.step_clock import StepClock
-    from comgra_decl.hooks.tree import Top
+    from comgra_decl.hooks.tensors.capture import StepCapture
+    from comgra_decl.hooks.training_threads import Lanes
 
 _MAX_ROOT_CALLS = 2000
 """Calls of one model that a record has at most, and those of all after which, without an optimizer
@@ -69,7 +69,7 @@ class Choosing(Closing):
         with self._together:
             if self._tracer.thread not in (0, here()) and not self._turn_here():
                 return  # another thread evaluates meanwhile
-            self._rest.end()
+            self._idle.end()
             modes.sweep()
             evaluates = roots.switched(module, training)
             # before anything is trained this may be one, which else nobody would look at

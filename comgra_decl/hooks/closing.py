@@ -9,7 +9,7 @@ import torch
 
 from comgra_decl.hooks.attachment import Attachment
 from comgra_decl.hooks.limits import COMPILED_GRAPH, compiles_to_cuda_graphs
-from comgra_decl.hooks.when.agenda import TRAIN
+from comgra_decl.hooks.schedule.agenda import TRAIN
 from comgra_decl.records import SKIPPED_STEP, StepInfo
 
 if TYPE_CHECKING:
@@ -18,9 +18,9 @@ if TYPE_CHECKING:
     from torch import nn
 
     from comgra_decl.hooks.optimizers import CalledModels
-    from comgra_decl.hooks.reading.capture import StepCapture
-    from comgra_decl.hooks.when.agenda import Agenda
-    from comgra_decl.hooks.when.unended import UnendedSteps
+    from comgra_decl.hooks.schedule.agenda import Agenda
+    from comgra_decl.hooks.schedule.unended import UnendedSteps
+    from comgra_decl.hooks.tensors.capture import StepCapture
 
 _EVAL = "eval"
 

@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from comgra_decl.hooks.calling import is_no_step
+from comgra_decl.hooks.call_context import is_no_step
 from comgra_decl.hooks.objects import instances_of
 from comgra_decl.hooks.patches import Patch
 

@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 
 import torch
 
-from comgra_decl.hooks.nested import gradient_function, tensors_in
+from comgra_decl.hooks.pytree import gradient_function, tensors_in
 from comgra_decl.stats.quiet import quiet
 
 _LOOKED_AT = 4
@@ -34,7 +34,7 @@ BY_HAND = (
 )
 
 
-class Look(NamedTuple):
+class Written(NamedTuple):
     """A parameter as it was at some moment, to tell whether it was written since."""
 
     parameter: weakref.ref[torch.Tensor]
@@ -42,7 +42,7 @@ class Look(NamedTuple):
     elements: torch.Tensor | None  # a copy of the first ones; None on a device, where it would wait
 
     @classmethod
-    def at(cls, parameter: torch.Tensor) -> Look:
+    def at(cls, parameter: torch.Tensor) -> Written:
         """Looks at a parameter, which must have its numbers."""
         return cls(weakref.ref(parameter), _version(parameter), _elements(parameter))
 
@@ -76,7 +76,7 @@ class HandUpdates:
 
     def __init__(self, *, held: Callable[[list[torch.Tensor]], bool]) -> None:
         self._held = held
-        self._looks: list[Look] = []
+        self._looks: list[Written] = []
         self._asked = False
         self.possible = True
         self.active = False
@@ -93,7 +93,7 @@ class HandUpdates:
             if not self.possible:
                 return
         with quiet():
-            self._looks = [Look.at(leaf) for leaf in leaves if is_there(leaf)]
+            self._looks = [Written.at(leaf) for leaf in leaves if is_there(leaf)]
 
     @property
     def pending(self) -> bool:

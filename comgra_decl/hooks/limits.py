@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
+from comgra_decl.hooks.module_tree import named_modules
 from comgra_decl.hooks.patches import Patch
-from comgra_decl.hooks.tree import named_modules
 
 if TYPE_CHECKING:
     from torch import nn

@@ -23,8 +23,7 @@ from torch.nn.modules.module import (
     register_module_parameter_registration_hook,
 )
 
-from comgra_decl.hooks.acting import act_for, forget_all, here
-from comgra_decl.hooks.calling import (
+from comgra_decl.hooks.call_context import (
     is_backward,
     is_called_by_module,
     is_nested_step,
@@ -33,31 +32,32 @@ from comgra_decl.hooks.calling import (
 from comgra_decl.hooks.choosing import Choosing
 from comgra_decl.hooks.compiled.control_flow import untouched_control_flow
 from comgra_decl.hooks.compiled.stance import anything_compiled
+from comgra_decl.hooks.cross_thread import act_for, forget_all, here
 from comgra_decl.hooks.hand_updates import BY_HAND, HandUpdates
-from comgra_decl.hooks.lanes import IN_TURNS, Lane, Lanes
+from comgra_decl.hooks.hook_lists import Placed, after_steps, tidy
 from comgra_decl.hooks.limits import Captures
+from comgra_decl.hooks.module_tree import has_parameters
 from comgra_decl.hooks.optimizers import CalledModels, Optimizers
+from comgra_decl.hooks.other_threads import alive
 from comgra_decl.hooks.patches import run_natively, watch_mode
 from comgra_decl.hooks.root_calls import RootCall
+from comgra_decl.hooks.scalars.listener import Listener
+from comgra_decl.hooks.scalars.numbers import read_number
+from comgra_decl.hooks.scalars.scalars import Saying
+from comgra_decl.hooks.schedule.agenda import Agenda, Plan
+from comgra_decl.hooks.schedule.budget import Meter
+from comgra_decl.hooks.schedule.idle import Pace
+from comgra_decl.hooks.schedule.skipped import watch_skips
+from comgra_decl.hooks.schedule.types import Labeller, RootWatch
+from comgra_decl.hooks.schedule.unended import UNENDED, UnendedSteps
 from comgra_decl.hooks.step_clock import Seen, StepClock
-from comgra_decl.hooks.threads import alive
-from comgra_decl.hooks.tree import has_parameters
-from comgra_decl.hooks.walked import Placed, after_steps, tidy
-from comgra_decl.hooks.when.agenda import Agenda, Plan
-from comgra_decl.hooks.when.budget import Meter
-from comgra_decl.hooks.when.pace import Pace
-from comgra_decl.hooks.when.skipped import watch_skips
-from comgra_decl.hooks.when.types import Labeller, RootWatch
-from comgra_decl.hooks.when.unended import UNENDED, UnendedSteps
-from comgra_decl.hooks.words.hearing import Hearing
-from comgra_decl.hooks.words.numbers import read_number
-from comgra_decl.hooks.words.scalars import Saying
+from comgra_decl.hooks.training_threads import IN_TURNS, Lane, Lanes
 from comgra_decl.records import GRAD_SCALE, SKIPPED_STEP, RawStep, Said, SlotInfo
 
 if TYPE_CHECKING:
     from torch.utils.hooks import RemovableHandle
 
-    from comgra_decl.hooks.when.resuming import Resumption
+    from comgra_decl.hooks.schedule.resuming import Resumption
     from comgra_decl.spec import Spec
 
 
@@ -115,7 +115,7 @@ class HookManager(Choosing):
             untouched_control_flow(),
             *self._captures.patches,
         )
-        self._hearing = Hearing(self)
+        self._listener = Listener(self)
         self._scale_said = -1  # the last step of which the gradient scale was said
         self._handles: list[RemovableHandle | Placed] = []
         self._resumption: Resumption | None = None  # until a resumed training has made a step
@@ -142,10 +142,10 @@ class HookManager(Choosing):
 
     def attach(self) -> None:
         """Starts following the program."""
-        run_natively(self._rest.after_optimizer, self._on_mode, self._on_skip, self._say_scale)
+        run_natively(self._idle.after_optimizer, self._on_mode, self._on_skip, self._say_scale)
         run_natively(self._owners.note, self._owners.note_parameter)
         self._handles = [
-            after_steps.add(self._rest.after_optimizer),
+            after_steps.add(self._idle.after_optimizer),
             register_module_module_registration_hook(self._owners.note),
             register_module_parameter_registration_hook(self._owners.note_parameter),
         ]
@@ -153,7 +153,7 @@ class HookManager(Choosing):
             patch.apply()
         self._losses.start()
         self._announce()
-        self._hearing.start()
+        self._listener.start()
         self._begin_step()
 
     def enter(self, module: nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> None:
@@ -237,7 +237,7 @@ class HookManager(Choosing):
     def stop(self) -> None:
         """Asks, from any thread, that tracing ends with the current step."""
         self._stop_requested = True
-        self._rest.end()
+        self._idle.end()
 
     def stop_keeping(self) -> None:
         """Asks, from any thread, that steps are no longer captured to be decided about later."""
@@ -272,7 +272,7 @@ class HookManager(Choosing):
             note: what is noted in the run.
         """
         self._incoming.append((spec, note))
-        self._rest.end()
+        self._idle.end()
 
     def _adopt(self) -> None:
         """Goes by a changed spec from the step that is about to begin."""
@@ -311,19 +311,19 @@ class HookManager(Choosing):
                 each.callback(handle.remove)
             for patch in self._patches:
                 each.callback(patch.restore)
-            for part in (self._scalars, self._losses, self._hearing):
+            for part in (self._scalars, self._losses, self._listener):
                 each.callback(part.stop)
             each.callback(self._disarm)
             each.callback(self._watch.remove)
             each.callback(self._called.stop)
-            each.callback(self._rest.end)
+            each.callback(self._idle.end)
         self._handles.clear()
 
     # -- events --------------------------------------------------------------------------------
 
     def _after_optimizer(self, optimizer: Any) -> None:
         with self._together:
-            self._rest.end()
+            self._idle.end()
             if is_nested_step(sys._getframe(1), optimizer):
                 self._nested = True
                 return
@@ -354,7 +354,7 @@ class HookManager(Choosing):
             busy = self._armed or self._stopped or self._lanes.several
             if not (busy or anything_compiled()):
                 self._called.watch()
-                self._rest.end()
+                self._idle.end()
 
     def _announce(self) -> None:
         """Hears of `backward` before it runs, as long as updates by hand may end steps."""
@@ -441,7 +441,7 @@ class HookManager(Choosing):
                 self._train.skipped = True
             self._scalars.measured(SKIPPED_STEP, 1.0)
             self._scalars.note("the optimizer's step was skipped: a gradient is not finite")
-        self._rest.after_optimizer(optimizer, None, None)
+        self._idle.after_optimizer(optimizer, None, None)
 
     def _settle_resumption(self, resumption: Resumption) -> None:
         """The first step of a resumed training ends: by now it is known which one it is."""
@@ -477,7 +477,7 @@ class HookManager(Choosing):
             cost = self._close_train()
         elif self._agenda.typed:
             self._agenda.end(recorded=False)
-        seen = self._rest.counted + 1
+        seen = self._idle.counted + 1
         once = 0.0 if cost is None else self._train.once + self._compiled.take_compiling()
         self._budget.step_ended(cost, self._agenda.ended, steps=seen, once=once)
         self._step += 1 + lanes.passed
@@ -512,9 +512,9 @@ class HookManager(Choosing):
         steps = min(self._quiet - 1 - step, self._pace.steps(step))
         self._losses.follow(self._lanes.followed.helper or self._lanes.followed.thread)
         owner = None if busy else self._clock.simple
-        self._rest.begin(owner or 0, int(max(steps, 0)))
+        self._idle.begin(owner or 0, int(max(steps, 0)))
         if self._stopped or self._stop_requested or self._incoming:  # another thread may say so
-            self._rest.end()
+            self._idle.end()
 
     def _begin_step(self) -> None:
         plan = Plan.WAIT
@@ -606,7 +606,7 @@ class HookManager(Choosing):
         too_late = self._watched and not self._watch.waiting and not self._armed
         self._agenda.tag(names, too_late=too_late)
         self._quiet = -math.inf
-        self._rest.end()
+        self._idle.end()
 
     def _on_step(self) -> None:
         """The program says that a step ends here."""
@@ -685,7 +685,7 @@ class HookManager(Choosing):
             self._losses.follow(followed.thread)
         if not self._takes_part(losses) and self._lanes.of(here()) is None:
             act_for(get_ident())
-            self._rest.end()
+            self._idle.end()
             self._scalars.turn_to(followed.saying)  # what has happened until now is of that one
             self._scalars.talks = True  # what they say is told apart by where steps end
             self._called.stop()

@@ -21,7 +21,7 @@ from weakref import WeakSet
 import torch
 from torch.overrides import TorchFunctionMode
 
-from comgra_decl.hooks.genuine import genuine
+from comgra_decl.hooks.originals import genuine
 
 
 class OwnMode(TorchFunctionMode):

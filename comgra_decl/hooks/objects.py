@@ -16,8 +16,8 @@ from itertools import chain, compress, repeat, starmap
 from types import CodeType, FrameType, FunctionType, ModuleType
 from typing import Any, TypeVar
 
-from comgra_decl.hooks.calling import variables_in_use
-from comgra_decl.hooks.threads import uncollected
+from comgra_decl.hooks.call_context import variables_in_use
+from comgra_decl.hooks.other_threads import uncollected
 
 T = TypeVar("T")
 

@@ -10,8 +10,8 @@ import torch
 from torch import nn
 from torch.optim import Optimizer
 
-from comgra_decl.hooks.headroom import EveryCall
 from comgra_decl.hooks.objects import instances_of
+from comgra_decl.hooks.recursion import EveryCall
 from comgra_decl.hooks.step_clock import Seen
 
 _WATCHED = 4

@@ -10,16 +10,16 @@ from typing import TYPE_CHECKING, NamedTuple
 from torch import nn
 
 from comgra_decl.annotations import Mark
-from comgra_decl.hooks.reading.recorder import Wanted
-from comgra_decl.hooks.reading.shards import class_of
-from comgra_decl.hooks.reading.slots import Slot
-from comgra_decl.hooks.tree import Top, named_modules
+from comgra_decl.hooks.module_tree import Top, named_modules
+from comgra_decl.hooks.tensors.recorder import Wanted
+from comgra_decl.hooks.tensors.shards import class_of
+from comgra_decl.hooks.tensors.slots import Slot
 from comgra_decl.spec import Capture, ModuleFacts, Selection, Spec, select
 
 if TYPE_CHECKING:
     import torch
 
-    from comgra_decl.hooks.hand_updates import Look
+    from comgra_decl.hooks.hand_updates import Written
 
 
 class ModulePlan:
@@ -109,7 +109,7 @@ class TensorPlan:
             plan.node, attribute, kind=kind, module_class=plan.module_class, names=names
         )
         self.states: dict[tuple[str, int], Slot] = {}
-        self.look: Look | None = None
+        self.look: Written | None = None
         self.moved = False
         self.trainable: bool | None = None
 

@@ -13,7 +13,7 @@ from comgra_decl.spec.globs import compile_text
 if TYPE_CHECKING:
     from comgra_decl.hooks.functions.beside import Beside
     from comgra_decl.hooks.plans import ModulePlan, Part, TensorPlan, TopPlan
-    from comgra_decl.hooks.reading.capture import StepCapture
+    from comgra_decl.hooks.tensors.capture import StepCapture
     from comgra_decl.records import StepInfo
     from comgra_decl.spec import Spec
 

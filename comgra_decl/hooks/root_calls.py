@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from comgra_decl.hooks.tree import Owners, in_training, trains_beside
+from comgra_decl.hooks.module_tree import Owners, in_training, trains_beside
 
 if TYPE_CHECKING:
     from torch import nn

@@ -16,24 +16,24 @@ from torch.nn.modules.module import (
 )
 
 from comgra_decl.hooks import modes
-from comgra_decl.hooks.acting import Marks, here
-from comgra_decl.hooks.calling import (
+from comgra_decl.hooks.call_context import (
     is_backward,
     is_called_by_module,
     is_no_step,
     torch_variable,
 )
-from comgra_decl.hooks.nested import first_batch_size, gradient_function, tensors_in
+from comgra_decl.hooks.cross_thread import Marks, here
+from comgra_decl.hooks.hook_lists import ModuleHook
+from comgra_decl.hooks.module_tree import Owners, Top, has_parameters, unwrapped_class
 from comgra_decl.hooks.plans import ModulePlan, TopPlan
-from comgra_decl.hooks.reading.ends import Ends, input_role
-from comgra_decl.hooks.reading.native import NativeCalls
-from comgra_decl.hooks.reading.parameters import Parameters
-from comgra_decl.hooks.reading.recomputed import Recomputed
-from comgra_decl.hooks.reading.recorder import TensorRecorder
-from comgra_decl.hooks.reading.slots import Slot
-from comgra_decl.hooks.strays import Strays
-from comgra_decl.hooks.tree import Owners, Top, has_parameters, unwrapped_class
-from comgra_decl.hooks.walked import ModuleHook
+from comgra_decl.hooks.pytree import first_batch_size, gradient_function, tensors_in
+from comgra_decl.hooks.tensors.boundaries import Ends, input_role
+from comgra_decl.hooks.tensors.fast_paths import NativeCalls
+from comgra_decl.hooks.tensors.parameters import Parameters
+from comgra_decl.hooks.tensors.recorder import TensorRecorder
+from comgra_decl.hooks.tensors.reentrant_checkpoints import Recomputed
+from comgra_decl.hooks.tensors.slots import Slot
+from comgra_decl.hooks.unregistered import Strays
 
 if TYPE_CHECKING:
     from torch.utils.hooks import RemovableHandle
@@ -42,7 +42,7 @@ if TYPE_CHECKING:
     from comgra_decl.hooks.compiled.observers import Observers
     from comgra_decl.hooks.direct_calls import DirectCalls
     from comgra_decl.hooks.graph.provenance import Provenance
-    from comgra_decl.hooks.reading.capture import StepCapture
+    from comgra_decl.hooks.tensors.capture import StepCapture
     from comgra_decl.spec import Spec
 
 

@@ -1,7 +1,7 @@
 """Decides after each step whether it is stored: triggers, and the ring of steps before them."""
 
+from comgra_decl.keep.finding_ring import Request
 from comgra_decl.keep.keeper import Keeper
-from comgra_decl.keep.look import StepView
-from comgra_decl.keep.second import Request
+from comgra_decl.keep.step_numbers import StepView
 
 __all__ = ["Keeper", "Request", "StepView"]

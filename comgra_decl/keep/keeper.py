@@ -11,9 +11,9 @@ from typing import TYPE_CHECKING, Any
 
 from numpy.typing import NDArray
 
-from comgra_decl.keep.look import Look, Names
+from comgra_decl.keep.finding_ring import Answer, FindingRing, Request
 from comgra_decl.keep.ring import Allowance, Entry, Ring
-from comgra_decl.keep.second import Answer, Request, Second
+from comgra_decl.keep.step_numbers import Names, StepNumbers
 from comgra_decl.keep.triggers import Function, Nonfinite, Quantile, Spike, Trigger
 from comgra_decl.records import Note, RawStep, SlotInfo, StepBatch, StepInfo, Structure
 from comgra_decl.spec.keep import FunctionTrigger, KeepSpec, QuantileTrigger, SpikeTrigger
@@ -109,10 +109,10 @@ class Keeper:
             whole=watch is not None,
         )
         self._watch = watch
-        self._second: Second[_Payload] | None = None
+        self._second: FindingRing[_Payload] | None = None
         if watch is not None:
             again: Ring[_Payload] = Ring(before=spec.ring, after=spec.after, allowance=allowance)
-            self._second = Second(again, watch=self._show, answer=self._tell)
+            self._second = FindingRing(again, watch=self._show, answer=self._tell)
         self._fired = [{"fired": 0, "first": None, "last": None} for _ in self._triggers]
         self._taken = self._stored = self._kept = self._given_up = 0
         self._exhausted_at: int | None = None
@@ -151,7 +151,7 @@ class Keeper:
         start = 0
         for batch in self._look(steps, self._statistics) if not self._ring.exhausted else []:
             kpis = [_kpis(raw) for raw in steps[start : start + len(batch.steps)]]
-            look = Look(batch, self._statistics, self._names, kpis)
+            look = StepNumbers(batch, self._statistics, self._names, kpis)
             for number, trigger in enumerate(self._triggers):
                 for i, reason in sorted(trigger.look(look).items()):
                     reasons[start + i].append(reason)

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from comgra_decl.keep.look import Look, Measure, StepView
+from comgra_decl.keep.step_numbers import Measure, StepNumbers, StepView
 from comgra_decl.records import SKIPPED_STEP
 
 if TYPE_CHECKING:
@@ -41,7 +41,7 @@ class Trigger(Protocol):
     def trouble(self) -> str | None:
         """Why it cannot work, as far as that is known."""
 
-    def look(self, look: Look) -> Reasons:
+    def look(self, look: StepNumbers) -> Reasons:
         """Returns at which of the steps it fires."""
 
 
@@ -58,7 +58,7 @@ class Nonfinite:
     def __init__(self) -> None:
         self._wild = np.zeros(0, np.bool_)  # by slot id: whether it was non-finite when last seen
 
-    def look(self, look: Look) -> Reasons:
+    def look(self, look: StepNumbers) -> Reasons:
         """Returns at which of the steps it fires."""
         slots, at = look.batch.slots, np.flatnonzero(look.watched)
         if not len(slots) or not len(at):
@@ -79,7 +79,7 @@ class Nonfinite:
         self._wild[slots] = wild[-1]
         return {int(at[i]): self._reason(look, turned[i]) for i in np.flatnonzero(turned.any(1))}
 
-    def _reason(self, look: Look, turned: NDArray[np.bool_]) -> str:
+    def _reason(self, look: StepNumbers, turned: NDArray[np.bool_]) -> str:
         """Names the slot that was recorded first: slots are in the order of the step."""
         key = look.names.keys[int(look.batch.slots[np.argmax(turned)])]
         return f"{self.name}: {key.node} {key.role}, {key.pass_}"
@@ -102,7 +102,7 @@ class Spike:
         """Why it cannot work."""
         return _not_found(self._measure)
 
-    def look(self, look: Look) -> Reasons:
+    def look(self, look: StepNumbers) -> Reasons:
         """Returns at which of the steps it fires."""
         values, there = self._measure.read(look)
         reasons: Reasons = {}
@@ -159,7 +159,7 @@ class Quantile:
         """Why it cannot work."""
         return _not_found(self._measure)
 
-    def look(self, look: Look) -> Reasons:
+    def look(self, look: StepNumbers) -> Reasons:
         """Returns at which of the steps it fires."""
         values, there = self._measure.read(look)
         reasons: Reasons = {}
@@ -200,7 +200,7 @@ class Function:
             self.trouble = f"it cannot be imported: {type(error).__name__}: {error}"
             _log.error("comgra.keep.when: %s is switched off, for %s", path, self.trouble)
 
-    def look(self, look: Look) -> Reasons:
+    def look(self, look: StepNumbers) -> Reasons:
         """Returns at which of the steps it fires; a function that raised is not called again."""
         reasons: Reasons = {}
         for i in np.flatnonzero(look.watched).tolist():
@@ -211,7 +211,7 @@ class Function:
                 reasons[i] = reason
         return reasons
 
-    def _ask(self, look: Look, i: int) -> str | None:
+    def _ask(self, look: StepNumbers, i: int) -> str | None:
         view = StepView(look, i, dict(look.kpis[i]))
         try:
             answer = self._function(view, **self._arguments)

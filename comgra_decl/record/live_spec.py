@@ -20,7 +20,7 @@ from comgra_decl.errors import SpecError
 from comgra_decl.record.placement import SPEC_FILE as SPEC_FILE
 
 if TYPE_CHECKING:
-    from comgra_decl.hooks.when.budget import Meter
+    from comgra_decl.hooks.schedule.budget import Meter
     from comgra_decl.spec import Spec
     from comgra_decl.store.location import Location
 

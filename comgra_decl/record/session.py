@@ -19,8 +19,8 @@ from comgra_decl.records import Note, RawStep, Said, StepBatch
 
 if TYPE_CHECKING:
     from comgra_decl.hooks import HookManager
-    from comgra_decl.hooks.walked import Placed
-    from comgra_decl.hooks.when.budget import Meter
+    from comgra_decl.hooks.hook_lists import Placed
+    from comgra_decl.hooks.schedule.budget import Meter
     from comgra_decl.keep import Keeper, Request
     from comgra_decl.query import Run
     from comgra_decl.record.context import RunContext
@@ -84,7 +84,7 @@ class Session:
         rank = self._rank()
         if not self._records(rank):
             return
-        from comgra_decl.hooks.when.budget import Meter
+        from comgra_decl.hooks.schedule.budget import Meter
 
         self._place = self._new_place(rank)
         self._open()
@@ -198,7 +198,7 @@ class Session:
 
     def _go_on(self, hooks: HookManager, past: Past) -> None:
         """Tells what follows the program that it goes on with a run."""
-        from comgra_decl.hooks.when.resuming import Resumption
+        from comgra_decl.hooks.schedule.resuming import Resumption
 
         if self._rules is not None:
             self._rules.resume(past.slots, self._stored)
@@ -343,7 +343,7 @@ class Session:
         self._actions = actions
         self._rules = rules = LiveRules(self._spec, act=actions)
         if self._spec.on_finding.stop != "never":
-            from comgra_decl.hooks.walked import before_steps
+            from comgra_decl.hooks.hook_lists import before_steps
 
             self._ending = before_steps.add(actions.end_if_told)
         return rules.close

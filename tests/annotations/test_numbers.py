@@ -7,7 +7,7 @@ import pytest
 import torch
 from torch import nn
 
-from comgra_decl.hooks.words.numbers import LateNumbers, read_number
+from comgra_decl.hooks.scalars.numbers import LateNumbers, read_number
 
 
 @pytest.mark.parametrize(

@@ -69,7 +69,7 @@ def test_nothing_of_it_stays_behind(tmp_path: Path) -> None:
 def test_a_fault_of_ours_never_reaches_the_program(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr("comgra_decl.hooks.words.losses.read_number", lambda _: 1 / 0)
+    monkeypatch.setattr("comgra_decl.hooks.scalars.losses.read_number", lambda _: 1 / 0)
     net = Net()
     run, truth = traced(tmp_path, lambda: [net.step() for _ in range(5)])
     assert truth == [Net().step(), *truth[1:]]

@@ -12,7 +12,7 @@ import torch
 from torch import nn
 from torch.overrides import TorchFunctionMode
 
-from comgra_decl.hooks.reading.loss_names import calling_places, loss_name
+from comgra_decl.hooks.tensors.loss_names import calling_places, loss_name
 from tests.hooks.tiny import net
 from tests.support.recording import EVERYTHING, recording
 

@@ -16,9 +16,9 @@ from comgra_decl.hooks.functions import attention
 from comgra_decl.hooks.functions.functions import FunctionTracer
 from comgra_decl.hooks.functions.watching import Watching
 from comgra_decl.hooks.graph import provenance
-from comgra_decl.hooks.graph.following import Follower
+from comgra_decl.hooks.graph.call_lineage import Follower
 from comgra_decl.hooks.graph.opaque import OpaqueCalls
-from comgra_decl.hooks.reading.targets import Targets
+from comgra_decl.hooks.tensors.targets import Targets
 from comgra_decl.hooks.tracer import ModuleTracer
 from comgra_decl.records import RawStep
 from comgra_decl.spec import load_spec

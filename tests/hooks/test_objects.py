@@ -14,7 +14,7 @@ import torch
 from torch import nn
 
 from comgra_decl.hooks.objects import functions_with, instances_of
-from comgra_decl.hooks.threads import uncollected
+from comgra_decl.hooks.other_threads import uncollected
 
 CODE = (lambda: None).__code__
 

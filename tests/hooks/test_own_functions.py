@@ -18,7 +18,7 @@ import torch.nn.functional as F
 from torch import nn
 
 import comgra_decl as comgra
-from comgra_decl.hooks import genuine
+from comgra_decl.hooks import originals
 
 SPEC = {
     "nodes": {
@@ -228,7 +228,7 @@ def test_an_original_is_found_wherever_it_is_held(
 ) -> None:
     """Of a function that torch hands over without all of its arguments."""
     holder = types.SimpleNamespace(calls=0)
-    genuine._originals.clear()
+    originals._originals.clear()
     gc.unfreeze()
     try:
         with pytest.MonkeyPatch.context() as patch:
@@ -253,7 +253,7 @@ def test_an_original_is_found_wherever_it_is_held(
 def test_a_frozen_original_that_nothing_holds_is_made_anew(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(genuine, "_held", lambda *_: None)
+    monkeypatch.setattr(originals, "_held", lambda *_: None)
     test_an_original_is_found_wherever_it_is_held(tmp_path, in_a_closure, frozen=True)
 
 
@@ -261,7 +261,7 @@ def test_torchs_own_functions_are_not_looked_for_among_all_objects(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Of some, such as `F.max_pool2d`, it is another function that runs."""
-    monkeypatch.setattr(genuine, "_held", lambda code, _: pytest.fail(str(code)))
+    monkeypatch.setattr(originals, "_held", lambda code, _: pytest.fail(str(code)))
     convolution = nn.Conv2d(1, 4, 3)
     model = nn.Sequential(convolution, nn.MaxPool2d(2), nn.AdaptiveMaxPool2d(2), nn.Flatten())
     optimizer = torch.optim.SGD(model.parameters(), 0.1)
@@ -296,5 +296,5 @@ def test_nothing_that_is_met_on_the_way_to_an_original_is_woken() -> None:
     def backward(*args: Any, **kwargs: Any) -> Any:
         return proxy, original(*args, **kwargs)
 
-    assert genuine._held(torch.autograd.backward.__code__, backward) is original
+    assert originals._held(torch.autograd.backward.__code__, backward) is original
     assert woken == []

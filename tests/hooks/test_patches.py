@@ -311,7 +311,7 @@ def test_what_is_replaced_can_be_scripted() -> None:
 # -- no other way ---------------------------------------------------------------------------------
 
 PACKAGE = Path(comgra_decl.__file__).parent
-FRAMES = "hooks/calling.py"
+FRAMES = "hooks/call_context.py"
 """The only file that asks a frame for its variables."""
 
 
@@ -346,7 +346,7 @@ def test_frames_of_other_threads_are_looked_at_in_one_place() -> None:
         if isinstance(node, ast.Attribute)
         and node.attr in ("_current_frames", "_current_exceptions")
     }
-    assert found == {FRAMES, "hooks/threads.py"}
+    assert found == {FRAMES, "hooks/other_threads.py"}
 
 
 def test_all_objects_are_looked_through_in_one_place() -> None:
@@ -447,4 +447,4 @@ def test_what_torch_may_refuse_to_tell_is_read_in_one_place() -> None:
         for node in ast.walk(tree)
         if isinstance(node, ast.Attribute) and node.attr == "grad_fn"
     ]
-    assert readers == ["hooks/nested.py"]
+    assert readers == ["hooks/pytree.py"]

@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import nn
 
-from comgra_decl.hooks.reading.splitting import MOST_PARTS, take_apart
+from comgra_decl.hooks.tensors.splitting import MOST_PARTS, take_apart
 from comgra_decl.spec.functions import SplitSpec
 from tests.support.recording import recording
 from tests.support.traced import roles, traced, train

@@ -11,7 +11,7 @@ from types import FrameType
 
 import pytest
 
-from comgra_decl.hooks.threads import alive, running
+from comgra_decl.hooks.other_threads import alive, running
 
 
 def parked(depth: int, waiting: threading.Barrier, go: threading.Event) -> None:

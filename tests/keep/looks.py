@@ -8,7 +8,7 @@ from itertools import pairwise
 import numpy as np
 from numpy.typing import NDArray
 
-from comgra_decl.keep.look import Look, Names
+from comgra_decl.keep.step_numbers import Names, StepNumbers
 from comgra_decl.records import AGGREGATES, SlotInfo, SlotKey, StepBatch, StepInfo
 
 STATISTICS = ("l2", "nonfinite")
@@ -26,7 +26,7 @@ def looks_of(
     mode: str = "train",
     counts: NDArray[np.float64] | None = None,
     values: NDArray[np.float64] | None = None,
-) -> list[Look]:
+) -> list[StepNumbers]:
     """Returns steps in chunks that end at `cuts`.
 
     Args:
@@ -61,10 +61,10 @@ def looks_of(
             new_slots=[],
             new_structures=[],
         )
-        looks.append(Look(batch, STATISTICS, names))
+        looks.append(StepNumbers(batch, STATISTICS, names))
     return looks
 
 
-def look_of(losses: Sequence[float]) -> Look:
+def look_of(losses: Sequence[float]) -> StepNumbers:
     """Returns steps in one chunk."""
     return looks_of(losses, [])[0]

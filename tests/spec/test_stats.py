@@ -35,7 +35,7 @@ def test_keys_that_are_not_ours_are_the_function_s() -> None:
 
 
 def test_every_name_that_can_be_asked_for_has_a_meaning() -> None:
-    from comgra_decl.hooks.reading.measured import Measured
+    from comgra_decl.hooks.tensors.opt_in_statistics import Measured
     from comgra_decl.spec.stats import _OPTIONAL
 
     spec = load_spec({"stats": list(_OPTIONAL)})

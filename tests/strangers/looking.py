@@ -142,8 +142,8 @@ def of_viewer(path: Path) -> dict[str, Callable[[], Any]]:
     """Returns a call for each section of the page."""
     from comgra_decl.viewer.dashboard import Dashboard
     from comgra_decl.viewer.model.catalogue import Catalogue
-    from comgra_decl.viewer.model.found import look
     from comgra_decl.viewer.model.runview import RunView
+    from comgra_decl.viewer.model.verdicts import look
     from comgra_decl.viewer.state import SECTIONS
 
     page: list[Dashboard] = []

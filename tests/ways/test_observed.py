@@ -19,7 +19,7 @@ from torch.nn import functional as F
 from torch.utils.checkpoint import checkpoint
 
 import comgra_decl as comgra
-from comgra_decl.hooks.when.budget import Budget
+from comgra_decl.hooks.schedule.budget import Budget
 from tests.support.recording import Recording, contents, recording
 from tests.ways.models import batches
 from tests.ways.proof import FULL, Outcome, Told, attached, outcome, same, seeded, verify

@@ -7,10 +7,10 @@ from dataclasses import dataclass
 from comgra_decl.records import AGGREGATES
 from comgra_decl.viewer.model.catalogue import RunEntry
 from comgra_decl.viewer.model.findings import RULE, painted_rule, rules_of, said
+from comgra_decl.viewer.model.labels import BATCH_HELP, BATCH_LABELS, STATISTIC_HELP, pass_label
 from comgra_decl.viewer.model.ranks import without_rank
 from comgra_decl.viewer.model.runview import RunView
 from comgra_decl.viewer.model.selection import Selection
-from comgra_decl.viewer.model.words import BATCH_HELP, BATCH_LABELS, STATISTIC_HELP, pass_label
 
 
 @dataclass(frozen=True, slots=True)

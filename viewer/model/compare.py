@@ -10,14 +10,14 @@ from typing import Any
 import numpy as np
 
 from comgra_decl.query import differences
+from comgra_decl.viewer.model.comparison_target import Other
 from comgra_decl.viewer.model.graph import Graph, Scale
+from comgra_decl.viewer.model.labels import pass_label
 from comgra_decl.viewer.model.numbers import number, shape
-from comgra_decl.viewer.model.other import Other
 from comgra_decl.viewer.model.runview import RunView, Slot
 from comgra_decl.viewer.model.selection import Selection
 from comgra_decl.viewer.model.series import WIDE, Curve, Window, bounds, curve
 from comgra_decl.viewer.model.statistics import is_recorded
-from comgra_decl.viewer.model.words import pass_label
 from comgra_decl.viewer.palette import GREY, SCALE, signed_colour
 
 DIFFERENCE = "difference"

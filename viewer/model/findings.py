@@ -10,10 +10,10 @@ from typing import Any
 import numpy as np
 
 from comgra_decl.rules import Diagnosis, Finding, Place
-from comgra_decl.viewer.model.found import found
 from comgra_decl.viewer.model.graph import Graph
 from comgra_decl.viewer.model.runview import RunView
 from comgra_decl.viewer.model.selection import Selection, nearest
+from comgra_decl.viewer.model.verdicts import found
 from comgra_decl.viewer.palette import AMBER, BLUE, RED
 
 COLOURS = {"error": RED, "warning": AMBER, "hint": BLUE}

@@ -12,10 +12,10 @@ from numpy.typing import NDArray
 
 from comgra_decl.records import EARLIER_STEP, SlotKey
 from comgra_decl.viewer.graph.layout import GraphNode, Scene, box_of
+from comgra_decl.viewer.model.labels import order_of_operations, pass_label
 from comgra_decl.viewer.model.numbers import number, shape
 from comgra_decl.viewer.model.runview import RunView
 from comgra_decl.viewer.model.selection import Selection
-from comgra_decl.viewer.model.words import order_of_operations, pass_label
 from comgra_decl.viewer.palette import GREY, SCALE, colour_at, signed_colour
 
 _ENOUGH = 50_000  # values to tell percents from; sorting all of them takes longer than painting

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from comgra_decl.viewer.model.choices import Field, Groups, Option
+from comgra_decl.viewer.model.labels import pass_label
 from comgra_decl.viewer.model.runview import RunView
 from comgra_decl.viewer.model.selection import Selection
 from comgra_decl.viewer.model.sheet import Tensor
 from comgra_decl.viewer.model.slicing import COLOUR, COLUMNS, ROWS, Slicing
-from comgra_decl.viewer.model.words import pass_label
 
 _ALL = "all"
 _PLACES = (Option(ROWS, "down (rows)"), Option(COLUMNS, "across (columns)"))

@@ -13,12 +13,12 @@ from comgra_decl.errors import (
     UnwrittenRunError,
 )
 from comgra_decl.query.remarks import remarks
+from comgra_decl.viewer.escaping import html_text as _e
 from comgra_decl.viewer.model.about import schedule
 from comgra_decl.viewer.model.catalogue import Catalogue
 from comgra_decl.viewer.model.numbers import count
 from comgra_decl.viewer.model.ranks import spoken
 from comgra_decl.viewer.model.runview import RunView
-from comgra_decl.viewer.plain import html_text as _e
 
 
 @dataclass(frozen=True, slots=True)

@@ -6,9 +6,9 @@ import math
 from dataclasses import dataclass
 
 from comgra_decl.records import STATISTICS
+from comgra_decl.viewer.model.labels import pass_label
 from comgra_decl.viewer.model.runview import Rows, RunView, Slot
 from comgra_decl.viewer.model.selection import Selection, previous, slots_of
-from comgra_decl.viewer.model.words import pass_label
 
 UPDATE = "update"
 """The pass that holds how the optimizer changed a parameter."""

@@ -13,12 +13,11 @@ import numpy as np
 import pandas as pd
 
 from comgra_decl.viewer.model.compare import Pair, Ranking, counterpart, there_of
-from comgra_decl.viewer.model.found import found
+from comgra_decl.viewer.model.comparison_target import Other
 from comgra_decl.viewer.model.graph import Graph, node_values
 from comgra_decl.viewer.model.kpis import charts
 from comgra_decl.viewer.model.modules import module_tree
 from comgra_decl.viewer.model.notes import notes
-from comgra_decl.viewer.model.other import Other
 from comgra_decl.viewer.model.overview import overview
 from comgra_decl.viewer.model.runview import RunView, Slot
 from comgra_decl.viewer.model.selection import Selection
@@ -26,6 +25,7 @@ from comgra_decl.viewer.model.series import Curve, curve
 from comgra_decl.viewer.model.sheet import Tensor
 from comgra_decl.viewer.model.statistics import Cell, sample_table, statistics_table
 from comgra_decl.viewer.model.takeaway import written
+from comgra_decl.viewer.model.verdicts import found
 
 _ALL = sys.maxsize
 Line = list[str]

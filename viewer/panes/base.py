@@ -13,11 +13,11 @@ import panel as pn
 
 from comgra_decl.errors import ComgraError
 from comgra_decl.viewer.components.htmlview import HtmlView
-from comgra_decl.viewer.model.other import Other
+from comgra_decl.viewer.escaping import html_text as _e
+from comgra_decl.viewer.model.comparison_target import Other
 from comgra_decl.viewer.model.runview import RunView
 from comgra_decl.viewer.model.selection import Selection
 from comgra_decl.viewer.model.takeaway import CSV, clean_name
-from comgra_decl.viewer.plain import html_text as _e
 from comgra_decl.viewer.style import CSS
 
 Act = Callable[..., None]

@@ -20,7 +20,7 @@ from comgra_decl.viewer.model.compare import (
     shape_note,
     statistics_of,
 )
-from comgra_decl.viewer.model.other import Other
+from comgra_decl.viewer.model.comparison_target import Other
 from comgra_decl.viewer.model.ranks import with_rank
 from comgra_decl.viewer.model.runview import Slot
 from comgra_decl.viewer.model.selection import nearest

@@ -10,7 +10,7 @@ from bokeh.models import ColumnDataSource
 from bokeh.models.annotations import LegendItem, Span
 
 from comgra_decl.viewer.model.compare import Overlay
-from comgra_decl.viewer.model.other import Other
+from comgra_decl.viewer.model.comparison_target import Other
 from comgra_decl.viewer.model.selection import Selection
 from comgra_decl.viewer.model.series import Curve, extent
 from comgra_decl.viewer.palette import BLUE, ORANGE

@@ -4,15 +4,15 @@ from __future__ import annotations
 
 import math
 
+from comgra_decl.viewer.escaping import html_text as _e
+from comgra_decl.viewer.escaping import html_token as _raw
 from comgra_decl.viewer.model.compare import Pair, Ranked, Ranking, percent
+from comgra_decl.viewer.model.comparison_target import Other
+from comgra_decl.viewer.model.labels import pass_label
 from comgra_decl.viewer.model.numbers import MISSING, count, number, signed
-from comgra_decl.viewer.model.other import Other
 from comgra_decl.viewer.model.runview import Slot
 from comgra_decl.viewer.model.selection import Selection
-from comgra_decl.viewer.model.words import pass_label
 from comgra_decl.viewer.panes.base import SAVE, save_button
-from comgra_decl.viewer.plain import html_text as _e
-from comgra_decl.viewer.plain import html_token as _raw
 
 _NAMED = 12  # nodes that are listed by name
 _LONG = 120  # letters of a setting

@@ -10,8 +10,8 @@ import panel as pn
 
 from comgra_decl.errors import ComgraError
 from comgra_decl.viewer.custom import Look, View, ViewsFile
+from comgra_decl.viewer.escaping import html_text as _e
 from comgra_decl.viewer.panes.base import Act, Pane, Shown, html_view
-from comgra_decl.viewer.plain import html_text as _e
 from comgra_decl.viewer.state import SELECTION
 
 _LOG = logging.getLogger(__name__)

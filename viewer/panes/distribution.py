@@ -9,10 +9,10 @@ from bokeh.models import ColumnDataSource, LinearColorMapper, Range1d
 from numpy.typing import NDArray
 
 from comgra_decl.viewer.model.distribution import Distribution, distribution
+from comgra_decl.viewer.model.labels import pass_label
 from comgra_decl.viewer.model.selection import nearest, slots_of
 from comgra_decl.viewer.model.series import extent
 from comgra_decl.viewer.model.tables import distribution_csv
-from comgra_decl.viewer.model.words import pass_label
 from comgra_decl.viewer.palette import BLUE, ORANGE, faded
 from comgra_decl.viewer.panes.base import PASSES, TENSOR, Act, Exhibit, Pane, Shown
 from comgra_decl.viewer.panes.figures import FEW, IMAGE, Frame, image

@@ -23,9 +23,9 @@ from bokeh.models.renderers import GlyphRenderer
 from bokeh.models.tickers import BasicTicker, FixedTicker
 from bokeh.plotting import figure
 
+from comgra_decl.viewer.escaping import bokeh_text
 from comgra_decl.viewer.model.ticks import log_ticks
 from comgra_decl.viewer.palette import GREY, RED
-from comgra_decl.viewer.plain import bokeh_text
 from comgra_decl.visible import visible
 
 MIN_HEIGHT = 170

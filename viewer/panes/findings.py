@@ -10,13 +10,13 @@ import panel as pn
 
 from comgra_decl.rules import Check, Correlation, Diagnosis, Finding, health
 from comgra_decl.viewer.components.base import Message
+from comgra_decl.viewer.escaping import html_text as _e
+from comgra_decl.viewer.escaping import html_token as _raw
 from comgra_decl.viewer.model.findings import RULE, jump, link, said
-from comgra_decl.viewer.model.found import Found, found, look, looked_at
 from comgra_decl.viewer.model.numbers import count, number
 from comgra_decl.viewer.model.tables import findings_csv
+from comgra_decl.viewer.model.verdicts import Found, found, look, looked_at
 from comgra_decl.viewer.panes.base import SAVE, Pane, Shown, hand_table, html_view, save_button
-from comgra_decl.viewer.plain import html_text as _e
-from comgra_decl.viewer.plain import html_token as _raw
 
 _LOOK, _PAINT = "look", "paint"
 _MOST_OTHERS = 6

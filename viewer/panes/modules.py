@@ -6,13 +6,13 @@ import math
 from typing import Any, ClassVar
 
 from comgra_decl.viewer.components.base import Message
+from comgra_decl.viewer.escaping import html_text as _e
+from comgra_decl.viewer.escaping import html_token as _raw
+from comgra_decl.viewer.model.labels import pass_label
 from comgra_decl.viewer.model.modules import Key, Module, ModuleTree, Parameter, module_tree
 from comgra_decl.viewer.model.numbers import MISSING, count, number, shape
 from comgra_decl.viewer.model.tables import modules_csv
-from comgra_decl.viewer.model.words import pass_label
 from comgra_decl.viewer.panes.base import SAVE, Pane, Shown, hand_table, html_view, save_button
-from comgra_decl.viewer.plain import html_text as _e
-from comgra_decl.viewer.plain import html_token as _raw
 
 _MOST_LINES = 60  # unfolded of a run that is shown for the first time
 _EMPTY = (

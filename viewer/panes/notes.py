@@ -5,12 +5,12 @@ from __future__ import annotations
 from typing import Any, ClassVar
 
 from comgra_decl.viewer.components.base import Message
+from comgra_decl.viewer.escaping import html_text as _e
 from comgra_decl.viewer.model.notes import Note, notes
 from comgra_decl.viewer.model.numbers import count
 from comgra_decl.viewer.model.selection import nearest
 from comgra_decl.viewer.model.tables import notes_csv
 from comgra_decl.viewer.panes.base import SAVE, Pane, Shown, hand_table, html_view, save_button
-from comgra_decl.viewer.plain import html_text as _e
 
 _EMPTY = (
     '<div class="notice"><h2>No notes</h2><p>A program leaves one with</p>'

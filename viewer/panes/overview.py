@@ -14,16 +14,16 @@ from bokeh.models import (
 )
 from bokeh.models.annotations import BoxAnnotation
 
+from comgra_decl.viewer.escaping import bokeh_text
 from comgra_decl.viewer.model.findings import COLOURS, placed
+from comgra_decl.viewer.model.labels import BATCH_LABELS, pass_label
 from comgra_decl.viewer.model.numbers import number
 from comgra_decl.viewer.model.overview import Overview, overview
 from comgra_decl.viewer.model.selection import nearest
 from comgra_decl.viewer.model.tables import overview_csv
-from comgra_decl.viewer.model.words import BATCH_LABELS, pass_label
 from comgra_decl.viewer.palette import RED, colour_at, signed_colour
 from comgra_decl.viewer.panes.base import PASSES, Act, Exhibit, Pane, Shown
 from comgra_decl.viewer.panes.figures import IMAGE, Frame, image
-from comgra_decl.viewer.plain import bokeh_text
 from comgra_decl.visible import visible
 
 _SHADES = 128

@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections import Counter
 from typing import Any, ClassVar
 
+from comgra_decl.viewer.escaping import html_text as _e
 from comgra_decl.viewer.model.about import About, Entry, Facts, about
-from comgra_decl.viewer.model.found import found
 from comgra_decl.viewer.model.numbers import count
+from comgra_decl.viewer.model.verdicts import found
 from comgra_decl.viewer.panes.base import Pane, Shown, html_view
-from comgra_decl.viewer.plain import html_text as _e
 
 
 class RunPane(Pane):

@@ -6,10 +6,10 @@ from typing import Any, ClassVar
 
 from bokeh.models import ColumnDataSource, Line, Range1d, Scatter, VArea
 
+from comgra_decl.viewer.model.labels import BATCH_LABELS, pass_label
 from comgra_decl.viewer.model.selection import nearest, slots_of
 from comgra_decl.viewer.model.series import Curve, curve, extent, isolated
 from comgra_decl.viewer.model.tables import series_csv
-from comgra_decl.viewer.model.words import BATCH_LABELS, pass_label
 from comgra_decl.viewer.palette import BLUE, GREY, ORANGE, RED
 from comgra_decl.viewer.panes.base import PASSES, TENSOR, Act, Exhibit, Pane, Shown
 from comgra_decl.viewer.panes.figures import FEW, Frame, plainly, put

@@ -8,6 +8,8 @@ import panel as pn
 
 from comgra_decl.viewer.components.base import Message
 from comgra_decl.viewer.components.chooser import Chooser
+from comgra_decl.viewer.escaping import html_text as _e
+from comgra_decl.viewer.model.labels import pass_label
 from comgra_decl.viewer.model.runview import RunView
 from comgra_decl.viewer.model.sheet import (
     Tensor,
@@ -21,12 +23,10 @@ from comgra_decl.viewer.model.sheet import (
 from comgra_decl.viewer.model.sheet_choices import sample_of, sheet_choices
 from comgra_decl.viewer.model.slicing import COLUMNS, ROWS, Slicing
 from comgra_decl.viewer.model.takeaway import csv_of, file_name, npy_of, tabbed, written
-from comgra_decl.viewer.model.words import pass_label
 from comgra_decl.viewer.panes.base import TENSOR, Exhibit, Pane, Shown, html_view
 from comgra_decl.viewer.panes.selectors import offer
 from comgra_decl.viewer.panes.sheet_html import listing_html, missing_html, text_html, window_html
 from comgra_decl.viewer.panes.sheet_picture import SheetPicture
-from comgra_decl.viewer.plain import html_text as _e
 
 _GRID = """
 :host {

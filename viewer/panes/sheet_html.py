@@ -5,10 +5,10 @@ from __future__ import annotations
 import math
 from typing import Any
 
+from comgra_decl.viewer.escaping import html_text as _e
 from comgra_decl.viewer.model.numbers import count, number
 from comgra_decl.viewer.model.sheet import COLUMNS, LISTED, ROWS, Dim, Listing, Window
 from comgra_decl.viewer.model.unrecorded import Unrecorded
-from comgra_decl.viewer.plain import html_text as _e
 
 _DIGITS = 6
 

@@ -6,6 +6,9 @@ import math
 from typing import Any, ClassVar
 
 from comgra_decl.viewer.components.base import Message
+from comgra_decl.viewer.escaping import html_text as _e
+from comgra_decl.viewer.escaping import html_token as _raw
+from comgra_decl.viewer.model.labels import STATISTIC_HELP, order_of_operations
 from comgra_decl.viewer.model.numbers import MISSING, number, shape, signed
 from comgra_decl.viewer.model.selection import slots_of
 from comgra_decl.viewer.model.statistics import (
@@ -16,7 +19,6 @@ from comgra_decl.viewer.model.statistics import (
     statistics_table,
 )
 from comgra_decl.viewer.model.tables import statistics_csv
-from comgra_decl.viewer.model.words import STATISTIC_HELP, order_of_operations
 from comgra_decl.viewer.palette import BLUE, ORANGE
 from comgra_decl.viewer.panes.base import (
     SAVE,
@@ -27,8 +29,6 @@ from comgra_decl.viewer.panes.base import (
     html_view,
     save_button,
 )
-from comgra_decl.viewer.plain import html_text as _e
-from comgra_decl.viewer.plain import html_token as _raw
 
 _CLASSES = ("forward", "gradient", "update")
 _COMPARED = 2  # of the columns, with the record before

@@ -9,7 +9,7 @@ import numpy as np
 from comgra_decl.viewer.components.base import Message
 from comgra_decl.viewer.components.stepbar import StepBar
 from comgra_decl.viewer.model.findings import finding_marks, findings_of
-from comgra_decl.viewer.model.marks import nonfinite_marks
+from comgra_decl.viewer.model.flags import nonfinite_marks
 from comgra_decl.viewer.palette import RED
 from comgra_decl.viewer.panes.base import Pane, Shown
 

@@ -8,12 +8,12 @@ import numpy as np
 from bokeh.models import ColumnDataSource, LinearColorMapper
 from bokeh.models.formatters import BasicTickFormatter
 
+from comgra_decl.viewer.model.labels import pass_label
 from comgra_decl.viewer.model.numbers import number
 from comgra_decl.viewer.model.selection import slots_of
 from comgra_decl.viewer.model.sheet import Tensor, tensor_of
 from comgra_decl.viewer.model.tables import values_csv
 from comgra_decl.viewer.model.values import ValuesPicture, values_picture
-from comgra_decl.viewer.model.words import pass_label
 from comgra_decl.viewer.palette import RED, signed_faded
 from comgra_decl.viewer.panes.base import PASSES, TENSOR, Act, Exhibit, Pane, Shown
 from comgra_decl.viewer.panes.figures import FEW, IMAGE, Frame, image, put

@@ -18,7 +18,7 @@ import torch
 from torch.nn import functional as F
 from torch.utils.hooks import unserializable_hook
 
-from comgra_decl.hooks.nested import gradient_function
+from comgra_decl.hooks.pytree import gradient_function
 
 if TYPE_CHECKING:
     from torch.fx import Graph, GraphModule, Node

@@ -10,7 +10,7 @@ from torch import nn
 
 if TYPE_CHECKING:
     from comgra_decl.hooks.plans import TopPlan
-    from comgra_decl.hooks.reading.slots import Slot
+    from comgra_decl.hooks.tensors.slots import Slot
 
 _SHOWN = 3
 

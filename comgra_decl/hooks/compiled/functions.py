@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator
 from types import FrameType
 from typing import TYPE_CHECKING, Any
 
-from comgra_decl.hooks.calling import is_compiled_call, is_module_call, torch_variable
+from comgra_decl.hooks.call_context import is_compiled_call, is_module_call, torch_variable
 
 if TYPE_CHECKING:
     from torch import nn

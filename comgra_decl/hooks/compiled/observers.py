@@ -11,15 +11,15 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from comgra_decl.hooks.acting import here
-from comgra_decl.hooks.calling import is_backward, is_module_call, is_no_step, torch_variable
+from comgra_decl.hooks.call_context import is_backward, is_module_call, is_no_step, torch_variable
 from comgra_decl.hooks.compiled import operators
 from comgra_decl.hooks.compiled.borders import NOWHERE, Arrival, Border, InnerGradients
 from comgra_decl.hooks.compiled.operators import NO_TICKET, Given, Shown
-from comgra_decl.hooks.nested import rebuilt
-from comgra_decl.hooks.reading.ends import input_role
-from comgra_decl.hooks.reading.recorder import TensorRecorder
-from comgra_decl.hooks.tree import has_parameters
+from comgra_decl.hooks.cross_thread import here
+from comgra_decl.hooks.module_tree import has_parameters
+from comgra_decl.hooks.pytree import rebuilt
+from comgra_decl.hooks.tensors.boundaries import input_role
+from comgra_decl.hooks.tensors.recorder import TensorRecorder
 
 if TYPE_CHECKING:
     from types import FrameType

@@ -25,9 +25,9 @@ import torch
 from torch._library.effects import EffectType
 from torch._subclasses.functional_tensor import FunctionalTensor
 
-from comgra_decl.hooks.calling import is_backward
+from comgra_decl.hooks.call_context import is_backward
 from comgra_decl.hooks.compiled.borders import NOWHERE
-from comgra_decl.hooks.nested import gradient_function
+from comgra_decl.hooks.pytree import gradient_function
 
 NO_TICKET = -1
 """What a tensor has whose gradient nobody waits for."""

@@ -8,7 +8,7 @@ import warnings
 from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Any, ClassVar
 
-from comgra_decl.hooks.calling import is_compiled_call, torch_variable
+from comgra_decl.hooks.call_context import is_compiled_call, torch_variable
 from comgra_decl.hooks.patches import Patch
 
 if TYPE_CHECKING:

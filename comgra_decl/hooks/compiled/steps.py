@@ -16,7 +16,7 @@ from comgra_decl.hooks.limits import compiles_with
 if TYPE_CHECKING:
     from comgra_decl.hooks.compiled.observers import Observers
     from comgra_decl.hooks.compiled.variant import Variant
-    from comgra_decl.hooks.reading.slots import Slot
+    from comgra_decl.hooks.tensors.slots import Slot
     from comgra_decl.hooks.tracer import ModuleTracer
     from comgra_decl.spec import Spec
 

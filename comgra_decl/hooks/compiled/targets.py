@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch.fx.node import map_arg
 
-from comgra_decl.hooks.reading.targets import Targets
+from comgra_decl.hooks.tensors.targets import Targets
 
 if TYPE_CHECKING:
     from torch.fx import GraphModule, Node

@@ -22,8 +22,8 @@ import torch
 from torch.autograd.graph import GradientEdge, Node, get_gradient_edge
 from torch.utils.hooks import unserializable_hook
 
-from comgra_decl.hooks.calling import is_backward, torch_variable
-from comgra_decl.hooks.nested import gradient_function, tensors_in
+from comgra_decl.hooks.call_context import is_backward, torch_variable
+from comgra_decl.hooks.pytree import gradient_function, tensors_in
 
 _SEVERAL = 2  # outputs: with one alone, a backward comes to all that it depends on, or to nothing
 

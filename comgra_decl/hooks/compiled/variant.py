@@ -21,7 +21,7 @@ import torch
 from torch.nn.modules import module as torch_module
 
 from comgra_decl.hooks import modes
-from comgra_decl.hooks.calling import MODULE_HOOKS, is_backward, is_module_call
+from comgra_decl.hooks.call_context import MODULE_HOOKS, is_backward, is_module_call
 from comgra_decl.hooks.compiled.borders import mark_borders
 from comgra_decl.hooks.compiled.control_flow import GLOBAL_HOOKS, hooks_aside
 from comgra_decl.hooks.compiled.operators import operator_of
@@ -165,7 +165,7 @@ class _Backend:
             show_targets(graph)
         mark_borders(graph)
         if _is_inductor(self._backend):
-            from comgra_decl.hooks.compiled import late
+            from comgra_decl.hooks.compiled import inductor as late
 
             theirs = kwargs.get("config_patches") or {}
             ours = {**late.settings(graph), "triton.cudagraphs": False}

@@ -8,17 +8,17 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from comgra_decl.hooks.calling import is_no_step
-from comgra_decl.hooks.nested import tensors_in
-from comgra_decl.hooks.reading.recorder import TensorRecorder, Wanted
-from comgra_decl.hooks.reading.slots import Slot
+from comgra_decl.hooks.call_context import is_no_step
+from comgra_decl.hooks.pytree import tensors_in
+from comgra_decl.hooks.tensors.recorder import TensorRecorder, Wanted
+from comgra_decl.hooks.tensors.slots import Slot
 from comgra_decl.spec.calls import named_tensor
 
 if TYPE_CHECKING:
-    from comgra_decl.hooks.reading.capture import StepCapture
     from comgra_decl.hooks.root_calls import RootCalls
+    from comgra_decl.hooks.schedule.evaluation import EvaluationPhases
+    from comgra_decl.hooks.tensors.capture import StepCapture
     from comgra_decl.hooks.tracer import ModuleTracer
-    from comgra_decl.hooks.when.evaluation import EvaluationPhases
     from comgra_decl.spec import Capture, Spec
 
 _FROM_OUTSIDE = ("input", "target")

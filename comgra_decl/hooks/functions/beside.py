@@ -7,15 +7,15 @@ from typing import TYPE_CHECKING, Any
 
 from comgra_decl.hooks.functions.annotated import AnnotatedNodes
 from comgra_decl.hooks.functions.functions import FunctionTracer, wants_calls
-from comgra_decl.hooks.reading.recorder import TensorRecorder
+from comgra_decl.hooks.tensors.recorder import TensorRecorder
 
 if TYPE_CHECKING:
     from torch import nn
 
-    from comgra_decl.hooks.reading.capture import StepCapture
     from comgra_decl.hooks.root_calls import RootCalls
+    from comgra_decl.hooks.schedule.evaluation import EvaluationPhases
+    from comgra_decl.hooks.tensors.capture import StepCapture
     from comgra_decl.hooks.tracer import ModuleTracer
-    from comgra_decl.hooks.when.evaluation import EvaluationPhases
     from comgra_decl.spec import Spec
 
 

@@ -21,22 +21,22 @@ from torch.nn.modules.module import (
     register_module_forward_pre_hook,
 )
 
-from comgra_decl.hooks.calling import is_no_step, torch_variable
+from comgra_decl.hooks.call_context import is_no_step, torch_variable
 from comgra_decl.hooks.functions import attention
 from comgra_decl.hooks.functions.lookup import Found, find
 from comgra_decl.hooks.functions.sites import NOTHING, CallPlan, Inside, Series, Sites
 from comgra_decl.hooks.functions.watching import Watching
 from comgra_decl.hooks.modes import is_active
-from comgra_decl.hooks.nested import tensors_in
-from comgra_decl.hooks.reading.native import may_run_natively
-from comgra_decl.hooks.reading.recorder import TensorRecorder, Wanted
+from comgra_decl.hooks.pytree import tensors_in
+from comgra_decl.hooks.tensors.fast_paths import may_run_natively
+from comgra_decl.hooks.tensors.recorder import TensorRecorder, Wanted
 from comgra_decl.spec.calls import CallRule, call_rules
 
 if TYPE_CHECKING:
     from torch.utils.hooks import RemovableHandle
 
     from comgra_decl.hooks.graph.provenance import Provenance
-    from comgra_decl.hooks.reading.capture import StepCapture
+    from comgra_decl.hooks.tensors.capture import StepCapture
     from comgra_decl.hooks.tracer import ModuleTracer
     from comgra_decl.spec import Spec
 

@@ -8,9 +8,9 @@ from typing import TYPE_CHECKING, NamedTuple, Protocol
 
 from torch import nn
 
+from comgra_decl.hooks.module_tree import named_modules
 from comgra_decl.hooks.plans import ModulePlan, TopPlan, facts_of
-from comgra_decl.hooks.reading.slots import Slot
-from comgra_decl.hooks.tree import named_modules
+from comgra_decl.hooks.tensors.slots import Slot
 from comgra_decl.spec.calls import CallRule, calls_inside, calls_outside
 
 if TYPE_CHECKING:

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 from torch.multiprocessing.reductions import StorageWeakRef
 
 from comgra_decl.hooks.graph.lineage import storage_id
-from comgra_decl.hooks.reading.slots import Slot
+from comgra_decl.hooks.tensors.slots import Slot
 from comgra_decl.records import EARLIER_STEP
 
 if TYPE_CHECKING:

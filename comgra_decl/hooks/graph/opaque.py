@@ -22,7 +22,7 @@ from comgra_decl.hooks.graph.lineage import Lineage, Sources, merged
 from comgra_decl.hooks.patches import Patch
 
 if TYPE_CHECKING:
-    from comgra_decl.hooks.graph.following import Follower
+    from comgra_decl.hooks.graph.call_lineage import Follower
 
 
 class OpaqueCalls:

@@ -15,18 +15,18 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from comgra_decl.hooks import modes
-from comgra_decl.hooks.calling import is_traced
+from comgra_decl.hooks.call_context import is_traced
+from comgra_decl.hooks.graph.call_lineage import Follower
 from comgra_decl.hooks.graph.calls import Call, meaning
-from comgra_decl.hooks.graph.following import Follower
 from comgra_decl.hooks.graph.lineage import NO_SOURCES, Lineage, Sources, storage_id
 from comgra_decl.hooks.graph.memory import EarlierSlots, Memory
 from comgra_decl.hooks.graph.opaque import OpaqueCalls
 from comgra_decl.hooks.graph.structure_hash import stable_hash
-from comgra_decl.hooks.nested import tensors_in
+from comgra_decl.hooks.pytree import tensors_in
 from comgra_decl.records import SlotKey, Structure
 
 if TYPE_CHECKING:
-    from comgra_decl.hooks.reading.slots import Slot
+    from comgra_decl.hooks.tensors.slots import Slot
 
 
 MOST_EDGES = 100_000

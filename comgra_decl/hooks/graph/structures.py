@@ -16,7 +16,7 @@ from comgra_decl.hooks.graph.provenance import MOST_EDGES, Provenance
 if TYPE_CHECKING:
     import torch
 
-    from comgra_decl.hooks.reading.slots import Slot
+    from comgra_decl.hooks.tensors.slots import Slot
     from comgra_decl.records import StepInfo, Structure
 
 _RECAPTURE_EVERY = 10

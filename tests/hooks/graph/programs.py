@@ -16,7 +16,7 @@ from comgra_decl.hooks.graph.memory import Memory
 from comgra_decl.hooks.graph.opaque import OpaqueCalls
 from comgra_decl.hooks.graph.provenance import Provenance
 from comgra_decl.hooks.modes import insert_at_bottom, remove
-from comgra_decl.hooks.reading.slots import Slot
+from comgra_decl.hooks.tensors.slots import Slot
 
 Node = torch.autograd.graph.Node
 Edges = dict[tuple[int, int], bool]

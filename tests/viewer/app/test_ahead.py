@@ -10,9 +10,9 @@ from typing import Any
 import pytest
 
 from comgra_decl.errors import ComgraError
-from comgra_decl.viewer.ahead import Ahead
 from comgra_decl.viewer.dashboard import Dashboard
 from comgra_decl.viewer.model.catalogue import Catalogue
+from comgra_decl.viewer.prefetching import Ahead
 
 
 @pytest.fixture
@@ -104,21 +104,21 @@ def test_garbage_is_collected_in_a_rest_of_the_viewers_own_process_alone(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     done: list[str] = []
-    monkeypatch.setattr("comgra_decl.viewer.ahead._REST", 0.02)
-    monkeypatch.setattr("comgra_decl.viewer.garbage._BETWEEN", 0.0)
+    monkeypatch.setattr("comgra_decl.viewer.prefetching._REST", 0.02)
+    monkeypatch.setattr("comgra_decl.viewer.memory._BETWEEN", 0.0)
     monkeypatch.setattr("gc.collect", lambda: done.append("collected"))
 
     async def plan(ahead: Ahead) -> None:
         ahead.plan([lambda: done.append("read")] * 2, soon=True)
         await asyncio.sleep(0.15)
 
-    monkeypatch.setattr("comgra_decl.viewer.garbage._last", None)  # a notebook's
+    monkeypatch.setattr("comgra_decl.viewer.memory._last", None)  # a notebook's
     asyncio.run(plan(Ahead()))
     assert done == ["read", "read"]
-    monkeypatch.setattr("comgra_decl.viewer.garbage._last", 0.0)
+    monkeypatch.setattr("comgra_decl.viewer.memory._last", 0.0)
     asyncio.run(plan(Ahead()))
     assert done == ["read", "read", "read", "read", "collected"]
-    monkeypatch.setattr("comgra_decl.viewer.garbage._BETWEEN", 1e9)
+    monkeypatch.setattr("comgra_decl.viewer.memory._BETWEEN", 1e9)
     asyncio.run(plan(Ahead()))
     assert done[-2:] == ["read", "read"]
 

@@ -21,7 +21,7 @@ from comgra_decl.viewer.model.compare import (
     started,
     statistics_of,
 )
-from comgra_decl.viewer.model.other import Other, other_of
+from comgra_decl.viewer.model.comparison_target import Other, other_of
 from comgra_decl.viewer.model.runview import RunView
 from comgra_decl.viewer.model.selection import Selection, resolve
 from comgra_decl.viewer.model.series import Curve

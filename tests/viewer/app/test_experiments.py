@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from comgra_decl.query import NotedCheck, open_run
 from comgra_decl.store.checks import note_check
-from comgra_decl.viewer.model.found import found, look
 from comgra_decl.viewer.model.runview import RunView
 from comgra_decl.viewer.model.selection import Selection, resolve
+from comgra_decl.viewer.model.verdicts import found, look
 from comgra_decl.viewer.panes.base import Shown
 from comgra_decl.viewer.panes.findings import page_of
 from tests.support.fake_run import FakeRun

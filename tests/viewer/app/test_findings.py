@@ -24,10 +24,10 @@ from comgra_decl.viewer.model.findings import (
     placed,
     rules_of,
 )
-from comgra_decl.viewer.model.found import Found, found, look
 from comgra_decl.viewer.model.graph import graph_of
 from comgra_decl.viewer.model.runview import RunView
 from comgra_decl.viewer.model.selection import Selection, resolve
+from comgra_decl.viewer.model.verdicts import Found, found, look
 from comgra_decl.viewer.palette import RED
 from comgra_decl.viewer.panes.base import Shown
 from comgra_decl.viewer.panes.findings import FindingsPane, page_of
@@ -85,7 +85,7 @@ def test_a_look_that_fails_says_so(fake: FakeRun, monkeypatch: pytest.MonkeyPatc
     def fail(_: object) -> None:
         raise RuntimeError("no more memory")
 
-    monkeypatch.setattr("comgra_decl.viewer.model.found.diagnose", fail)
+    monkeypatch.setattr("comgra_decl.viewer.model.verdicts.diagnose", fail)
     view = looked(RunView(open_run(fake.path)))
     assert found(view).problem == "RuntimeError: no more memory"
     assert "no more memory" in page_of(found(view), shown(view))

@@ -11,7 +11,7 @@ import pytest
 _PROGRAM = """
     import gc
     import numpy as np
-    from comgra_decl.viewer import garbage
+    from comgra_decl.viewer import memory as garbage
 
     def resident():
         with open("/proc/self/statm") as file:

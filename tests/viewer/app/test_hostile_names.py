@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from comgra_decl.viewer.plain import bokeh_text, html_text, html_token
+from comgra_decl.viewer.escaping import bokeh_text, html_text, html_token
 from comgra_decl.viewer.state import SECTIONS
 from tests.support.hostile import HTML, RAW, TEX, TEX_TOO, record
 from tests.viewer.app.served import Viewed

@@ -13,8 +13,8 @@ from numpy.typing import NDArray
 import comgra_decl
 from comgra_decl.query import open_run
 from comgra_decl.records import Said
+from comgra_decl.viewer.model.flags import nonfinite_marks
 from comgra_decl.viewer.model.kpis import charts
-from comgra_decl.viewer.model.marks import nonfinite_marks
 from comgra_decl.viewer.model.runview import RunView
 from comgra_decl.viewer.model.selection import Selection, resolve, slots_of
 from comgra_decl.viewer.model.series import curve

@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 from tornado.websocket import WebSocketClosedError
 
-from comgra_decl.viewer.hangup import forgive_hangups
+from comgra_decl.viewer.closed_tabs import forgive_hangups
 from comgra_decl.viewer.page import create_page
 from tests.store.test_damage import change_json
 from tests.support.shortened import shortened

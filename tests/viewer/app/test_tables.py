@@ -10,9 +10,8 @@ import pandas as pd
 import pytest
 
 from comgra_decl.query import open_run
-from comgra_decl.viewer.model.found import found, look
+from comgra_decl.viewer.model.comparison_target import Other
 from comgra_decl.viewer.model.graph import graph_of
-from comgra_decl.viewer.model.other import Other
 from comgra_decl.viewer.model.runview import RunView, Slot
 from comgra_decl.viewer.model.selection import Selection, resolve, slots_of
 from comgra_decl.viewer.model.series import POINTS
@@ -30,6 +29,7 @@ from comgra_decl.viewer.model.tables import (
     statistics_csv,
     values_csv,
 )
+from comgra_decl.viewer.model.verdicts import found, look
 from tests.support.fake_run import FakeRun
 
 

@@ -1,0 +1,290 @@
+"""What `backward()` is called on: the losses, of every step or only of recorded ones.
+
+`torch.autograd.backward` has no hook of its own. While losses are kept, a wrapper around it stays
+in place between recorded steps, the only thing of ours that does; what it does then is a few tests
+and one call.
+"""
+
+from __future__ import annotations
+
+import inspect
+import weakref
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager
+from threading import get_ident
+from typing import Any
+
+import torch
+
+from comgra_decl.hooks.patches import Patch, run_natively
+from comgra_decl.hooks.pytree import tensors_in
+from comgra_decl.hooks.scalars.numbers import read_number
+from comgra_decl.stats.quiet import function_modes
+
+_Scaled = tuple[weakref.ref[torch.Tensor], torch.Tensor]
+
+_PARAMETERS = (
+    "tensors",
+    "grad_tensors",
+    "retain_graph",
+    "create_graph",
+    "grad_variables",
+    "inputs",
+)
+"""Of `torch.autograd.backward` as we know it."""
+
+_graph_task: Callable[[], int] = torch._C._current_graph_task_id
+_is_compiling = torch.compiler.is_dynamo_compiling
+
+
+class LossWatch:
+    """Tells of every tensor that the program calls `backward()` on, before it runs.
+
+    `Tensor.backward` looks `torch.autograd.backward` up at each call, so one wrapper sees both.
+    Under mixed precision that tensor is the loss times the gradient scale; the loss itself is what
+    the program handed to `GradScaler.scale`.
+
+    Args:
+        each: given the loss at every `backward`, recorded or not, as `read_number` reads it, or in
+            lists if the tensor has dims; None: nobody is. Must not raise.
+        on_loss: told (loss, the tensor `backward` was called on) while a step is recorded.
+        on_done: told when that `backward` has ended, however it did.
+        on_thread: asked, with what `backward` is called on, whether the step of this thread is the
+            one that may be recorded; called, as all the others are, while `together` is held.
+        on_fault: told about an error of our own.
+
+    Attributes:
+        thread: the one in which `each` can be told without asking; 0: none.
+    """
+
+    def __init__(
+        self,
+        each: Callable[[object], None] | None,
+        *,
+        on_loss: Callable[[torch.Tensor, torch.Tensor], None],
+        on_done: Callable[[bool], None],
+        on_thread: Callable[[Any], bool],
+        together: AbstractContextManager[Any],
+        on_fault: Callable[[BaseException], None],
+    ) -> None:
+        self._each = each
+        self._on_loss = on_loss
+        self._on_done = on_done
+        self._on_thread = on_thread
+        self._together = together
+        self._on_fault = on_fault
+        self._before: Callable[[Any], None] | None = None
+        self._recording = False
+        self.thread = 0
+        self._scaled: dict[int, _Scaled] = {}  # what was scaled last, by thread
+        self._inside: set[int] = set()  # threads; function modes make one call of it several
+        self._hurry: Callable[[int], None] = lambda _: None
+        self._patches = (
+            Patch(torch.autograd, "backward", whole=self._new_backward),
+            Patch(torch.amp.GradScaler, "scale", self._scale),
+        )
+        run_natively(self._scale, within=False)
+        run_natively(self._expect, self._forget_scaled)
+
+    def start(self) -> None:
+        """Begins to tell of the losses of every step, if anybody wants to know."""
+        if self._each is not None:
+            self._apply()
+
+    def stop(self) -> None:
+        """Ends watching and lets go of the last loss."""
+        self._each = self._before = None
+        self.record(False)
+
+    def announce(self, before: Callable[[Any], None] | None) -> None:
+        """Tells `before`, from now on, what `backward` is about to be called on; None: nobody."""
+        self._before = before
+        if before is not None:
+            self._apply()
+            self._settle()
+        else:
+            self.record(self._recording)
+
+    def record(self, recording: bool) -> None:
+        """Says whether a step is recorded from now on."""
+        self._recording = recording
+        if recording:
+            self._apply()
+        elif self._each is None and self._before is None:
+            for patch in self._patches:
+                patch.restore()
+        if not recording:
+            self._scaled.clear()
+        self._settle()
+
+    def _apply(self) -> None:
+        for patch in self._patches:
+            patch.apply()
+
+    def follow(self, thread: int) -> None:
+        """Another thread is the one that calls `backward`; 0: that is not known."""
+        self.thread = thread
+        self._settle()
+
+    def _expect(self, scaled: _Scaled) -> None:
+        self._scaled[get_ident()] = scaled
+        self._settle()
+
+    def _forget_scaled(self) -> _Scaled | None:
+        """Returns what this thread has scaled last, once."""
+        scaled = self._scaled.pop(get_ident(), None)
+        self._settle()
+        return scaled
+
+    def _scaled_elsewhere(self, tensors: list[torch.Tensor]) -> _Scaled | None:
+        """Returns what another thread has scaled, if that is what `backward` is called on."""
+        for thread, scaled in [*self._scaled.items()]:
+            if any(scaled[0]() is tensor for tensor in tensors):
+                del self._scaled[thread]
+                self._settle()
+                return scaled
+        return None
+
+    def _settle(self) -> None:
+        """Says to the wrapper in which thread there is no more to a call than telling `each`."""
+        closely = self._recording or self._each is None or self._scaled or self._inside
+        self._hurry(0 if closely or self._before is not None else self.thread)
+
+    # -- the wrappers --------------------------------------------------------------------------
+
+    def _new_backward(self, original: Callable[..., Any], on: list[bool]) -> Callable[..., Any]:
+        if self._each is None or tuple(inspect.signature(original).parameters) != _PARAMETERS:
+            return self._any_backward(original, on)
+        return self._quick_backward(original, on, self._each)
+
+    def _any_backward(self, original: Callable[..., Any], on: list[bool]) -> Callable[..., Any]:
+        def backward(*args: Any, **kwargs: Any) -> Any:
+            if _is_compiling() or not on[0] or _graph_task() != -1 or get_ident() in self._inside:
+                return original(*args, **kwargs)
+            return self._backward(original, *args, **kwargs)
+
+        run_natively(backward, self._backward, within=False)
+        run_natively(self._begins, self._ends)
+        return backward
+
+    def _quick_backward(
+        self, original: Callable[..., Any], on: list[bool], each: Callable[[object], None]
+    ) -> Callable[..., Any]:
+        """Returns the wrapper that is there in every step.
+
+        What it touches is in no cache by then: each thing that it does not need is felt.
+        """
+        inside, plain, here, quick = self._inside, torch.Tensor, get_ident, 0
+
+        def hurry(thread: int) -> None:
+            nonlocal quick
+            quick = thread
+
+        def backward(
+            tensors: Any,
+            grad_tensors: Any = None,
+            retain_graph: Any = None,
+            create_graph: Any = False,
+            grad_variables: Any = None,
+            inputs: Any = None,
+        ) -> Any:
+            if (
+                not _is_compiling()  # first of all: compiled code is guarded by what it has read
+                and quick == here()
+                and type(tensors) is plain
+                and grad_tensors is None  # so it has one element, or what follows is an error
+                and not function_modes()
+                and tensors.is_cpu
+                and _graph_task() == -1
+            ):
+                try:
+                    each(tensors.tolist())  # unlike `item`, it asks no dispatcher and frees no lock
+                except (RuntimeError, TypeError, ValueError):  # has no storage, in a transform
+                    each(None)
+                return original(
+                    tensors, grad_tensors, retain_graph, create_graph, grad_variables, inputs
+                )
+            given = tensors, grad_tensors, retain_graph, create_graph, grad_variables, inputs
+            if _is_compiling() or not on[0] or _graph_task() != -1 or get_ident() in inside:
+                return original(*given)
+            return self._backward(original, *given)
+
+        run_natively(backward, self._backward, within=False)
+        run_natively(self._begins, self._ends)
+        self._hurry(0)  # one that somebody has kept and put another in the place of
+        self._hurry = hurry
+        self._settle()
+        return backward
+
+    def _backward(self, original: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+        recording = False
+        thread = get_ident()
+        self._inside.add(thread)
+        try:
+            recording = self._begins(args[0] if args else kwargs.get("tensors"))
+        except Exception as error:
+            self._on_fault(error)
+        whole = False
+        try:
+            result = original(*args, **kwargs)
+            whole = dict(zip(_PARAMETERS, args, strict=False), **kwargs).get("inputs") is None
+        finally:
+            self._inside.discard(thread)
+            try:
+                self._ends(recording, whole=whole)
+            except Exception as error:
+                self._on_fault(error)
+        return result
+
+    @contextmanager
+    def aside(self) -> Iterator[None]:
+        """What is called here is no backward of the program's."""
+        thread = get_ident()
+        self._inside.add(thread)
+        try:
+            yield
+        finally:
+            self._inside.discard(thread)
+
+    def _begins(self, tensors: Any) -> bool:
+        """`backward` is called; returns whether it belongs to a step that is recorded."""
+        self._settle()
+        with self._together:
+            followed = self._on_thread(tensors)
+            if self._before is not None:
+                self._before(tensors)  # a step may end, and another begin
+            recording = followed and self._recording
+            self._tell(tensors, recording)
+        return recording
+
+    def _ends(self, recording: bool, *, whole: bool) -> None:
+        self._settle()
+        if recording:
+            with self._together:
+                self._on_done(whole)
+
+    def _tell(self, tensors: Any, recording: bool) -> None:
+        for loss, tensor in self._losses(tensors):
+            if recording:
+                self._on_loss(loss, tensor)
+            if self._each is not None:
+                self._each(read_number(loss))
+
+    def _losses(self, tensors: Any) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
+        found = tensors_in(tensors)
+        scaled = self._forget_scaled() or self._scaled_elsewhere([tensor for _, tensor in found])
+        for _, tensor in found:
+            known = scaled is not None and scaled[0]() is tensor
+            yield scaled[1] if scaled is not None and known else tensor, tensor
+
+    def _scale(self, original: Callable[..., Any], scaler: Any, outputs: Any) -> Any:
+        result = original(scaler, outputs)
+        if isinstance(outputs, torch.Tensor) and outputs is not result:
+            try:
+                with torch._C.DisableTorchFunction():
+                    # Between recorded steps nobody else may keep its graph alive.
+                    loss = outputs if self._recording else outputs.detach()
+                    self._expect((weakref.ref(result), loss))
+            except Exception as error:
+                self._on_fault(error)
+        return result

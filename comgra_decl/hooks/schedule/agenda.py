@@ -1,0 +1,218 @@
+"""Which training steps are recorded: the schedule, by type of execution, within the budget."""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Callable, Iterable
+from enum import Enum
+from functools import partial
+from typing import TYPE_CHECKING
+
+from comgra_decl.hooks.schedule.countdown import Countdown
+
+if TYPE_CHECKING:
+    from comgra_decl.hooks.schedule.budget import Budget
+    from comgra_decl.spec import Spec
+
+TRAIN = "train"
+"""The type of a step that has no label."""
+
+_OTHERS = "*"
+_MAX_TYPES = 256
+"""Types that are recorded at first sight; a program that labels each step anew has endless ones."""
+
+
+class Plan(Enum):
+    """What to do about a step that is about to begin."""
+
+    WAIT = "nothing"
+    WATCH = "decide when the model is called"
+    ARM = "capture it, and decide at its end whether it is kept"
+
+
+class Agenda:
+    """Decides before, within and at the end of each training step whether it is recorded.
+
+    Where types play no part, that is known before a step begins. Otherwise it is decided when the
+    model is called, by the labels that the step has until then. A label that came later than that,
+    while its type was due, makes the following steps be captured until one has it.
+
+    Args:
+        spec: the declaration.
+        budget: what recording may cost.
+        clock: seconds that pass evenly.
+        before: the agenda until now, where the spec has changed while the run lives.
+    """
+
+    def __init__(
+        self,
+        spec: Spec,
+        budget: Budget,
+        *,
+        clock: Callable[[], float] = time.monotonic,
+        before: Agenda | None = None,
+    ) -> None:
+        self._keep = spec.keep is not None
+        self._exact = spec.schedule.steps is not None
+        self._labelled = spec.types.by is not None and not self._exact
+        self._cadences = {} if self._exact else spec.schedule.types
+        self._hurried = spec.schedule.seconds is not None
+        self._budget = budget
+        self._all = Countdown(spec.schedule, clock=clock, factor=budget.factor)
+        self._own: dict[str, Countdown | None] = {}  # of the types with a cadence of their own
+        self._clock = clock
+        self._step = 0
+        self.labels: dict[str, None] = {}  # of the step in progress, in order
+        self.ended: list[str] = []  # labels of the step that ended last
+        self._counts: dict[str, int] = {}  # steps of each type, without the one in progress
+        self._seen: set[str] = set()  # types of which there is a record
+        self._missed: dict[str, None] = {}  # types without a record though there was a step
+        self._late: set[str] = set()  # labels that come when it is too late to begin
+        if before is not None:
+            self._go_on_from(before)
+
+    def _go_on_from(self, before: Agenda) -> None:
+        self._step, self.labels, self._late = before._step, before.labels, before._late
+        self._seen, self._missed = before._seen, before._missed
+        for label, count in before._counts.items():
+            self._counts[label] = count
+            own = self._own_of(label)
+            if own is not None:
+                own.recorded(count - 1)
+        self._all.recorded(self._step - 1)
+
+    def resume(self, step: int) -> None:
+        """The training goes on at `step`, which is recorded whatever the schedule says."""
+        self._step = step
+        self._all.recorded(step - 1)
+        self._all.next = step
+
+    # -- before a step -------------------------------------------------------------------------
+
+    @property
+    def typed(self) -> bool:
+        """Whether the labels of a step have a say, or are to be counted."""
+        return bool(self._labelled or self._cadences or self._missed or self.labels)
+
+    def stop_keeping(self) -> None:
+        """From now on only what is due is captured."""
+        self._keep = False
+
+    @property
+    def quiet_until(self) -> float:
+        """The first step for which `plan` has to be asked."""
+        if self._keep or self.typed or self._hurried:
+            return -math.inf
+        paid = self._step + self._budget.steps_in_debt
+        if self._all.forced is not None:
+            paid = min(paid, self._all.forced)  # whatever it costs
+        return max(math.inf if self._all.next is None else self._all.next, paid)
+
+    def plan(self, step: int) -> Plan:
+        """Returns what to do about `step`, which is about to begin."""
+        self._step = step
+        if self._keep:
+            return Plan.ARM
+        if self._budget.exhausted():
+            return Plan.WAIT
+        if not self.typed:
+            return Plan.ARM if self._due_by_number else Plan.WAIT
+        if any(self._due_for(label) for label in self._late):
+            return Plan.ARM
+        if self._labelled or self._due_by_number or self._missed:
+            return Plan.WATCH
+        known = {*self._cadences, *self._counts, TRAIN} - {_OTHERS}
+        return Plan.WATCH if any(self._due_for(label) for label in known) else Plan.WAIT
+
+    # -- within a step -------------------------------------------------------------------------
+
+    def declare(self, names: Iterable[str]) -> None:
+        """The first of `names` is the type of the step in progress, whatever it is tagged with."""
+        self.labels = {**dict.fromkeys(names), **self.labels}
+
+    def tag(self, names: Iterable[str], *, too_late: bool) -> None:
+        """The step in progress has these labels too; `too_late`: it is not being captured."""
+        for name in names:
+            self.labels[name] = None
+            if too_late and self._due_for(name):
+                self._late.add(name)
+
+    @property
+    def due(self) -> bool:
+        """Whether the step in progress is to be recorded, by the labels it has until now."""
+        labels = self.labels or (TRAIN,)
+        if self._budget.exhausted(*labels) or any(self._never(label) for label in labels):
+            return False
+        if not self._budget.indebted(*labels):
+            return any(self._due_for(label) for label in labels)
+        return any(self._explicit_for(label) for label in labels)
+
+    def _explicit_for(self, label: str) -> bool:
+        """Whether a step of this type is to be recorded whatever it costs."""
+        own = self._own_of(label)
+        of_its_own = own is not None and own.explicit(self._counts.get(label, 0))
+        return of_its_own or self._all.explicit(self._step)
+
+    def _due_for(self, label: str) -> bool:
+        if self._budget.exhausted(label):
+            return False
+        if self._explicit_for(label):
+            return True
+        if self._budget.indebted(label):
+            return False
+        own = self._own_of(label)
+        if own is not None:
+            return own.due(self._counts.get(label, 0)) or self._all.overdue
+        return not self._never(label) and (self._is_news(label) or self._all.due(self._step))
+
+    @property
+    def _due_by_number(self) -> bool:
+        if self._all.explicit(self._step):
+            return True
+        return self._all.due(self._step) and not self._budget.indebted()
+
+    def _is_news(self, label: str) -> bool:
+        """Whether this is a type without a record: the first one is recorded at once."""
+        known = label in self._seen or label == TRAIN or self._exact
+        return not known and len(self._seen) < _MAX_TYPES
+
+    def _never(self, label: str) -> bool:
+        named = label if label in self._cadences else _OTHERS
+        return named in self._cadences and self._cadences[named] is None
+
+    def _own_of(self, label: str) -> Countdown | None:
+        """Returns what counts the steps of this type alone, if the spec gives it a cadence."""
+        if label not in self._own:
+            cadence = self._cadences.get(label, self._cadences.get(_OTHERS))
+            self._own[label] = None
+            if cadence is not None:
+                factor = partial(self._budget.factor, label)
+                self._own[label] = Countdown(cadence, clock=self._clock, factor=factor)
+        return self._own[label]
+
+    # -- at its end ----------------------------------------------------------------------------
+
+    def end(self, *, recorded: bool) -> None:
+        """The step in progress has ended."""
+        labels = self.ended = [*self.labels] or [TRAIN]
+        self.labels = {}
+        general = [self._count(label, recorded=recorded) for label in labels]
+        if recorded and any(general):
+            self._all.recorded(self._step)
+        elif recorded:
+            self._all.touched(self._step)
+
+    def _count(self, label: str, *, recorded: bool) -> bool:
+        """Counts a step of a type; returns whether that goes by the schedule for all."""
+        own, count = self._own_of(label), self._counts.get(label, 0)
+        if own is not None:
+            self._counts[label] = count + 1
+            if recorded:
+                own.recorded(count)
+        elif recorded:
+            self._seen.add(label)
+            self._missed.pop(label, None)
+        elif self._is_news(label) and not self._never(label):
+            self._missed[label] = None
+        return own is None

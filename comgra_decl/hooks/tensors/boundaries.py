@@ -1,0 +1,116 @@
+"""Where a step begins and ends: the inputs of its models, its losses, and its targets."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from comgra_decl.hooks.pytree import gradient_function, tensors_in
+from comgra_decl.hooks.tensors.gradients import loss_node
+from comgra_decl.hooks.tensors.slots import Slot
+from comgra_decl.hooks.tensors.targets import Targets
+
+if TYPE_CHECKING:
+    from comgra_decl.hooks.graph.provenance import Provenance
+    from comgra_decl.hooks.tensors.capture import StepCapture
+    from comgra_decl.hooks.tensors.recorder import TensorRecorder
+    from comgra_decl.spec import Spec
+
+
+class Ends:
+    """Records what no module returns, without being asked: it is what every graph hangs between.
+
+    Args:
+        spec: says whether values and gradients are kept at all.
+        recorder: reads gradients.
+        on_fault: told about an error of our own.
+    """
+
+    def __init__(
+        self, spec: Spec, *, recorder: TensorRecorder, on_fault: Callable[[BaseException], None]
+    ) -> None:
+        entries = spec.nodes.values()
+        self._values = any(entry.values for entry in entries)
+        self._gradients = any({"output_grad", "input_grad"} & {*e.capture} for e in entries)
+        self._recorder = recorder
+        self._inputs: dict[tuple[str, int], Slot] = {}
+        self._losses: dict[tuple[str, int], Slot] = {}
+        self.targets = Targets(on_fault=on_fault)
+
+    def read_inputs(
+        self, capture: StepCapture, args: Any, kwargs: dict[str, Any], graph: Provenance | None
+    ) -> None:
+        """Reads what a model is given, and knows that this is no target."""
+        self.targets.know((args, kwargs))
+        iteration = capture.iteration("input", "input")
+        if iteration is None:
+            return
+        for path, tensor in (*tensors_in(args), *tensors_in(kwargs)):
+            if gradient_function(tensor) is not None:  # computed by another part of the model
+                continue
+            slot = capture.in_pass(self._input(input_role(path), iteration))
+            dim = capture.batch_dim(tensor, "auto", slot)
+            index = capture.add(slot, tensor, batch_dim=dim, values=self._values)
+            if graph is not None and graph.enters(tensor):
+                graph.trace(slot, tensor)
+            if index is not None and self._gradients and tensor.requires_grad:
+                self._recorder.watch(slot, tensor, capture, batch_dim=dim, values=self._values)
+
+    def look_for_targets(
+        self,
+        capture: StepCapture,
+        returned: Any,
+        graph: Provenance | None,
+        *,
+        within_compiled: bool,
+    ) -> None:
+        """A model has returned: what it returned now meets targets."""
+        self.targets.know(returned)
+        if within_compiled:
+            self.targets.wait(capture, values=self._values)
+            return
+        self.targets.look(capture, graph, values=self._values)
+
+    def read_loss(
+        self,
+        capture: StepCapture,
+        loss: torch.Tensor,
+        backwarded: torch.Tensor,
+        graph: Provenance | None,
+    ) -> None:
+        """Reads a tensor that `backward()` was called on (`loss`: before the AMP scale)."""
+        pass_ = capture.backwards.name()
+        number = capture.count("loss")
+        node = loss_node(pass_)
+        iteration = capture.iteration(pass_, node)
+        if capture.categories is not None:
+            capture.categories.loss(backwarded)
+        if iteration is None:
+            return
+        slot = self._loss(node, iteration)
+        index = capture.add(slot, loss, batch_dim=None, values=False)
+        if index is not None and loss.numel() == 1:
+            capture.kpi_tensors["loss" if number == 0 else f"loss[{number}]"] = index
+        if graph is not None:
+            graph.trace(slot, backwarded)
+
+    def _input(self, role: str, iteration: int) -> Slot:
+        slot = self._inputs.get((role, iteration))
+        if slot is None:
+            slot = Slot(lambda: "input", role, iteration=iteration, kind="input")
+            self._inputs[role, iteration] = slot
+        return slot
+
+    def _loss(self, node: str, iteration: int) -> Slot:
+        slot = self._losses.get((node, iteration))
+        if slot is None:
+            slot = Slot(lambda: node, "output", iteration=iteration, kind="loss")
+            self._losses[node, iteration] = slot
+        return slot
+
+
+def input_role(path: str) -> str:
+    """Returns the role of an argument: the first positional one is the input."""
+    return "input" if path == "[0]" else f"input{path}"

@@ -1,0 +1,291 @@
+"""The tensors of one step on their way into raw sums: the training thread's hot path."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Collection, Container, Hashable
+from contextlib import AbstractContextManager
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from comgra_decl.hooks.tensors.gradients import Backwards
+from comgra_decl.records import Layout, RawStep, StepInfo
+from comgra_decl.stats import OVERWRITTEN, CannotReduceError, Reducer, ordinary
+
+if TYPE_CHECKING:
+    import torch
+    from numpy.typing import NDArray
+
+    from comgra_decl.hooks.tensors.categories import Categories
+    from comgra_decl.hooks.tensors.opt_in_statistics import Measured
+    from comgra_decl.hooks.tensors.slots import Slot, SlotTable
+    from comgra_decl.stats import Reduced
+
+WITHOUT_GRADIENT = "no_grad"
+"""The pass of what a step of the training computes under `torch.no_grad()`, model and all."""
+
+_MAX_LAYOUTS = 256  # forms of a step kept for reuse; a model of endless forms must not leak
+
+
+class StepCapture:
+    """Collects (slot, tensor) pairs during a step and closes them into a `RawStep`."""
+
+    def __init__(
+        self,
+        reducer: Reducer,
+        *,
+        max_value_elements: int,
+        sample_count: int,
+        followed: bool,
+        spare_values: bool = False,
+    ) -> None:
+        self.max_iterations: int | None = None
+        self.cut: dict[str, None] = {}  # nodes of which not all iterations of a step are recorded
+        self.uneven: dict[str, None] = {}  # nodes whose rows are those of the batch now and then
+        self.followed = followed  # whether the dependency graph is made from these calls
+        self._spare_values = spare_values  # copy those that are not asked for, too, for later
+        self._spare: set[Slot] = set()  # slots whose values were not asked for
+        self._reducer = reducer
+        self._max_value_elements = max_value_elements
+        self._sample_count = sample_count
+        # One list of pairs: autograd may call from several threads, and one append is atomic.
+        self._entries: list[tuple[Slot, int]] = []
+        self._layouts: dict[Hashable, Layout] = {}
+        self.batch_size: int | None = None
+        self.open = False
+        self.epoch = 0  # counts steps, so that a hook of an earlier step knows it is late
+        self.calls: dict[object, int] = {}  # per module plan, in this step
+        self.root_calls = 0
+        self.aside = False  # whether no gradient flows through the call in progress
+        self.backwards = Backwards()
+        self.cost = 0.0  # seconds of the training thread that this record has taken until now
+        self.once = 0.0  # of the last record: those in which kernels were compiled, not in its cost
+        self.kpi_tensors: dict[str, int] = {}
+        self.skipped = False  # whether mixed precision let an optimizer not step
+        self.said: dict[str, Any] = {}  # what the program said of the step, for triggers
+        self.refused: dict[str, str] = {}  # slot name -> why its tensor cannot be reduced
+        self.measured: Measured | None = None  # opt-in statistics
+        self.categories: Categories | None = None  # of the samples, where the spec asks for them
+
+    def begin(self) -> None:
+        """Starts an empty step."""
+        self._reducer.clear()
+        if self.measured is not None:
+            self.measured.clear()
+        if self.categories is not None:
+            self.categories.restart()
+        self._entries.clear()
+        self._spare.clear()
+        self.calls.clear()
+        self.backwards.begin_step()
+        self.root_calls = 0
+        self.aside = False
+        self.epoch += 1
+        self.kpi_tensors = {}
+        self.said = {}
+        self.skipped = False
+        self.batch_size = None
+        self.cost = 0.0
+        self.open = True
+
+    def drop(self) -> None:
+        """Forgets the step without recording it."""
+        self._reducer.clear()
+        self.open = False
+
+    def count(self, what: object) -> int:
+        """Returns how often `what` was counted before in this step: its iteration.
+
+        What is called without gradient is counted apart, so that the first iteration of a node is
+        the one that is trained, whatever was called before.
+        """
+        key = (what, WITHOUT_GRADIENT) if self.aside else what
+        number = self.calls.get(key, 0)
+        self.calls[key] = number + 1
+        return number
+
+    def upcoming(self, what: object) -> int:
+        """Returns the iteration that `count` would return, without counting."""
+        return self.calls.get((what, WITHOUT_GRADIENT) if self.aside else what, 0)
+
+    def iteration(self, what: object, name: str | Callable[[], str]) -> int | None:
+        """Counts a call; returns its iteration, or None if the step has enough of these.
+
+        A loop over thousands of time steps, in each evaluation of an optimizer's closure, would
+        else make tens of thousands of series.
+        """
+        number = self.count(what)
+        if self.max_iterations is None or number < self.max_iterations:
+            return number
+        if number == self.max_iterations:
+            self.cut[name if isinstance(name, str) else name()] = None
+        return None
+
+    def in_pass(self, slot: Slot) -> Slot:
+        """Returns the slot that what is computed now belongs to: its own, or that of `no_grad`."""
+        return slot.in_pass(WITHOUT_GRADIENT) if self.aside else slot
+
+    def as_evaluation(self) -> None:
+        """What was computed without gradient turns out to be no part of a training."""
+        taken = {slot for slot, _ in self._entries}
+        self._entries = [(_forward(slot, taken), index) for slot, index in self._entries]
+
+    def __len__(self) -> int:
+        return len(self._entries)
+
+    def add(
+        self, slot: Slot, tensor: torch.Tensor, *, batch_dim: int | None, values: bool
+    ) -> int | None:
+        """Reads the tensor now; returns its index in this step, None if it cannot be reduced.
+
+        `batch_dim` is a dimension that the tensor has, as the method of that name says.
+        """
+        started = time.perf_counter()
+        try:
+            keep = (values or self._spare_values) and self._small_enough(tensor, batch_dim)
+            index = self._reducer.add(tensor, batch_dim=batch_dim, values=keep)
+        except CannotReduceError as error:
+            return self._add_written_out(slot, tensor, batch_dim, values, str(error))
+        if slot.id < 0 and not slot.dtype:
+            slot.describe(tensor, batch_dim)
+        if keep and not values:
+            self._spare.add(slot)
+        if self.measured is not None:
+            self.measured.add(index, slot, tensor, batch_dim)
+        self._entries.append((slot, index))
+        self.cost += time.perf_counter() - started
+        return index
+
+    def together(self) -> AbstractContextManager[None]:
+        """Reads what is added within at once, on a GPU in few launches; no program runs in it."""
+        return self._reducer.together()
+
+    def _add_written_out(
+        self, slot: Slot, tensor: torch.Tensor, dim: int | None, values: bool, why: str
+    ) -> int | None:
+        """Reads a sparse, nested or quantised tensor as an ordinary one; reports any other."""
+        whole = ordinary(tensor)
+        if whole is None:
+            self.refused[f"{slot.node()} {slot.role}"] = why
+            return None
+        return self.add(slot, whole, batch_dim=dim, values=values)
+
+    def batch_dim(
+        self, tensor: torch.Tensor, declared: int | str | None, slot: Slot | None = None
+    ) -> int | None:
+        """Returns the declared batch dim, or for "auto" dim 0 where it has the batch's size.
+
+        Where the series of a slot has begun, it goes on as it is, whatever sizes a later record has
+        by chance: a series has one meaning.
+        """
+        if tensor.is_nested:
+            return None
+        shape = tensor.shape
+        if isinstance(declared, int):
+            return declared if -len(shape) <= declared < len(shape) else None
+        if declared is None or not shape:
+            return None
+        per_sample = shape[0] == self.batch_size
+        if slot is None or not slot.dtype or 0 in slot.shape or 0 in shape:
+            return 0 if per_sample else None  # what is empty is neither
+        if (slot.batch_dim is not None) != per_sample:
+            self.uneven[slot.node()] = None
+        return slot.batch_dim
+
+    def _small_enough(self, tensor: torch.Tensor, dim: int | None) -> bool:
+        samples = 1 if dim is None else max(1, tensor.shape[dim])
+        return tensor.numel() <= samples * self._max_value_elements
+
+    @property
+    def slots(self) -> list[Slot]:
+        """What was recorded in this step, in order."""
+        return [slot for slot, _ in self._entries]
+
+    def signature(self) -> int:
+        """Hash of the sequence of forward slots: equal for steps that ran the same way."""
+        return hash(tuple(slot.id for slot, _ in self._entries if slot.pass_ == "forward"))
+
+    def close(self, info: StepInfo, table: SlotTable) -> RawStep:
+        """Ends the step: settles new slots, reduces what is left, and hands the record over."""
+        started = time.perf_counter()
+        new_slots = table.settle(slot for slot, _ in self._entries)
+        reduced = self._reducer.finish()
+        if reduced.lost:
+            self._leave_out(reduced.lost)
+        info.batch_size = self.batch_size
+        info.samples = list(range(min(self._sample_count, self.batch_size or 1)))
+        step = RawStep(
+            info=info,
+            layout=self._layout(reduced),
+            raw=reduced.raw,
+            aggregates=reduced.aggregates,
+            new_slots=new_slots,
+            histogram_values=reduced.histogram_values,
+            histogram_starts=reduced.histogram_starts,
+            values=self._values(reduced, spare=False),
+            spare_values=self._values(reduced, spare=True) if self._spare else {},
+            kpi_tensors=self.kpi_tensors,
+            said=self.said,
+            labels=None if self.categories is None else self.categories.take(),
+            wait=reduced.wait,
+        )
+        if self.measured is not None:
+            step.extra, settle = self.measured.finish(reduced)
+            step.wait = settle if reduced.wait is None else partial(_both, reduced.wait, settle)
+        self.open = False
+        self.once = self._reducer.take_compiling()
+        info.cost = max(self.cost + time.perf_counter() - started - self.once, 0.0)
+        return step
+
+    def _leave_out(self, lost: Collection[int]) -> None:
+        for slot, index in self._entries:
+            if index in lost:
+                self.refused[f"{slot.node()} {slot.role}"] = OVERWRITTEN
+        self._entries = [(slot, index) for slot, index in self._entries if index not in lost]
+        self.kpi_tensors = {n: index for n, index in self.kpi_tensors.items() if index not in lost}
+
+    def _layout(self, reduced: Reduced) -> Layout:
+        ids = tuple([slot.id for slot, _ in self._entries])
+        tensors = tuple([index for _, index in self._entries])
+        key = (ids, tensors, reduced.signature)
+        layout = self._layouts.get(key)
+        if layout is None:
+            if len(self._layouts) >= _MAX_LAYOUTS:
+                self._layouts.clear()
+            layout = self._layouts[key] = Layout(
+                slots=np.asarray(ids, np.int32),
+                tensors=np.asarray(tensors, np.int64),
+                starts=reduced.starts,
+                rows=reduced.rows,
+                samples=reduced.samples,
+                elements=reduced.elements,
+                batched=reduced.batched,
+                shapes=tuple(
+                    # of a shard only the part is reduced, and only its first whole shape is known
+                    None if slot.piece is not None else reduced.shapes[index]
+                    for slot, index in self._entries
+                ),
+            )
+        return layout
+
+    def _values(self, reduced: Reduced, *, spare: bool) -> dict[int, NDArray[np.generic]]:
+        kept = reduced.values
+        if not kept:
+            return {}
+        chosen = [(s.id, i) for s, i in self._entries if i in kept and (s in self._spare) == spare]
+        return {slot: kept[index] for slot, index in chosen}
+
+
+def _forward(slot: Slot, taken: Container[Slot]) -> Slot:
+    forward = slot.forward if slot.pass_ == WITHOUT_GRADIENT else None
+    if forward is None or forward in taken:
+        return slot
+    forward.take_form_of(slot)
+    return forward
+
+
+def _both(first: Callable[[], None], second: Callable[[], None]) -> None:
+    first()
+    second()

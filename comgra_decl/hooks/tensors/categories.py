@@ -1,0 +1,174 @@
+"""Finds the category of each sample of a batch, for choosing the samples that are recorded."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
+from importlib import import_module
+from itertools import islice
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from comgra_decl.hooks.pytree import gradient_function, tensors_in
+from comgra_decl.hooks.schedule.types import find_input
+from comgra_decl.spec.samples import CategoryFunction, CategoryInput
+
+if TYPE_CHECKING:
+    from torch import nn
+
+    from comgra_decl.spec.samples import SamplesSpec
+
+_MOST_NODES = 64
+"""So far the loss is followed back to the function that was given the targets."""
+
+Labels = Callable[[], Sequence[Any]]
+"""Gives one label for each sample; called on the writer thread, which may wait for a device."""
+
+
+class Categories:
+    """Listens to the calls of a step for the categories of its first batch.
+
+    Args:
+        by: where they come from.
+        warn: told once per kind of trouble.
+        expected: whether it is trouble that there is no target: an evaluation's record ends before.
+    """
+
+    def __init__(self, by: Any, *, warn: Callable[[str], None], expected: bool) -> None:
+        self._by = by
+        self._expected = expected or by != "target"
+        self._warn = warn
+        self._function: Callable[..., Any] | None = None
+        self._call: tuple[nn.Module, tuple[Any, ...], Mapping[str, Any]] | None = None
+        self._labels: Labels | None = None
+        self._size: int | None = None  # of the batch whose categories are looked for
+
+    def restart(self) -> None:
+        """A step begins, or ended unrecorded."""
+        self._call = self._labels = self._size = None
+
+    def take(self) -> Labels | None:
+        """Ends the step; returns what gives the labels of its first batch, None if nothing does."""
+        labels, size = self._labels, self._size
+        if labels is None and size is not None and self._expected:
+            self._warn(f"samples.by found no categories ({self._missing})")
+        self.restart()
+        return labels
+
+    def enter(
+        self, root: nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any], size: int | None
+    ) -> None:
+        """An outermost module is called, with a batch of `size` samples."""
+        if self._labels is not None:
+            return
+        try:
+            parametric = next(root.parameters(), None) is not None
+            if not parametric:  # a loss, perhaps
+                self._look_for_target(t for _, t in tensors_in(args))
+                return
+            if self._size is None:
+                self._size = size
+                self._call = root, args, kwargs
+                if isinstance(self._by, CategoryInput):
+                    self._keep(find_input(self._by.input, root, args, kwargs))
+        except Exception as error:
+            self._fail(error)
+
+    def leave(self, output: Any) -> None:
+        """The outermost module in progress has returned."""
+        call, self._call = self._call, None
+        if call is None or not isinstance(self._by, CategoryFunction):
+            return
+        try:
+            if self._function is None:
+                module, _, name = self._by.target.rpartition(".")
+                self._function = getattr(import_module(module), name)
+            with torch.no_grad():
+                found = self._function(*call, output, **(self._by.model_extra or {}))
+            self._keep(found)
+        except Exception as error:
+            self._fail(error)
+
+    def loss(self, loss: torch.Tensor) -> None:
+        """`backward()` is called on `loss`: autograd knows what it was compared with."""
+        if self._by == "target" and self._labels is None:
+            try:
+                function = gradient_function(loss)
+                if function is not None:
+                    self._look_for_target(_saved_targets(function))
+            except Exception as error:
+                self._fail(error)
+
+    def _look_for_target(self, tensors: Any) -> None:
+        if self._by == "target":
+            for tensor in tensors:
+                if _is_category(tensor) and len(tensor) == self._size:
+                    self._keep(tensor)
+                    return
+
+    def _keep(self, found: Any) -> None:
+        """Remembers labels as they are now; those on a device are fetched later."""
+        if isinstance(found, torch.Tensor):
+            if found.dim() != 1:
+                raise ValueError(f"categories of shape {tuple(found.shape)} are not one per sample")
+            if found.is_floating_point() or found.is_complex():
+                raise TypeError(f"categories must be whole numbers, not {found.dtype}")
+            self._labels = partial(_listed, found.detach().clone())
+        else:
+            labels = list(found)
+            self._labels = lambda: labels
+
+    @property
+    def _missing(self) -> str:
+        if self._by == "target":
+            return "no loss was given one whole number for each sample of the model's first input"
+        return "neither the model's input nor its output gave any"
+
+    def _fail(self, error: Exception) -> None:
+        self._size = None
+        self._warn(
+            f"samples.by gives no categories, so the first samples are recorded: "
+            f"{type(error).__name__}: {error}"
+        )
+
+
+def categories(
+    spec: SamplesSpec, *, warn: Callable[[str], None], training: bool
+) -> Categories | None:
+    """Returns what finds the categories that a spec asks for, None if it asks for none."""
+    if spec.by is None or not spec.count:
+        return None
+    return Categories(spec.by, warn=warn, expected=training)
+
+
+def _is_category(tensor: torch.Tensor) -> bool:
+    return tensor.dim() == 1 and not (tensor.is_floating_point() or tensor.is_complex())
+
+
+def _saved_targets(node: Any) -> Any:
+    """Yields the targets that the functions nearest to a loss have saved for their backward."""
+    queue, seen = [node], {node}
+    for current in islice(_growing(queue), _MOST_NODES):
+        try:
+            saved = getattr(current, "_saved_target", None)
+        except RuntimeError:  # freed by an earlier backward
+            saved = None
+        if isinstance(saved, torch.Tensor):
+            yield saved
+        for following, _ in current.next_functions:
+            if following is not None and following not in seen:
+                seen.add(following)
+                queue.append(following)
+
+
+def _growing(queue: list[Any]) -> Any:
+    """Yields the entries of a list, also those that are added meanwhile."""
+    position = 0
+    while position < len(queue):
+        yield queue[position]
+        position += 1
+
+
+def _listed(tensor: torch.Tensor) -> list[Any]:
+    return list(tensor.tolist())

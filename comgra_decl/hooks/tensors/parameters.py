@@ -1,0 +1,347 @@
+"""What models and optimizers hold: parameters, their gradients and updates, states, buffers."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import nn
+from torch.utils.hooks import unserializable_hook
+
+from comgra_decl.hooks.hand_updates import Written, is_there
+from comgra_decl.hooks.tensors.gradients import unused
+
+if TYPE_CHECKING:
+    from torch.utils.hooks import RemovableHandle
+
+    from comgra_decl.hooks.plans import TensorPlan, TopPlan
+    from comgra_decl.hooks.tensors.capture import StepCapture
+
+_UNINITIALIZED = (nn.parameter.UninitializedParameter, nn.parameter.UninitializedBuffer)
+_NARROW = (torch.float16, torch.bfloat16)
+
+
+class Parameters:
+    """Reads the tensors that outlive a step, each at the moment it means something.
+
+    Parameters and buffers when the forward pass begins; gradients, optimizer states and updates
+    around the optimizer's step. An update by hand (`p -= lr * p.grad`) has no such moment: its
+    gradients are kept when backward ends, and only the next forward pass tells what came of them.
+    Beside an optimizer's step, those are read when the step ends, of parameters that no optimizer
+    holds and that have moved since the last record.
+
+    Args:
+        on_fault: called with an exception of our own in backward; the program never sees it.
+
+    Attributes:
+        held: returns the ids of the parameters that optimizers hold.
+    """
+
+    def __init__(self, *, on_fault: Callable[[BaseException], None]) -> None:
+        self._on_fault = on_fault
+        self._plans: dict[int, TensorPlan] = {}  # by the id of the parameter or buffer
+        self._used: dict[TensorPlan, None] = {}  # of the models called in this step
+        self._lent: list[TensorPlan] = []  # of which a call was given another tensor to use
+        self._handles: list[RemovableHandle] = []
+        self._watched: set[int] = set()
+        self._before: dict[int, torch.Tensor] = {}  # parameters as the optimizer found them
+        # while its step is running: an optimizer, and those of its parameters that are traced
+        self._optimizer: torch.optim.Optimizer | None = None
+        self._stepping: list[tuple[TensorPlan, torch.Tensor]] = []
+        self._raw: dict[TensorPlan, torch.Tensor] = {}
+        # gradients as a backward left them: themselves, their versions, copies
+        self._left: dict[TensorPlan, tuple[torch.Tensor, int, torch.Tensor]] = {}
+        self._shares: dict[TensorPlan, dict[str, torch.Tensor]] = {}
+        self._read_gradients = False  # whether those of the step that is running have been
+        self._read_of: set[TensorPlan] = set()  # whose gradients were, in this step
+        # as the forward pass found them: the gradient and its version
+        self._found: dict[TensorPlan, tuple[torch.Tensor | None, int]] = {}
+        self.held: Callable[[], set[int]] = set
+
+    # -- who is who ----------------------------------------------------------------------------
+
+    def adopt(self, plan: TopPlan) -> None:
+        """Takes in the parameters and buffers of a model that is called for the first time."""
+        for tensor_plan in (*plan.parameters, *plan.buffers):
+            self._plans[id(tensor_plan.tensor)] = tensor_plan
+        if self._optimizer is not None:  # a closure: the model is discovered within the step
+            self._stepping = self._stepped_by(self._optimizer)
+            self._remember(self._stepping)
+
+    def _take_back(self) -> None:
+        """Knows again what modules hold by themselves (see `torch.func.functional_call`)."""
+        for plan in self._lent:
+            self._plans[id(plan.tensor)] = plan
+        self._lent.clear()
+
+    def plan_of(self, tensor: torch.Tensor | None) -> TensorPlan | None:
+        """Returns the plan of a parameter or buffer that is traced, else None."""
+        plan = self._plans.get(id(tensor))
+        return plan if plan is not None and plan.tensor is tensor else None
+
+    # -- the forward pass begins ---------------------------------------------------------------
+
+    def read(self, plan: TopPlan, capture: StepCapture) -> None:
+        """Reads what the coming forward pass will use."""
+        for tensor_plan in (*plan.parameters, *plan.buffers):
+            tensor = tensor_plan.tensor
+            if tensor is None or isinstance(tensor, _UNINITIALIZED):
+                continue
+            self._plans[id(tensor)] = tensor_plan
+            self._used[tensor_plan] = None
+            if type(tensor) is torch.Tensor and tensor_plan.slot.kind == "parameter":
+                self._lent.append(tensor_plan)
+            wanted = tensor_plan.capture
+            if wanted.parameter_grad and tensor_plan.slot.kind == "parameter":
+                self._find(tensor_plan, tensor)
+            if wanted.buffer if tensor_plan.slot.kind == "buffer" else wanted.parameter:
+                capture.add(tensor_plan.slot, tensor, batch_dim=None, values=wanted.values)
+            if wanted.parameter_grad_raw and capture.followed:
+                self._watch(tensor_plan, tensor, capture)
+
+    def _find(self, plan: TensorPlan, parameter: torch.Tensor) -> None:
+        """Notes what is there before the step, to tell what the step has changed."""
+        if plan in self._found or parameter.is_inference():
+            return
+        gradient, look = parameter.grad, plan.look
+        self._found[plan] = gradient, 0 if gradient is None else gradient._version
+        if look is None:
+            plan.moved = False
+        else:
+            plan.moved = look.parameter() is parameter and look.is_written()
+            plan.look = Written.at(parameter) if is_there(parameter) else None
+
+    def _watch(self, plan: TensorPlan, parameter: torch.Tensor, capture: StepCapture) -> None:
+        """Sees the gradients of a parameter before anybody clips, scales or clears them."""
+        if (
+            plan.slot.kind == "buffer"
+            or not parameter.requires_grad
+            or id(parameter) in self._watched
+        ):
+            return
+        self._watched.add(id(parameter))
+        share = partial(self._on_share, capture, capture.epoch, plan)
+        left = partial(self._on_accumulated, capture, capture.epoch, plan)
+        self._handles.append(parameter.register_hook(unserializable_hook(share)))
+        self._handles.append(parameter.register_post_accumulate_grad_hook(left))
+
+    # -- backward ------------------------------------------------------------------------------
+
+    def _on_share(
+        self, capture: StepCapture, epoch: int, plan: TensorPlan, gradient: torch.Tensor | None
+    ) -> None:
+        pass_ = capture.backwards.current
+        if capture.epoch != epoch or not capture.open or pass_ is None:
+            return
+        if gradient is None:  # compiled code has none for a parameter that takes no part
+            return
+        try:
+            with torch._C.DisableTorchFunction(), torch.no_grad():
+                shares = self._shares.setdefault(plan, {})
+                known = shares.get(pass_)
+                new = gradient.detach()
+                shares[pass_] = new.clone() if known is None else known + new
+        except Exception as error:
+            self._on_fault(error)
+
+    def _on_accumulated(
+        self, capture: StepCapture, epoch: int, plan: TensorPlan, parameter: torch.Tensor
+    ) -> None:
+        if capture.epoch != epoch or not capture.open or parameter.grad is None:
+            return
+        try:
+            with torch._C.DisableTorchFunction(), torch.no_grad():
+                self._raw[plan] = parameter.grad.detach().clone()
+        except Exception as error:
+            self._on_fault(error)
+
+    # -- an update by hand ---------------------------------------------------------------------
+
+    def keep_gradients(self) -> None:
+        """Keeps the gradients that `backward` has left, which the program may use and clear."""
+        with torch._C.DisableTorchFunction(), torch.no_grad():
+            for plan in self._used:
+                parameter = plan.tensor
+                if plan.capture.parameter_grad and parameter is not None:
+                    gradient = parameter.grad
+                    if gradient is not None:
+                        self._left[plan] = gradient, gradient._version, gradient.detach().clone()
+
+    def after_hand(self, capture: StepCapture) -> None:
+        """Reads the gradients of a step that the program has ended by writing its parameters.
+
+        A gradient is read as it was used, clipped for example; one that was cleared in place, as
+        backward left it.
+        """
+        for plan, (gradient, version, copy) in self._left.items():
+            parameter = plan.tensor
+            kept = parameter is not None and parameter.grad is gradient
+            changed = kept and gradient._version != version
+            cleared = changed and not (gradient.is_cpu and bool(gradient.any()))
+            used = copy if cleared else gradient
+            slot = unused(capture, plan.slot, "grad")
+            capture.add(slot, used, batch_dim=None, values=plan.capture.values)
+            self._read_of.add(plan)
+        self._left.clear()
+
+    # -- the optimizer's step ------------------------------------------------------------------
+
+    def before_step(
+        self, optimizer: torch.optim.Optimizer, capture: StepCapture, *, closure: bool
+    ) -> None:
+        """Reads the gradients that an optimizer is given, and keeps what it is about to change.
+
+        Some write to gradients as they step. Those that a closure is about to compute, or that the
+        optimizer itself is about to unscale, are read afterwards.
+        """
+        self._take_back()
+        self._optimizer = optimizer
+        self._stepping = self._stepped_by(optimizer)
+        self._remember(self._stepping)
+        self._read_gradients = not closure and getattr(optimizer, "grad_scale", None) is None
+        if self._read_gradients and capture.open:
+            with capture.together():
+                for plan, parameter in self._stepping:
+                    self._read_gradient(plan, parameter, capture)
+
+    def _stepped_by(
+        self, optimizer: torch.optim.Optimizer
+    ) -> list[tuple[TensorPlan, torch.Tensor]]:
+        plans = self._plans
+        found = ((plans.get(id(parameter)), parameter) for parameter in _parameters(optimizer))
+        return [(plan, p) for plan, p in found if plan is not None and plan.tensor is p]
+
+    def _read_gradient(
+        self, plan: TensorPlan, parameter: torch.Tensor, capture: StepCapture
+    ) -> None:
+        gradient = parameter.grad
+        if gradient is not None and plan.capture.parameter_grad:
+            slot = unused(capture, plan.slot, "grad")
+            capture.add(slot, gradient, batch_dim=None, values=plan.capture.values)
+            self._read_of.add(plan)
+
+    def _remember(self, stepping: Iterable[tuple[TensorPlan, torch.Tensor]]) -> None:
+        for plan, parameter in stepping:
+            if plan.capture.update and parameter.requires_grad:
+                self._before[id(parameter)] = parameter.detach().clone()
+
+    def after_step(self, optimizer: torch.optim.Optimizer, capture: StepCapture) -> None:
+        """Reads what an optimizer has just used, and what it made of it."""
+        self._take_back()
+        known = self._optimizer is optimizer
+        stepping = self._stepping if known else self._stepped_by(optimizer)
+        self._optimizer, self._stepping = None, []
+        read, self._read_gradients = self._read_gradients, False
+        if not read or self._raw or self._before:
+            for plan, parameter in stepping:
+                if not read:
+                    self._read_gradient(plan, parameter, capture)
+                self._write_raw(plan, capture)
+                self._write_update(plan, parameter, capture)
+        self._before.clear()
+        if not isinstance(optimizer, torch.optim.LBFGS):  # one state for all its parameters
+            wanted = [(plan, p) for plan, p in stepping if plan.capture.optimizer_state]
+            if wanted:
+                self._write_states(wanted, optimizer, capture)
+
+    def _write_raw(self, plan: TensorPlan, capture: StepCapture) -> None:
+        gradient = self._raw.pop(plan, None)
+        if gradient is not None:
+            slot = unused(capture, plan.slot, "grad:raw")
+            capture.add(slot, gradient, batch_dim=None, values=plan.capture.values)
+
+    def _write_update(
+        self, plan: TensorPlan, parameter: torch.Tensor, capture: StepCapture
+    ) -> None:
+        before = self._before.pop(id(parameter), None)
+        if before is None or before.shape != parameter.shape:
+            return
+        after = parameter.detach()
+        if after.dtype in _NARROW:  # their difference is rarely one of their own numbers
+            before, after = before.float(), after.float()
+        slot = unused(capture, plan.slot, "update")
+        update = torch.sub(after, before, out=before)  # memory just written is cheaper than new
+        capture.add(slot, update, batch_dim=None, values=plan.capture.values)
+
+    def _write_states(
+        self,
+        stepping: Iterable[tuple[TensorPlan, torch.Tensor]],
+        optimizer: torch.optim.Optimizer,
+        capture: StepCapture,
+    ) -> None:
+        with capture.together():
+            for plan, parameter in stepping:
+                self._write_state(plan, optimizer.state.get(parameter, {}), capture)
+
+    def _write_state(self, plan: TensorPlan, state: dict[str, Any], capture: StepCapture) -> None:
+        """Reads moments and the like; a step counter is no tensor worth a series."""
+        iteration = capture.count((plan, "state"))
+        for name, value in state.items():
+            if isinstance(value, torch.Tensor) and value.dim() > 0:
+                slot = plan.state(name, iteration)
+                capture.add(slot, value, batch_dim=None, values=plan.capture.values)
+
+    # -- the step ends -------------------------------------------------------------------------
+
+    def finish(self, capture: StepCapture) -> None:
+        """Reads what no optimizer asked for: gradients left over, and the shares of backwards."""
+        for plan in list(self._raw):
+            self._write_raw(plan, capture)
+        fresh = self._fresh()
+        if self._read_of:  # an optimizer has stepped
+            self._read_beside(fresh, capture)
+        for plan, shares in self._shares.items():
+            for pass_, gradient in shares.items() if len(shares) > 1 else ():
+                slot = unused(capture, plan.slot, capture.backwards.share(pass_))
+                capture.add(slot, gradient, batch_dim=None, values=plan.capture.values)
+        self.release()
+
+    def _fresh(self) -> list[TensorPlan]:
+        """Returns the parameters whose gradients the step in progress has made, or changed."""
+        fresh = []
+        for plan, (before, version) in self._found.items():
+            parameter = plan.tensor
+            gradient = None if parameter is None else parameter.grad
+            changed = gradient is not None and (
+                gradient is not before or gradient._version != version
+            )
+            # some are trained by turns, and frozen when their turn is over
+            plan.trainable = changed or (parameter is not None and parameter.requires_grad)
+            if changed:
+                fresh.append(plan)
+        return fresh
+
+    def _read_beside(self, fresh: list[TensorPlan], capture: StepCapture) -> None:
+        """Reads the gradients of what the program updates itself, beside its optimizers."""
+        others = [plan for plan in fresh if plan not in self._read_of]
+        held = self.held() if others else set()
+        for plan in others:
+            parameter = plan.tensor
+            if parameter is None or id(parameter) in held:
+                continue
+            if plan.moved or (plan.look is not None and plan.look.is_written()):
+                self._read_gradient(plan, parameter, capture)
+            if is_there(parameter):
+                plan.look = Written.at(parameter)
+
+    def begin(self) -> None:
+        """A step begins: forgets the gradients of one that was dropped."""
+        for handle in self._handles:
+            handle.remove()
+        for held in (self._handles, self._watched, self._raw, self._left, self._shares, self._lent):
+            held.clear()
+        self._read_of.clear()
+        self._found.clear()
+        self._used.clear()
+
+    def release(self) -> None:
+        """Takes the hooks off and lets go of every tensor."""
+        self.begin()
+        self._before.clear()
+        self._optimizer, self._stepping = None, []
+
+
+def _parameters(optimizer: torch.optim.Optimizer) -> Iterator[torch.Tensor]:
+    return (parameter for group in optimizer.param_groups for parameter in group["params"])

@@ -1,0 +1,113 @@
+"""Gradients inside what reentrant checkpointing runs twice.
+
+The first run has no graph: its tensors are what the training computes with, but no gradient ever
+reaches them. Those arrive in the second run, within backward, whose calls are no iterations of
+their own. So each call of the second run is matched with the one of the first that it repeats.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections import deque
+from collections.abc import Callable, Iterator
+from functools import partial
+from types import CodeType, FrameType
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import nn
+from torch.utils.checkpoint import CheckpointFunction
+
+from comgra_decl.hooks.call_context import torch_variable
+from comgra_decl.hooks.pytree import tensors_in
+from comgra_decl.hooks.tensors.recorder import TensorRecorder, Wanted
+
+if TYPE_CHECKING:
+    from comgra_decl.hooks.plans import ModulePlan
+    from comgra_decl.hooks.tensors.capture import StepCapture
+
+_FORWARD: CodeType = CheckpointFunction.forward.__code__
+_BACKWARD: CodeType = CheckpointFunction.backward.__code__
+_ONLY_GRADIENT = Wanted(tensor=False, gradient=True)
+
+
+class Recomputed:
+    """Which call of a module a call within backward repeats.
+
+    A checkpoint's forward and backward share one context object. The calls of a module below one
+    context repeat in order, so they are told apart however often the module is called. Below a
+    checkpoint within a checkpoint the order is not known; a module that is called there more than
+    once has no gradient then.
+
+    Args:
+        recorder: reads gradients.
+        on_fault: told about an error of our own.
+    """
+
+    def __init__(
+        self, recorder: TensorRecorder, *, on_fault: Callable[[BaseException], None]
+    ) -> None:
+        self._recorder = recorder
+        self._on_fault = on_fault
+        self._calls: dict[tuple[int, ModulePlan], deque[int]] = {}
+        self.capture: StepCapture | None = None  # that the calls belong to; None: there are none
+
+    def clear(self) -> None:
+        """Forgets the calls of a step."""
+        self._calls.clear()
+        self.capture = None
+
+    def first(self, plan: ModulePlan, iteration: int, capture: StepCapture) -> None:
+        """A module was called where no graph is built: perhaps within a checkpoint."""
+        contexts = list(_contexts(_FORWARD))
+        if contexts:
+            self.capture = capture
+            self._calls.setdefault((contexts[-1], plan), deque()).append(iteration)
+
+    def read(self, module: nn.Module, plan: ModulePlan | None, output: Any) -> None:
+        """A module has been called again, within backward: only gradients are new about it."""
+        capture = self.capture
+        if plan is None or plan.module() is not module or capture is None or not capture.open:
+            return
+        try:
+            found = [(path, t) for path, t in tensors_in(output) if t.requires_grad]
+            iteration = self._repeated(plan) if found else None
+            if iteration is not None:
+                with torch._C.DisableTorchFunction():
+                    self._read(found, plan, iteration, capture)
+        except Exception as error:
+            self._on_fault(error)
+
+    def _read(
+        self,
+        found: list[tuple[str, torch.Tensor]],
+        plan: ModulePlan,
+        iteration: int,
+        capture: StepCapture,
+    ) -> None:
+        for path, tensor in found:
+            self._recorder.read(
+                tensor,
+                plan.role + path,
+                partial(plan.slot, iteration=iteration),
+                capture=capture,
+                how=plan.capture,
+                wanted=_ONLY_GRADIENT,
+            )
+
+    def _repeated(self, plan: ModulePlan) -> int | None:
+        """Returns the iteration that the present call repeats; None: unknown."""
+        contexts = list(_contexts(_BACKWARD))
+        calls = self._calls.get((contexts[-1], plan)) if contexts else None
+        if not calls or (len(contexts) > 1 and len(calls) > 1):
+            return None
+        return calls.popleft()
+
+
+def _contexts(code: CodeType) -> Iterator[int]:
+    """Yields the identity of the context of each checkpoint we are in, innermost first."""
+    frame: FrameType | None = sys._getframe(1)
+    while frame is not None:
+        if frame.f_code is code:
+            yield id(torch_variable(frame, "ctx"))
+        frame = frame.f_back

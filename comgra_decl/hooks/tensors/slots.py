@@ -1,0 +1,157 @@
+"""Slots: the named series that tensors are recorded into, with dense ids in order of appearance."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import torch
+
+from comgra_decl.hooks.tensors.shards import piece_of
+from comgra_decl.records import SlotInfo, SlotKey
+from comgra_decl.stats import dtype_name
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable
+
+    from comgra_decl.records import Piece
+
+_WHOLE = (torch.Tensor, torch.nn.Parameter)
+"""Types that are all there is of a tensor."""
+
+
+class Slot:
+    """One series of one tensor; its id and node name are settled when its first record closes.
+
+    The name is asked for late because the first step must have shown all root modules before
+    it is known whether names need the root's class as a prefix.
+    """
+
+    __slots__ = (
+        "batch_dim",
+        "dtype",
+        "forward",
+        "id",
+        "iteration",
+        "kind",
+        "module_class",
+        "names",
+        "node",
+        "pass_",
+        "passes",
+        "piece",
+        "role",
+        "shape",
+    )
+
+    def __init__(
+        self,
+        node: Callable[[], str],
+        role: str,
+        *,
+        iteration: int = 0,
+        pass_: str = "forward",
+        kind: str = "computed",
+        module_class: str = "",
+        names: Callable[[], tuple[str, ...]] = tuple,
+    ) -> None:
+        self.node = node
+        self.role = role
+        self.iteration = iteration
+        self.pass_ = pass_
+        self.kind = kind
+        self.module_class = module_class
+        self.names = names
+        self.id = -1
+        self.shape: tuple[int, ...] = ()
+        self.dtype = ""
+        self.batch_dim: int | None = None
+        self.piece: Piece | None = None
+        self.passes: dict[str, Slot] = {}
+        self.forward: Slot | None = None  # of which this is another pass
+
+    @property
+    def key(self) -> SlotKey:
+        """The slot's public name."""
+        return SlotKey(self.node(), self.role, self.iteration, self.pass_)
+
+    def describe(self, tensor: torch.Tensor, batch_dim: int | None) -> None:
+        """Remembers the form of the first tensor seen."""
+        self.shape = tuple(tensor.shape)
+        self.dtype = dtype_name(tensor)
+        self.batch_dim = batch_dim
+        self.piece = None if type(tensor) in _WHOLE else piece_of(tensor)
+
+    def take_form_of(self, other: Slot) -> None:
+        """Remembers the form of a tensor that another slot was thought to be of."""
+        if not self.dtype:
+            self.shape, self.dtype = other.shape, other.dtype
+            self.batch_dim, self.piece = other.batch_dim, other.piece
+
+    def in_pass(self, pass_: str) -> Slot:
+        """Returns the slot of the same tensor in another pass: `grad`, `update`."""
+        slot = self.passes.get(pass_)
+        if slot is None:
+            slot = self.passes[pass_] = Slot(
+                lambda: self.node(),  # as it is then: the name may have got a number
+                self.role,
+                iteration=self.iteration,
+                pass_=pass_,
+                kind=self.kind,
+                module_class=self.module_class,
+                names=self.names,
+            )
+            slot.forward = self
+        return slot
+
+
+class SlotTable:
+    """Hands out the dense ids."""
+
+    def __init__(self) -> None:
+        self._next = 0
+        self._keys: dict[SlotKey, int] = {}
+        self._former: dict[SlotKey, int] = {}  # not yet taken up since all were made anew
+
+    def renew(self) -> None:
+        """All slots are about to be made anew: those of the same name go on where they were."""
+        self._former = dict(self._keys)
+
+    def resume(self, slots: Iterable[SlotInfo]) -> None:
+        """Takes the slots of a run that is continued: those of the same name go on."""
+        self._keys = {slot.key: slot.id for slot in slots}
+        self._former = dict(self._keys)
+        self._next = len(self._keys)
+
+    def settle(self, slots: Iterable[Slot]) -> list[SlotInfo]:
+        """Gives ids to the slots that have none yet and returns their table lines."""
+        settled = [self._settle(slot) for slot in slots if slot.id < 0]
+        return [info for info in settled if info is not None]
+
+    def _settle(self, slot: Slot) -> SlotInfo | None:
+        key = self._unique(slot.key)
+        slot.node = lambda node=key.node: node  # type: ignore[misc]
+        known = self._former.pop(key, None)
+        if known is not None:
+            slot.id = known
+            return None
+        slot.id = self._keys[key] = self._next
+        self._next += 1
+        return SlotInfo(
+            id=slot.id,
+            key=key,
+            kind=slot.kind,
+            dtype=slot.dtype,
+            shape=slot.shape,
+            batch_dim=slot.batch_dim,
+            module_class=slot.module_class,
+            names=slot.names(),
+            piece=slot.piece,
+        )
+
+    def _unique(self, key: SlotKey) -> SlotKey:
+        """Two modules may ask for the same name (two models of one class): number the later."""
+        unique, number = key, 2
+        while unique in self._keys and unique not in self._former:
+            unique = key._replace(node=f"{key.node}#{number}")
+            number += 1
+        return unique

@@ -1,0 +1,236 @@
+"""Targets: what enters a loss without having been computed by the model."""
+
+from __future__ import annotations
+
+import inspect
+import weakref
+from collections.abc import Callable, Iterable, Iterator
+from functools import lru_cache
+from threading import get_ident
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from comgra_decl.hooks import modes
+from comgra_decl.hooks.call_context import is_no_step
+from comgra_decl.hooks.pytree import gradient_function, tensors_in
+from comgra_decl.hooks.tensors.slots import Slot
+
+if TYPE_CHECKING:
+    from comgra_decl.hooks.graph.provenance import Provenance
+    from comgra_decl.hooks.tensors.capture import StepCapture
+
+_SHAPE_ONLY = ("_like", "new_", "_as")
+"""Calls that take only shape or dtype from (one of) their tensors."""
+_NOISE = ("rand", "normal", "bernoulli", "multinomial", "poisson", "exponential_", "uniform_")
+_WITHOUT_RESULT = frozenset({"backward", "register_hook", "_record_function_enter_new"})
+"""Calls of nearly every step whose results hold no tensors: there is nothing to look for."""
+
+
+class Targets(modes.OwnMode):
+    """Finds targets between a model's return and the next call of a model, or the optimizer.
+
+    There, a tensor is a target if a call puts it together with something the model computed, with
+    gradient, and it was neither computed by the model nor given to it. A loss function says which
+    of its arguments is the target. Of any other call it is a tensor of numbers with as many rows as
+    the computed one, which the program did not just make (noise, `torch.eye`, a mask).
+
+    The function mode sees only these few calls, not those of the model.
+
+    Args:
+        on_fault: told about an error of our own.
+    """
+
+    def __init__(self, *, on_fault: Callable[[BaseException], None]) -> None:
+        super().__init__(on_fault)
+        self._known: dict[int, weakref.ref[torch.Tensor]] = {}  # of the model, or a target by now
+        self._named: dict[int, weakref.ref[torch.Tensor]] = {}  # by the program
+        self._made: dict[int, weakref.ref[torch.Tensor]] = {}  # constants and noise of this step
+        self._slots: list[Slot] = []
+        self._capture: StepCapture | None = None
+        self._waiting: StepCapture | None = None  # the step to go on with
+        self._graph: Provenance | None = None
+        self._count = 0
+        self._values = False
+        self._inserted = False
+
+    # -- when it looks -------------------------------------------------------------------------
+
+    def pause(self) -> None:
+        """A model is called: what happens within is none of our business."""
+        if self._inserted:
+            self._capture = None
+            modes.remove(self)
+            self._inserted = False  # last: what a fault has left is taken off when tracing ends
+
+    def interrupt(self) -> None:
+        """A model is called that may be none of the training's: a teacher, a target network."""
+        if self._capture is not None:
+            self._waiting = self._capture
+        self.pause()
+
+    def rest(self) -> None:
+        """There is no target before a model of the training is called again."""
+        self.pause()
+        self._waiting = None
+
+    def resume(self) -> None:
+        """That model has returned."""
+        waiting, self._waiting = self._waiting, None
+        if waiting is not None and waiting.open:
+            self.look(waiting, self._graph, values=self._values)
+
+    def wait(self, capture: StepCapture, *, values: bool) -> None:
+        """A model has returned within a compiled function, which shows targets by itself."""
+        self._waiting, self._values = capture, values
+
+    def shown(self, tensor: torch.Tensor) -> None:
+        """Compiled code has met a target."""
+        if self._waiting is not None and self._waiting.open:
+            self._take(self._waiting, tensor)
+
+    def know(self, value: Any) -> None:
+        """What a model takes and returns is no target."""
+        _note(self._known, (tensor for _, tensor in tensors_in(value)))
+
+    def know_named(self, value: Any) -> None:
+        """What the program has named itself, maybe before any model was called, needs no name."""
+        _note(self._named, (tensor for _, tensor in tensors_in(value)))
+
+    def look(self, capture: StepCapture, graph: Provenance | None, *, values: bool) -> None:
+        """A model has returned: looks for targets from now on."""
+        self._graph, self._values = graph, values
+        self._capture, self._waiting = capture, None
+        if not self._inserted:
+            self._inserted = True
+            modes.insert_at_bottom(self)
+
+    def stop(self) -> None:
+        """The step ends."""
+        self.begin()
+        self._named.clear()
+
+    def begin(self) -> None:
+        """The first model of a step is called."""
+        self.rest()
+        self._known.clear()
+        self._made.clear()
+        self._graph = None
+        self._count = 0
+
+    # -- what it sees --------------------------------------------------------------------------
+
+    def handle(
+        self, func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> Any:
+        """Looks whether something computed meets something that is not."""
+        result = func(*args, **kwargs)
+        if getattr(func, "__name__", "") in _WITHOUT_RESULT or self._capture is None:
+            return result
+        try:
+            if self._capture.open and self.thread == get_ident() and not is_no_step():
+                with torch._C.DisableTorchFunction():
+                    for tensor in self.met(func, args, kwargs, result):
+                        self._take(self._capture, tensor)
+        except Exception as error:
+            self._capture = None
+            self._on_fault(error)
+        return result
+
+    def met(
+        self, func: Any, args: Any, kwargs: dict[str, Any], result: Any
+    ) -> Iterator[torch.Tensor]:
+        """Yields the targets that a call has met; torch function modes must be off."""
+        name = getattr(func, "__name__", "")
+        results = [tensor for _, tensor in tensors_in(result)]
+        if not results:
+            return
+        inputs = [tensor for _, tensor in tensors_in((args, kwargs))]
+        if not inputs or _only_makes(name):
+            _note(self._made, (t for t in results if not t.requires_grad))
+            return
+        computed = [tensor for tensor in inputs if gradient_function(tensor) is not None]
+        if computed and any(tensor.requires_grad for tensor in results):
+            for tensor in self._candidates(func, args, kwargs, inputs, computed):
+                _note(self._known, [tensor])
+                yield tensor
+        derived = [tensor for tensor in results if gradient_function(tensor) is None]
+        if derived and (computed or any(_is_in(self._known, t) for t in inputs)):
+            _note(self._known, derived)
+        elif derived and all(_is_in(self._made, t) for t in inputs):
+            _note(self._made, derived)
+
+    def _candidates(
+        self,
+        func: Any,
+        args: Any,
+        kwargs: dict[str, Any],
+        inputs: list[torch.Tensor],
+        computed: list[torch.Tensor],
+    ) -> Iterator[torch.Tensor]:
+        declared = _target_argument(func)
+        if declared is not None:
+            name, position = declared
+            value = args[position] if len(args) > position else kwargs.get(name)
+            yield from (t for _, t in tensors_in(value) if self._could_be(t))
+            return
+        rows = {tensor.size(0) for tensor in computed if tensor.dim()}  # nested: no `shape`
+        for tensor in inputs:
+            if (
+                tensor.dim()
+                and tensor.size(0) in rows
+                and tensor.dtype is not torch.bool
+                and self._could_be(tensor)
+                and not _is_in(self._made, tensor)
+            ):
+                yield tensor
+
+    def _could_be(self, tensor: torch.Tensor) -> bool:
+        if tensor.requires_grad or isinstance(tensor, torch.nn.Parameter):
+            return False
+        return not (_is_in(self._known, tensor) or _is_in(self._named, tensor))
+
+    def _take(self, capture: StepCapture, tensor: torch.Tensor) -> None:
+        """Records a target; the graph learns of it before the call that it entered is followed."""
+        if self._graph is not None and self._graph.of(tensor).all:
+            return  # made inside the model, on a way that only the graph sees
+        while len(self._slots) <= self._count:
+            number = len(self._slots)
+            self._slots.append(Slot(lambda: "target", "target", iteration=number, kind="target"))
+        slot = self._slots[self._count]
+        self._count += 1
+        dim = capture.batch_dim(tensor, "auto", slot)
+        if capture.add(slot, tensor, batch_dim=dim, values=self._values) is None:
+            return
+        if self._graph is not None:
+            self._graph.trace(slot, tensor)
+
+
+@lru_cache(maxsize=512)
+def _only_makes(name: str) -> bool:
+    """Whether a call of this name computes nothing from the numbers of its tensors."""
+    return name.startswith(_NOISE) or any(part in name for part in _SHAPE_ONLY)
+
+
+@lru_cache(maxsize=512)
+def _target_argument(func: Any) -> tuple[str, int] | None:
+    """Returns name and position of the target of a loss function, None for any other function."""
+    if not inspect.isfunction(func):
+        return None
+    try:
+        names = list(inspect.signature(func).parameters)
+    except ValueError:  # `**` of tensors wraps a function of C++, which tells none of its names
+        return None
+    return next(
+        ((name, names.index(name)) for name in ("target", "targets") if name in names), None
+    )
+
+
+def _note(where: dict[int, weakref.ref[torch.Tensor]], tensors: Iterable[torch.Tensor]) -> None:
+    for tensor in tensors:
+        where[id(tensor)] = weakref.ref(tensor)
+
+
+def _is_in(where: dict[int, weakref.ref[torch.Tensor]], tensor: torch.Tensor) -> bool:
+    known = where.get(id(tensor))
+    return known is not None and known() is tensor

@@ -1,0 +1,61 @@
+"""Modules that are called within a model and are no part of it."""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Iterable
+from typing import TYPE_CHECKING
+
+from comgra_decl.hooks.tensors.shards import class_of
+
+if TYPE_CHECKING:
+    from torch import nn
+
+    from comgra_decl.hooks.module_tree import Owners
+
+_STRAYS = (
+    "called within a model, and no part of it: {}. Such a module is kept in a plain list or dict "
+    "(nn.ModuleList and nn.ModuleDict make it a part), or is made anew in each call. Its "
+    "parameters are none of model.parameters(), so an optimizer that was given those does not "
+    "train them; it has no record of its own"
+)
+
+
+class Strays:
+    """Notes them, by class; one that a model keeps after the call that made it is none.
+
+    Args:
+        owners: knows which module is part of which.
+    """
+
+    def __init__(self, owners: Owners) -> None:
+        self._owners = owners
+        self._parts: dict[int, weakref.ref[nn.Module]] = {}
+        self._seen: dict[str, weakref.ref[nn.Module]] = {}
+        self._said: set[str] = set()
+
+    def know(self, parts: Iterable[weakref.ref[nn.Module]]) -> None:
+        """These are parts of models."""
+        for part in parts:
+            module = part()
+            if module is not None:
+                self._parts[id(module)] = part
+
+    def see(self, module: nn.Module) -> None:
+        """A module with parameters of its own, of which nothing is recorded, was called."""
+        part = self._parts.get(id(module))
+        if part is not None and part() is module:
+            return
+        name = class_of(module).__name__
+        if name not in self._seen and any(p is not None for p in module._parameters.values()):
+            self._seen[name] = weakref.ref(module)
+
+    def sentence(self) -> str:
+        """Returns what is to be said of them; empty if there is nothing new."""
+        new = sorted(name for name in self._seen.keys() - self._said if self._is_stray(name))
+        self._said.update(self._seen)
+        return _STRAYS.format(", ".join(new)) if new else ""
+
+    def _is_stray(self, name: str) -> bool:
+        module = self._seen[name]()
+        return module is None or self._owners.top_of(module) is module
