@@ -11,15 +11,22 @@ from comgra_decl.annotations import connect, kpi, node, note, step, tag
 if TYPE_CHECKING:
     from comgra_decl.doors.checked_spec import load_spec
     from comgra_decl.doors.trace import trace
-    from comgra_decl.errors import ComgraError
-    from comgra_decl.query import list_runs, open_group, open_run
+    from comgra_decl.errors import ComgraError, SpecError
+    from comgra_decl.query import Group, Run, list_runs, open_group, open_run
+    from comgra_decl.record.session import Session
+    from comgra_decl.rules import Finding
     from comgra_decl.spec import Spec
 
 __version__ = "0.1.0"
 
 __all__ = [
     "ComgraError",
+    "Finding",
+    "Group",
+    "Run",
+    "Session",
     "Spec",
+    "SpecError",
     "connect",
     "kpi",
     "list_runs",
@@ -36,7 +43,12 @@ __all__ = [
 # Importing the package must cost nothing: each part is imported when it is first used.
 _HOMES = {
     "ComgraError": "comgra_decl.errors",
+    "Finding": "comgra_decl.rules",
+    "Group": "comgra_decl.query",
+    "Run": "comgra_decl.query",
+    "Session": "comgra_decl.record.session",
     "Spec": "comgra_decl.spec",
+    "SpecError": "comgra_decl.errors",
     "list_runs": "comgra_decl.query",
     "load_spec": "comgra_decl.doors.checked_spec",
     "open_group": "comgra_decl.query",
