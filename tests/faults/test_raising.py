@@ -56,10 +56,10 @@ ENTRANCES = {
     "watch_mode.<locals>.train",
     "watch_skips.<locals>.step",
     # what the program says of itself
-    "Hearing.kpi",
-    "Hearing.node",
-    "Hearing.note",
-    "Hearing.tag",
+    "Listener.kpi",
+    "Listener.node",
+    "Listener.note",
+    "Listener.tag",
 }
 """What torch or the program itself calls: a fault before the first line of these is the
 interpreter's own (no memory for a frame, too deep a recursion), and nobody can catch it."""
