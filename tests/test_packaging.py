@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -12,7 +13,7 @@ import tarfile
 import urllib.request
 import zipfile
 from collections.abc import Iterator
-from pathlib import Path
+from pathlib import Path, PurePath
 
 import pytest
 
@@ -224,3 +225,25 @@ def test_an_editable_install_is_the_repository_and_the_plugin(tmp_path: Path) ->
     assert "comgra_decl.doors.hydra.TraceCallback" in listed
     door = "import importlib.metadata as m; print(m.entry_points(group='torch.backends').names)"
     assert "comgra-decl" in environment.tell(door)
+
+
+def test_the_repository_holds_the_product_alone() -> None:
+    git = shutil.which("git")
+    if git is None or not (ROOT / ".git").exists():
+        pytest.skip("not a clone")
+    listed = subprocess.run(
+        [git, "ls-files", "-z"], cwd=ROOT, check=True, capture_output=True, text=True
+    ).stdout
+    files = [PurePath(name) for name in listed.split("\0") if name]
+    folders = {file.parts[0] for file in files if len(file.parts) > 1}
+    assert folders == {
+        ".ci",
+        "benchmarks",
+        "comgra_decl",
+        "configs",
+        "docs",
+        "examples",
+        "tests",
+        "viewer",
+    }
+    assert not [file for file in files if ".ocdbt" in str(file)], "recorded runs"
