@@ -9,6 +9,14 @@ BIN    := $(VENV)/bin
 EXAMPLE_MYPY := $(CURDIR)/$(BIN)/mypy --config-file $(CURDIR)/pyproject.toml \
 	--cache-dir $(CURDIR)/.mypy_cache --ignore-missing-imports --untyped-calls-exclude torch
 
+# Without the tests of integrations, whose libraries have oldest versions of their own. The newest
+# Click, which the oldest Typer gets, warns about names that Typer uses. `compile: observed` needs a
+# newer torch.
+OLDEST := $(VENV)/oldest
+OLDEST_TESTS := $(addprefix tests/,annotations cli experiments export hooks keep query ranks record \
+	rules spec stats store viewer ways)
+OLD_OPTIONS := -W ignore::DeprecationWarning --ignore-glob='*observed*'
+
 export PIP_CONSTRAINT := $(CURDIR)/constraints.txt
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
 export PIP_NO_COMPILE := 1
@@ -16,7 +24,7 @@ export PIP_NO_COMPILE := 1
 export PYTHONDONTWRITEBYTECODE :=
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test test-long test-peers check lint format bench neutrality scripts docs clean browser
+.PHONY: help demo test test-long test-oldest test-peers check lint format bench neutrality scripts docs clean browser
 
 help:  ## show this list
 	@sed -n 's/^\([a-z-]*\):.*## */  make \1\t/p' $(MAKEFILE_LIST) | expand -t 18
@@ -37,6 +45,10 @@ test-long: $(VENV)/.test browser  ## the long suites: kills, damage, folders of 
 test-peers: $(VENV)/.test  ## hold what the benchmarks say of other tools against their own files
 	@$(BIN)/python -m benchmarks.peers
 	@$(BIN)/python -m pytest tests/benchmarks/test_comgra_peer.py $(ARGS)
+
+test-oldest: $(OLDEST)/.test browser  ## run most tests on the oldest versions of all that is needed
+	@CHROMIUM="$$(.ci/chromium)" $(OLDEST)/bin/python -m pytest -n auto --maxprocesses 4 \
+		--dist worksteal $(OLD_OPTIONS) $(OLDEST_TESTS) $(ARGS)
 
 lint: $(VENV)/.test  ## ruff and mypy only
 	$(BIN)/ruff check
@@ -86,6 +98,12 @@ $(VENV)/.test: $(BIN)/python pyproject.toml constraints.txt .ci/install.py
 
 browser:  # while the environment is made, where make may do two things at once
 	@.ci/chromium >/dev/null
+
+# In an environment of its own, without constraints.txt.
+$(OLDEST)/.test: $(BIN)/python pyproject.toml .ci/install.py
+	$(PYTHON) -m venv --clear $(OLDEST)
+	PIP_CONSTRAINT= $(OLDEST)/bin/python .ci/install.py --oldest '.[oldest]'
+	@touch $@
 
 # Beside the environment, not in it: torchvision's wheels are made for a torch with CUDA, and where
 # torch has none, other libraries that find torchvision fail when they import it.

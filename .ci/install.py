@@ -1,5 +1,6 @@
 """Installs this folder into the environment of the Python that runs this: `install.py '.[dev]'`.
 
+With the versions in `constraints.txt`; with `--oldest`, the oldest ones that pyproject.toml allows.
 With uv, which takes seconds where pip takes minutes. uv does not read what pip is configured with,
 so that is passed on. Where uv is not to be had, or does not manage, pip does it.
 """
@@ -57,7 +58,7 @@ def passed_on() -> dict[str, str]:
     return told
 
 
-def by_uv(requirement: str) -> bool:
+def by_uv(requirement: str, *, oldest: bool) -> bool:
     """Installs by uv; returns whether that was possible."""
     try:
         told = passed_on()
@@ -67,17 +68,23 @@ def by_uv(requirement: str) -> bool:
         return False
     command = [str(Path(sys.executable).with_name("uv")), "pip", "install", *QUIET]
     command += ["--python", sys.executable, "--cache-dir", str(Path(sys.prefix) / ".uv")]
-    command += ["--index-strategy", "unsafe-best-match", "--constraints", str(CONSTRAINTS)]
+    command += ["--index-strategy", "unsafe-best-match"]
+    command += [
+        *(["--resolution", "lowest-direct"] if oldest else ["--constraints", str(CONSTRAINTS)])
+    ]
     command += ["--editable", requirement]
     return subprocess.call(command, env={**told, **os.environ}) == 0
 
 
 if __name__ == "__main__":
-    (wanted,) = sys.argv[1:]
+    *options, wanted = sys.argv[1:]
+    oldest = options == ["--oldest"]
     # At once: PyTorch alone may take minutes to come, and nothing else is heard of it.
     sys.stderr.write(f"Installing {wanted} and what it needs into {sys.prefix}: ")
     sys.stderr.write("a minute or several, once\n")
     sys.stderr.flush()
-    if not by_uv(wanted):
+    if not by_uv(wanted, oldest=oldest):
+        if oldest:
+            sys.exit("Only uv can choose the oldest versions, and it could not be used")
         sys.stderr.write("Installing with pip, which takes a few minutes\n")
         sys.exit(subprocess.call([*PIP, "install", *QUIET, "--editable", wanted]))

@@ -15,12 +15,12 @@ from hashlib import sha256
 from pathlib import Path
 from typing import Any
 
-from panel.auth import BasicAuthProvider, BasicLoginHandler
 from panel.config import config
 from tornado.httputil import HTTPServerRequest
 from tornado.web import decode_signed_value
 
 from comgra_decl.errors import ComgraError
+from comgra_decl.viewer.panel_private import LoginHandler, LoginProvider
 
 _LOG = logging.getLogger(__name__)
 _LOGIN = Path(__file__).with_name("login.html")
@@ -143,7 +143,7 @@ class Passwords:
         return {str(name): str(word) for name, word in users.items()}
 
 
-class Login(BasicAuthProvider):
+class Login(LoginProvider):
     """Asks for a password; gives whoever knew it a signed cookie."""
 
     def __init__(self, given: str) -> None:
@@ -159,14 +159,9 @@ class Login(BasicAuthProvider):
         return {"auth_provider": self, "cookie_secret": self._secret}
 
     @property
-    def login_handler(self) -> type[BasicLoginHandler]:
+    def login_handler(self) -> type[LoginHandler]:
         """The form."""
-        shared = {
-            "_login_template": self._login_template,
-            "passwords": self._passwords,
-            "throttle": self._throttle,
-        }
-        return type("LoginForm", (_Form,), shared)
+        return self.handler(_Form, passwords=self._passwords, throttle=self._throttle)
 
     def has_passed(self, request: HTTPServerRequest) -> bool:
         """Whether a request comes from somebody who has logged in."""
@@ -177,7 +172,7 @@ class Login(BasicAuthProvider):
         return bool(decode_signed_value(self._secret, "user", cookie.value, max_age_days=days))
 
 
-class _Form(BasicLoginHandler):
+class _Form(LoginHandler):
     passwords: Passwords
     throttle: Throttle
 
@@ -206,18 +201,15 @@ class _Form(BasicLoginHandler):
             return
         name = cookie or secrets.token_urlsafe(16)
         self.set_signed_cookie(_KNOWN, name, path=config.cookie_path)
-        super().post()  # type: ignore[no-untyped-call]
+        self.log_in()
 
     def set_current_user(self, user: str) -> None:
         # Without a name, Panel forgets who has come.
         super().set_current_user(user or "reader")  # type: ignore[no-untyped-call]
 
-    def _validate(self, _username: str, _password: str) -> bool:
-        return True  # asked before
-
     def _answer(self, status: int, text: str) -> None:
         self.set_status(status)
-        self.write(self._login_template.render(errormessage=text))
+        self.show_form(text)
 
 
 def _network(address: str) -> str:

@@ -22,6 +22,7 @@ from comgra_decl.viewer.components.base import Component
 from comgra_decl.viewer.dashboard import Dashboard
 from comgra_decl.viewer.model.catalogue import Catalogue, RunEntry
 from comgra_decl.viewer.model.runview import RunView
+from comgra_decl.viewer.panel_private import PreparedColumn, extension_is_loaded
 from comgra_decl.viewer.panes.base import Pane
 from comgra_decl.viewer.screen import Screen
 from comgra_decl.viewer.state import SECTIONS
@@ -67,14 +68,14 @@ class OneRun(Catalogue):
         return self._only
 
 
-class Look(pn.Column):
+class Look(PreparedColumn):
     """A part of the viewer on a page that is not the viewer's.
 
     Outside of a server Panel would fetch its own style sheets from a CDN; here they travel along.
     """
 
-    def _preprocess(self, root: Any, changed: Any = None, old_models: Any = None) -> None:
-        super()._preprocess(root, changed, old_models)
+    def prepare(self, root: Any) -> None:
+        """Puts Panel's style sheets into the page, unless a server of Panel's sends them."""
         if root.document is not None and root.document.session_context is not None:
             return
         for model in root.select({"type": UIElement}):
@@ -228,5 +229,5 @@ def _load_panel() -> None:
     shell = sys.modules.get("IPython")
     if shell is None or getattr(shell.get_ipython(), "kernel", None) is None:
         return
-    if not pn.extension._loaded:  # noqa: SLF001 - Panel has no public word for it
+    if not extension_is_loaded():
         pn.extension(inline=True)

@@ -18,6 +18,7 @@ from comgra_decl.errors import ComgraError
 from comgra_decl.viewer.gate import Gate, Names
 from comgra_decl.viewer.login import Login
 from comgra_decl.viewer.page import TITLE, create_page
+from comgra_decl.viewer.panel_private import guard
 
 _LIMITS = {
     "idle_connection_timeout": 120,  # seconds that a client may take for the head of a request
@@ -92,11 +93,9 @@ def serve(
     server = pn.serve(  # type: ignore[no-untyped-call]
         pages, port=port, show=False, start=False, title=TITLE, verbose=False, **options
     )
-    server._http.request_callback = Gate(  # noqa: SLF001 - Bokeh has no door of its own
-        server._tornado,  # noqa: SLF001
-        Names(access.address, access.origins),
-        authenticated=login.has_passed if login else None,
-    )
+    names = Names(access.address, access.origins)
+    has_passed = login.has_passed if login else None
+    guard(server, lambda application: Gate(application, names, authenticated=has_passed))
     host = "127.0.0.1" if access.address in ("", "0.0.0.0", "::") else access.address
     page = f"http://{f'[{host}]' if ':' in host else host}:{server.port}{server.prefix}/viewer"
     sys.stdout.write(f"comgra_decl viewer: {page}\nPress Ctrl-C to end.\n")

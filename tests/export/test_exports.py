@@ -121,7 +121,11 @@ def read(folder: Path, name: str) -> pd.DataFrame:
         types = dict.fromkeys(f"{s}{a}" for s in STATISTICS for a in ("", ".std", ".abs_max"))
         floats: Any = dict.fromkeys(types, np.float32)
         return pd.read_csv(
-            folder / f"{name}.csv", dtype=floats, keep_default_na=False, na_values=["nan"]
+            folder / f"{name}.csv",
+            dtype=floats,
+            keep_default_na=False,
+            na_values=["nan"],
+            float_precision="round_trip",
         )
     parquet = pytest.importorskip("pyarrow.parquet")
     table: pd.DataFrame = parquet.read_table(folder / f"{name}.parquet").to_pandas()
@@ -245,7 +249,11 @@ def test_a_live_run_is_exported_as_of_its_last_refresh(tmp_path: Path, format_: 
 
 def read_any(folder: Path, name: str) -> pd.DataFrame:
     path = folder / f"{name}.csv"
-    return pd.read_csv(path) if path.exists() else pd.read_parquet(folder / f"{name}.parquet")
+    return (
+        pd.read_csv(path, float_precision="round_trip")
+        if path.exists()
+        else pd.read_parquet(folder / f"{name}.parquet")
+    )
 
 
 @pytest.mark.parametrize("format_", FORMATS)

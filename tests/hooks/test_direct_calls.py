@@ -173,6 +173,7 @@ def test_a_model_that_is_traced_by_fx_in_a_recorded_step() -> None:
     assert torch.equal(traced(x), model(x))
 
 
+@pytest.mark.filterwarnings("ignore:.torch.jit:DeprecationWarning")
 def test_a_model_that_is_exported_or_scripted_in_a_recorded_step() -> None:
     class Plain(nn.Linear):
         def forward(self, x: torch.Tensor) -> torch.Tensor:
@@ -182,8 +183,7 @@ def test_a_model_that_is_exported_or_scripted_in_a_recorded_step() -> None:
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     with recording() as run:
         model(x).sum().backward()
-        with pytest.warns(DeprecationWarning, match="jit"):
-            made = [torch.jit.script(model), torch.jit.trace(model, (x,))]
+        made = [torch.jit.script(model), torch.jit.trace(model, (x,))]
         exported = torch.export.export(model, (x,)).module()
         optimizer.zero_grad()
         optimizer.step()

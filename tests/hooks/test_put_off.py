@@ -11,7 +11,7 @@ from torch.nn import functional as F
 from comgra_decl.hooks import attachment
 from comgra_decl.records import Raw
 from comgra_decl.stats import OVERWRITTEN
-from tests.stats.test_triton import OnGpu
+from tests.stats.test_triton import OnGpu, with_interpreter
 from tests.support.recording import EVERYTHING, Recording, recording
 
 
@@ -53,6 +53,7 @@ def trained(begins: int) -> tuple[Recording, list[torch.Tensor]]:
 
 
 @pytest.mark.usefixtures("on_gpu")
+@with_interpreter
 def test_triton_records_what_a_module_returned_or_says_that_it_did_not() -> None:
     run, hidden = trained(begins=3)
     assert run.report["refused"] == {"first output": OVERWRITTEN}

@@ -7,6 +7,7 @@ import platform
 import subprocess
 import sys
 from collections.abc import Iterator
+from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
@@ -27,6 +28,12 @@ from .recording import Tensors, Tolerance, check, ready, reduce, reducer
 if platform.system() != "Linux":
     pytest.importorskip("triton")  # it is built for Linux alone
 from comgra_decl.stats.fused import Arena, Launcher, Plan, Rows, kind_of
+
+with_interpreter = pytest.mark.skipif(
+    version("triton").startswith(("3.0.", "3.1.", "3.2.")),
+    reason="the interpreter of Triton before 3.3 lacks operations of our kernels",
+)
+pytestmark = with_interpreter
 
 
 def few_rows(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -6,6 +6,7 @@ change no arithmetic, so not a bit may differ.
 
 from __future__ import annotations
 
+import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
@@ -489,6 +490,17 @@ def test_what_cannot_be_observed_runs_eagerly_and_says_why(
     traced = proven(Training(make), compile_it, **changes, compile=how)
     assert why in only_warning(traced)
     assert shown == []
+
+
+@pytest.mark.parametrize("how", ["observed", "auto"])
+def test_a_torch_that_lacks_what_observers_need_runs_recorded_steps_eagerly(
+    how: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delitem(sys.modules, "comgra_decl.hooks.compiled.variant", raising=False)
+    monkeypatch.delattr("comgra_decl.hooks.compiled.variant", raising=False)
+    monkeypatch.setitem(sys.modules, "comgra_decl.hooks.compiled.variant", None)
+    traced = proven(Training(model), compiled, compile=how)
+    assert f"torch {torch.__version__} lacks what it needs" in only_warning(traced)
 
 
 class Refusing:

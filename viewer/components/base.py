@@ -18,7 +18,8 @@ from typing import Any
 
 import panel as pn
 import param
-from panel.custom import JSComponent
+
+from comgra_decl.viewer.panel_private import MessagingComponent
 
 Message = dict[str, Any]
 Callback = Callable[[Message], object]
@@ -36,7 +37,7 @@ def source(*names: str) -> str:
     return "\n".join((_FOLDER / name).read_text(encoding="utf-8") for name in names)
 
 
-class Component(JSComponent):
+class Component(MessagingComponent):
     """A browser component that answers with checked messages.
 
     Attributes:
@@ -52,29 +53,7 @@ class Component(JSComponent):
 
     def __init__(self, **params: Any) -> None:
         self._callbacks: list[Callback] = []
-        self._own = frozenset(type(self).param) - frozenset(JSComponent.param)
-        super().__init__(**params)  # type: ignore[no-untyped-call]  # panel is not annotated
-
-    def _update_properties(self, *events: Any, doc: Any) -> dict[str, Any]:
-        """Looks for no styles of the design where nothing but own parameters has changed."""
-        if all(event.name in self._own for event in events):
-            changes = {event.name: event.new for event in events}
-            return dict(self._process_param_change(changes))  # type: ignore[no-untyped-call]
-        return dict(super()._update_properties(*events, doc=doc))
-
-    def _update_model(
-        self, events: Any, msg: dict[str, Any], root: Any, model: Any, doc: Any, comm: Any
-    ) -> None:
-        """Sends own parameters straight to the data of the browser's model.
-
-        Panel first asks the model itself for each, which ends in an error that nobody sees: a tenth
-        of a millisecond for each, several times per change.
-        """
-        if comm or self._in_process__events.get(doc) or not self._own.issuperset(msg):
-            super()._update_model(events, msg, root, model, doc, comm)
-        else:
-            with pn.io.hold(doc):
-                self._set_on_model(msg, root, model.data)
+        super().__init__(**params)
 
     def on_message(self, callback: Callback) -> None:
         """Calls `callback` with every message that has passed the check, in order.
@@ -111,9 +90,10 @@ class Component(JSComponent):
             kind: Its media type.
         """
         encoded = base64.b64encode(content).decode()
-        self._send_msg({"name": name, "kind": kind, "content": encoded})
+        self.send_to_browser({"name": name, "kind": kind, "content": encoded})
 
-    def _handle_msg(self, data: Any) -> None:
+    def on_browser_message(self, data: Any) -> None:
+        """Checks a message, hands it to the callbacks, and acknowledges it."""
         with pn.io.hold():  # all that follows from it, and the answer, in one message
             try:
                 self._act_on(data)

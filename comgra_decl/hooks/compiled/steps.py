@@ -123,8 +123,10 @@ class CompiledSteps:
             self._give_up(_SHOWN_EAGERLY)
 
     def _why_not(self) -> str | None:
-        from comgra_decl.hooks.compiled import variant
-
+        try:
+            from comgra_decl.hooks.compiled import variant
+        except ImportError as error:  # private parts of torch's compiler
+            return f"torch {torch.__version__} lacks what it needs ({error})"
         if self._selects_functions:
             return "calls of functions are selected, and compiled code makes none"
         if self._named():

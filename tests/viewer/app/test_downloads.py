@@ -56,7 +56,7 @@ def test_figures_are_pictures_drawings_and_numbers(
     name, content = taken(page, "Save gradient series", "CSV")
     assert name == "head-output-step5-gradient_series.csv"
     series = open_run(fake.path).series("head", "std", pass_="grad")
-    got = pd.read_csv(io.BytesIO(content))
+    got = pd.read_csv(io.BytesIO(content), float_precision="round_trip")
     np.testing.assert_array_equal(got["std"], series)
 
 
@@ -79,7 +79,9 @@ def test_tables_are_taken_by_their_button(viewer: Callable[..., Any], fake: Fake
     page = viewer("?node=head&step=5&stat=std")
     with page.expect_download() as download:
         page.get_by_role("button", name="Save these statistics as CSV").click()
-    table = pd.read_csv(download.value.path()).set_index(["of", "statistic"])
+    table = pd.read_csv(download.value.path(), float_precision="round_trip").set_index(
+        ["of", "statistic"]
+    )
     value = open_run(fake.path).series("head", "std")[5]
     assert table.loc[("batch", "std"), "forward"] == value
 
@@ -90,5 +92,6 @@ def test_a_pane_of_a_notebook_gives_its_files(
     run = open_run(fake.path)
     page.goto(serve(lambda: run.view("series", node="head", statistic="l2")))
     assert taken(page, "Save forward series", "PNG")[1].startswith(b"\x89PNG")
-    got = pd.read_csv(io.BytesIO(taken(page, "Save forward series", "CSV")[1]))
+    content = taken(page, "Save forward series", "CSV")[1]
+    got = pd.read_csv(io.BytesIO(content), float_precision="round_trip")
     np.testing.assert_array_equal(got["l2"], run.series("head", "l2"))

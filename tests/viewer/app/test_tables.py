@@ -44,7 +44,7 @@ def chosen(view: RunView, where: Selection) -> Slot:
 
 
 def table(content: bytes) -> pd.DataFrame:
-    return pd.read_csv(io.BytesIO(content))
+    return pd.read_csv(io.BytesIO(content), float_precision="round_trip")
 
 
 def test_a_series_is_the_whole_series_with_its_band(view: RunView) -> None:

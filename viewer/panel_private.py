@@ -1,0 +1,182 @@
+"""Every private part of Panel and Bokeh that the viewer uses, and what happens if one has changed.
+
+Panel and Bokeh publish no hooks for these things: sending a component's parameters without a
+detour, receiving a component's messages, changing a model before it is sent, rendering the login
+form, and checking every request of a server. What only makes the viewer faster or nicer falls back
+to what Panel does by itself. What the viewer cannot do without, or what guards it, fails when this
+module is imported, with the reason.
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable
+from typing import Any
+
+import panel as pn
+from bokeh.server.server import Server
+from panel.auth import BasicAuthProvider, BasicLoginHandler
+from panel.custom import JSComponent
+from tornado.httputil import HTTPServerConnectionDelegate
+
+SEEN = {"panel": "1.8.10 to 1.9.4", "bokeh": "3.9.0 to 3.9.2"}
+"""Versions whose private parts are as below; tested with the first and the last."""
+
+PRIVATE = {
+    "JSComponent._update_properties": "(self, *events, doc)",
+    "JSComponent._process_param_change": "(self, params)",
+    "JSComponent._update_model": "(self, events, msg, root, model, doc, comm)",
+    "JSComponent._set_on_model": "(self, msg, root, model)",
+    "JSComponent._handle_msg": "(self, data)",
+    "JSComponent._send_msg": "(self, data)",
+    "Column._preprocess": "(self, root, changed, old_models)",
+    "BasicLoginHandler._validate": "(self, username, password)",
+}
+"""Methods of Panel that are overridden or called, with their parameters."""
+
+PRIVATE_ATTRIBUTES = {
+    "_in_process__events": "components: read if it is there",
+    "_loaded": "`pn.extension`: read if it is there",
+    "_login_template": "`BasicLoginHandler` and `BasicAuthProvider`: needed",
+    "_http": "Bokeh's server: needed",
+    "_tornado": "Bokeh's server: needed",
+}
+"""Attributes of Panel's and Bokeh's objects that are read, and whose."""
+
+_OWNERS = {
+    "JSComponent": JSComponent,
+    "Column": pn.Column,
+    "BasicLoginHandler": BasicLoginHandler,
+}
+
+
+def unchanged(name: str) -> bool:
+    """Returns whether a method of `PRIVATE` has the parameters that it is listed with."""
+    owner, _, method = name.partition(".")
+    found: Callable[..., Any] | None = getattr(_OWNERS[owner], method, None)
+    if found is None:
+        return False
+    parameters = inspect.signature(found).parameters.values()
+    names = ["*" * (p.kind is p.VAR_POSITIONAL) + p.name for p in parameters]
+    return f"({', '.join(names)})" == PRIVATE[name]
+
+
+_SENDS_DIRECTLY = all(
+    unchanged(f"JSComponent.{method}")
+    for method in ("_update_properties", "_process_param_change", "_update_model", "_set_on_model")
+)
+_PREPROCESSES = unchanged("Column._preprocess")
+
+_NEEDED = ("JSComponent._handle_msg", "JSComponent._send_msg", "BasicLoginHandler._validate")
+
+for _name in _NEEDED:
+    if not unchanged(_name):
+        raise ImportError(
+            f"panel {pn.__version__} has no {_name}{PRIVATE[_name]}, which the viewer needs; "
+            f"it works with panel {SEEN['panel']}."
+        )
+
+
+class MessagingComponent(JSComponent):
+    """A browser component that sends its parameters without a detour and receives messages.
+
+    Subclasses define `on_browser_message`.
+    """
+
+    __abstract = True
+
+    def __init__(self, **params: Any) -> None:
+        self._own = frozenset(type(self).param) - frozenset(JSComponent.param)
+        super().__init__(**params)  # type: ignore[no-untyped-call]  # panel is not annotated
+
+    def on_browser_message(self, data: Any) -> None:
+        """Handles a message from the browser, whatever it is."""
+        raise NotImplementedError
+
+    def send_to_browser(self, message: dict[str, Any]) -> None:
+        """Sends a message to the component's JavaScript."""
+        self._send_msg(message)
+
+    def _handle_msg(self, data: Any) -> None:
+        self.on_browser_message(data)
+
+    def _update_properties(self, *events: Any, doc: Any) -> dict[str, Any]:
+        """Skips the design's styles if only the component's own parameters have changed."""
+        if _SENDS_DIRECTLY and all(event.name in self._own for event in events):
+            changes = {event.name: event.new for event in events}
+            return dict(self._process_param_change(changes))  # type: ignore[no-untyped-call]
+        return dict(super()._update_properties(*events, doc=doc))
+
+    def _update_model(
+        self, events: Any, msg: dict[str, Any], root: Any, model: Any, doc: Any, comm: Any
+    ) -> None:
+        """Sends the component's own parameters straight to the data of the browser's model.
+
+        Panel would first ask the model itself for each parameter, which raises and catches an
+        error: 0.1 ms for each, several times per change.
+        """
+        # by document, what the browser has just sent, which must not go back to it
+        received = getattr(self, "_in_process__events", None)
+        elsewhere = not _SENDS_DIRECTLY or received is None or comm or received.get(doc)
+        if elsewhere or not self._own.issuperset(msg):
+            super()._update_model(events, msg, root, model, doc, comm)
+        else:
+            with pn.io.hold(doc):
+                self._set_on_model(msg, root, model.data)
+
+
+class PreparedColumn(pn.Column):
+    """A column whose models can be changed before they are sent or saved.
+
+    Subclasses define `prepare`. It is not called where Panel has changed its private hook.
+    """
+
+    def prepare(self, root: Any) -> None:
+        """Changes the Bokeh model of the column and those below it."""
+        raise NotImplementedError
+
+    def _preprocess(self, root: Any, *args: Any, **kwargs: Any) -> None:
+        super()._preprocess(root, *args, **kwargs)
+        if _PREPROCESSES:
+            self.prepare(root)
+
+
+class LoginHandler(BasicLoginHandler):
+    """A login form whose passwords subclasses check, instead of Panel."""
+
+    def log_in(self) -> None:
+        """Lets the user in whose name was sent; the password has been checked."""
+        super().post()  # type: ignore[no-untyped-call]
+
+    def show_form(self, message: str) -> None:
+        """Sends the form again, with a message."""
+        self.write(self._login_template.render(errormessage=message))
+
+    def _validate(self, _username: str, _password: str) -> bool:
+        return True  # `log_in` is called only with a password that is right
+
+
+class LoginProvider(BasicAuthProvider):
+    """Gives Panel a login handler with attributes of its own."""
+
+    def handler(self, kind: type[LoginHandler], **attributes: Any) -> type[LoginHandler]:
+        """Returns a subclass of `kind` with the provider's template and some attributes."""
+        return type(kind.__name__, (kind,), {"_login_template": self._login_template, **attributes})
+
+
+def guard(
+    server: Server,
+    make_gate: Callable[[HTTPServerConnectionDelegate], HTTPServerConnectionDelegate],
+) -> None:
+    """Puts a gate in front of every request of a server, before any of its routes.
+
+    Args:
+        server: A server that has not started yet.
+        make_gate: Gets what handles the server's requests, returns what handles them from now on.
+    """
+    server._http.request_callback = make_gate(server._tornado)  # noqa: SLF001 - this file is for it
+
+
+def extension_is_loaded() -> bool:
+    """Returns whether `pn.extension()` has run; True where Panel no longer tells."""
+    return bool(getattr(pn.extension, "_loaded", True))
