@@ -8,6 +8,7 @@ from __future__ import annotations
 import contextlib
 import os
 import sys
+import time
 from collections.abc import Callable
 from pathlib import Path
 
@@ -17,6 +18,7 @@ from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
 import comgra_decl as comgra
+from comgra_decl.store import Reader
 
 GLOBAL, FEATURES, STEPS = 8, 6, 4
 NODES = {
@@ -157,10 +159,19 @@ class Dying:
     def __call__(self, *_: object) -> None:
         self.calls += 1
         if self.calls == 3 and dist.get_rank() == 1:
-            import time
-
-            time.sleep(1.5)  # what was recorded is on the disk by then
+            _wait_for_records(2)
             os._exit(7)
+
+
+def _wait_for_records(count: int) -> None:
+    """Waits until this rank's records are on the disk."""
+    part = Path(sys.argv[1]) / "dying" / "run" / "ranks" / str(dist.get_rank())
+    end = time.monotonic() + 60
+    while time.monotonic() < end:
+        with contextlib.suppress(comgra.ComgraError):  # it is being created
+            if Reader(part).view.n >= count:
+                return
+        time.sleep(0.02)
 
 
 WAYS: dict[str, Callable[[], dict[str, torch.Tensor]]] = {

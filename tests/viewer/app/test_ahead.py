@@ -20,6 +20,11 @@ def dashboard(root: Path) -> Dashboard:
     return Dashboard(Catalogue(root))
 
 
+@pytest.fixture(autouse=True)
+def short_rests(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("comgra_decl.viewer.prefetching._REST", 0.02)
+
+
 @pytest.fixture
 def reads(dashboard: Dashboard, monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, Any]]:
     """Every question that the run answers: what and about which node or step."""
@@ -70,6 +75,12 @@ def test_a_node_under_the_pointer_is_read_ahead(
     assert dashboard.state.node == "head"
 
 
+async def finished(ahead: Ahead) -> None:
+    """Waits until everything planned is done, the tidying up after a rest too."""
+    while ahead._next is not None:
+        await asyncio.sleep(0.001)
+
+
 def test_newer_plans_take_the_place_of_older_ones() -> None:
     done: list[str] = []
 
@@ -77,7 +88,7 @@ def test_newer_plans_take_the_place_of_older_ones() -> None:
         ahead = Ahead()
         ahead.plan([lambda: done.append("old")] * 3, soon=True)
         ahead.plan([lambda: done.append("new"), lambda: done.append("newer")], soon=True)
-        await asyncio.sleep(0.1)
+        await finished(ahead)
 
     asyncio.run(plan())
     assert done == ["new", "newer"]
@@ -92,9 +103,9 @@ def test_what_cannot_be_read_is_left_to_whoever_asks() -> None:
     async def plan() -> None:
         ahead = Ahead()
         ahead.plan([fail, lambda: done.append("after")], soon=True)
-        await asyncio.sleep(0.05)
+        await finished(ahead)
         ahead.plan([lambda: done.append("again")], soon=True)
-        await asyncio.sleep(0.05)
+        await finished(ahead)
 
     asyncio.run(plan())
     assert done == ["again"]
@@ -104,13 +115,12 @@ def test_garbage_is_collected_in_a_rest_of_the_viewers_own_process_alone(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     done: list[str] = []
-    monkeypatch.setattr("comgra_decl.viewer.prefetching._REST", 0.02)
     monkeypatch.setattr("comgra_decl.viewer.memory._BETWEEN", 0.0)
     monkeypatch.setattr("gc.collect", lambda: done.append("collected"))
 
     async def plan(ahead: Ahead) -> None:
         ahead.plan([lambda: done.append("read")] * 2, soon=True)
-        await asyncio.sleep(0.15)
+        await finished(ahead)
 
     monkeypatch.setattr("comgra_decl.viewer.memory._last", None)  # a notebook's
     asyncio.run(plan(Ahead()))
