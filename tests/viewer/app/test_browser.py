@@ -185,7 +185,7 @@ def test_a_page_fills_and_follows_while_training(
     serve: Callable[..., str], tmp_path: Path, page: Any
 ) -> None:
     page.goto(serve(lambda: create_page([str(tmp_path / "runs")])) + "?section=inspect")
-    page.get_by_text("No runs yet").wait_for()
+    page.get_by_role("heading", name="No runs yet").wait_for()
     training = FakeRun(tmp_path / "runs" / "live", nodes=["embed", "head"], layers=1)
     page.get_by_text("live has started").wait_for()
     training.write(2, evals=False)

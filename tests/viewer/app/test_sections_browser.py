@@ -94,7 +94,7 @@ def test_raw_values(server: Gallery, opened: Callable[..., Any], tmp_path: Path)
 
 def test_missing_values_say_why(opened: Callable[..., Any]) -> None:
     page = opened("?run=pair/new&section=values&node=embed&step=4&pass=grad")
-    page.get_by_text("The spec did not ask for the values").wait_for()
+    page.get_by_text("The spec does not record values").wait_for()
     page.get_by_text("values: true").wait_for()
 
 
