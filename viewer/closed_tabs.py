@@ -1,4 +1,4 @@
-"""A tab that is closed while it is told something is no fault, and worth no traceback."""
+"""Keeps errors about closed browser tabs out of the log."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ _LOGGERS = ("asyncio", "tornado.application", "tornado.general")
 
 
 class _HungUp(logging.Filter):
-    """Drops records whose exception says no more than that the other side is gone."""
+    """Drops log records whose exception means that the client closed the connection."""
 
     def filter(self, record: logging.LogRecord) -> bool:
         error = record.exc_info[1] if record.exc_info else None
@@ -22,10 +22,10 @@ _HUNG_UP = _HungUp()
 
 
 def forgive_hangups() -> None:
-    """Keeps closed tabs out of the log of this process; as often as one likes.
+    """Keeps closed tabs out of this process's log. Idempotent.
 
-    A message that is on its way when a tab closes ends in a task of tornado's that nobody awaits,
-    and asyncio then logs a traceback of thirty lines.
+    A message in flight when a tab closes fails in a Tornado task that no code awaits, so asyncio
+    would log a 30-line traceback.
     """
     for name in _LOGGERS:
         logging.getLogger(name).addFilter(_HUNG_UP)

@@ -1,6 +1,6 @@
-"""Views of your own: a Python file, given on the command line, read again when it changes.
+"""Custom views: a Python file given on the command line and reloaded when it changes.
 
-The file has a function `views()` that returns a list of `View`:
+The file defines `views()`, which returns a list of `View`:
 
 ```python
 from comgra_decl.viewer.custom import Look, View
@@ -31,19 +31,19 @@ from comgra_decl.query import Run
 
 @dataclass(frozen=True, slots=True)
 class Look:
-    """What the person is looking at; all that a view of yours is told.
+    """What the page shows; passed to every custom view.
 
     Attributes:
-        run: The open run, for `run.series(...)`, `run.value(...)` and so on.
+        run: Open run; use `run.series(...)`, `run.value(...)` and so on.
         step: The recorded step.
-        type: Type of execution, "" for all training steps (`type_=look.type or None`).
+        type: Step type; "" for all training steps (`type_=look.type or None`).
         node: The selected node.
-        role: Which of its tensors.
-        iteration: The k-th call of the node within the step.
-        gradient: The pass that is shown beside the forward one.
-        batch: "mean", "std" or "abs_max", or the number of a recorded sample ("0", "1", ...).
+        role: Tensor of the node.
+        iteration: Call of the node within the step, from 0.
+        gradient: Gradient pass shown beside the forward pass.
+        batch: "mean", "std" or "abs_max", or a recorded sample's number ("0", "1", ...).
         statistic: The selected statistic.
-        select: Shows something else: `look.select(node="head", step=100)`.
+        select: Changes the selection: `look.select(node="head", step=100)`.
     """
 
     run: Run
@@ -59,25 +59,25 @@ class Look:
 
     @property
     def sample(self) -> int | None:
-        """The chosen sample, or None while an aggregate over the batch is chosen."""
+        """Number of the selected sample; None if an aggregate over the batch is selected."""
         return int(self.batch) if self.batch.isdecimal() else None
 
 
 READS = frozenset(field.name for field in fields(Look)) - {"select"}
-"""What a view may say that it reads."""
+"""Values that `View.reads` accepts."""
 
 
 @dataclass(frozen=True, slots=True)
 class View:
-    """One view of yours.
+    """A custom view.
 
     Attributes:
-        name: Its title.
-        build: Called with a `Look`; returns what to show: anything that Panel can (text in
-            Markdown, a table of pandas, a figure of Bokeh, HoloViews or Matplotlib, a widget, ...).
-        update: Called with what `build` has returned and a `Look` when something that the view
-            reads has changed; changes it in place, which is quicker. None: `build` is called again.
-        reads: Names of `Look` on which the view depends; new records of the run count as "run".
+        name: Title.
+        build: Called with a `Look`; returns any object that Panel can show (Markdown text, a
+            pandas table, a Bokeh, HoloViews or Matplotlib figure, a widget, ...).
+        update: Called with the object from `build` and a `Look` when something that the view
+            reads changes. Updates it in place, which is faster. None: calls `build` again.
+        reads: Attributes of `Look` that the view depends on; "run" includes new records.
     """
 
     name: str
@@ -95,10 +95,10 @@ class View:
 
 
 class ViewsFile:
-    """The file of views; shared by all sessions of a process.
+    """File of custom views, shared by all sessions of a process.
 
-    `views` are those of the last reading that went well; `problem` is the error of the newest
-    reading, None if it went well. `version` grows with each reading.
+    `views` are from the last successful load. `problem` is the error of the latest load, or None.
+    `version` increases with each load.
     """
 
     def __init__(self, path: str | os.PathLike[str]) -> None:
@@ -110,7 +110,7 @@ class ViewsFile:
         self.look()
 
     def look(self) -> int:
-        """Reads the file if it has changed; returns the version."""
+        """Reloads the file if it changed. Returns the version."""
         stamp = _stamp(self.path)
         if stamp != self._stamp or self.version == 0:
             self._stamp = stamp
@@ -124,7 +124,7 @@ class ViewsFile:
 
 @lru_cache(maxsize=8)
 def shared_views(path: Path) -> ViewsFile:
-    """Returns the one `ViewsFile` of a path in this process."""
+    """Returns this process's only `ViewsFile` for a path."""
     return ViewsFile(path)
 
 
@@ -140,10 +140,10 @@ def _read(path: Path) -> tuple[View, ...]:
     try:
         source = path.read_text(encoding="utf-8")
     except OSError as error:
-        raise ComgraError(f"the file of views {path} cannot be read: {error.strerror}.") from None
+        raise ComgraError(f"cannot read the views file {path}: {error.strerror}.") from None
     module = ModuleType("comgra_decl_custom_views")
     module.__file__ = str(path)
-    exec(compile(source, str(path), "exec"), module.__dict__)  # the user has given it
+    exec(compile(source, str(path), "exec"), module.__dict__)  # the user named this file
     return _checked(path, module)
 
 

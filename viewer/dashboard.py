@@ -1,4 +1,4 @@
-"""One session: the state, and the one path by which anything on screen changes."""
+"""One browser session: its state, and the only path that changes the screen."""
 
 from __future__ import annotations
 
@@ -35,15 +35,15 @@ _OTHERS = ("run", "colour", "follow", "revision", "looked", "other_revision", "v
 
 
 class Dashboard:
-    """The viewer of one session; `screen` is what a page shows of it.
+    """The viewer of one session; `screen` holds what the page shows.
 
-    Everything that changes goes through `change`: it resolves what is wanted into what exists,
-    sets the state once, and redraws the panes that read what has changed, in one message.
+    Every change goes through `change`, which resolves the request to values that exist, sets the
+    state once and redraws the affected panes in one message.
 
     Args:
-        catalogue: The runs to choose from, shared with other sessions.
-        query: The address' query to start from; untrusted.
-        views: The user's own views, if a file of them was given.
+        catalogue: Available runs, shared between sessions.
+        query: Initial URL query; untrusted.
+        views: Custom views; None without a views file.
     """
 
     def __init__(
@@ -54,7 +54,7 @@ class Dashboard:
         self._other: Other | None = None
         self._view: RunView | None = None
         self._roles: dict[str, str] = {}
-        self._iteration = 0  # chosen last; a node that lacks it does not make it forgotten
+        self._iteration = 0  # last choice; kept while nodes that lack it are selected
         self._entries: object = None
         self._waiting = False
         self._first_query: str | None = query
@@ -74,10 +74,10 @@ class Dashboard:
     # --- changing ----------------------------------------------------------------------------
 
     def change(self, **wanted: Any) -> None:
-        """Shows something else, as near as possible to what is wanted.
+        """Changes what is shown, falling back to the nearest values that exist.
 
         Args:
-            **wanted: Parameters of `ViewState` by name; values need not exist in the run.
+            **wanted: Parameters of `ViewState` by name. Values may be missing from the run.
         """
         with self._guarded():
             self._change(wanted)
@@ -96,7 +96,7 @@ class Dashboard:
             self._waiting = True
             self._give_notice(run, None, wanted)
             return
-        if self._waiting:  # who has waited for the first record wants to see the next ones
+        if self._waiting:  # after waiting for the first record, follow the next ones
             self._waiting = False
             wanted.setdefault("follow", view.run.state == "live")
         self._point(run, view, wanted)
@@ -135,13 +135,13 @@ class Dashboard:
         self._compare(view, at, others)
         was = state.selection, state.colour
         state.put(at, **others)
-        if self.screen.blank:  # nothing changed since a notice took its place
+        if self.screen.blank:  # a notice is shown; there is nothing to redraw
             self._draw(frozenset())
         if was != (at, state.colour):
             self._ahead.plan(likely.next_to(view, at, was[0], state.colour))
 
     def _compare(self, view: RunView, at: Selection, others: dict[str, Any]) -> None:
-        """Opens what the run is compared with, while something on screen compares."""
+        """Opens the run to compare with if a visible pane compares."""
         self._other = None
         if others["section"] == "compare" or others["colour"] == DIFFERENCE:
             self._other = other_of(
@@ -158,7 +158,7 @@ class Dashboard:
     # --- drawing -----------------------------------------------------------------------------
 
     def _draw(self, names: frozenset[str]) -> None:
-        """Redraws what reads the changed names, and the address; all in one message."""
+        """Redraws panes that read the changed names and updates the URL, in one message."""
         assert self._view is not None
         with pn.io.hold():
             self.screen.draw(names, self._shown(self._view))
@@ -173,7 +173,7 @@ class Dashboard:
         )  # fmt: skip
 
     def _give_notice(self, run: str, error: ComgraError | None, wanted: dict[str, Any]) -> None:
-        """Says why a run cannot be shown, in its place; what is wanted waits until it can."""
+        """Shows a notice instead of a run that cannot be shown; keeps the request for later."""
         self._view = None
         self.state.param.update(**wanted, run=run)
         with pn.io.hold():
@@ -181,7 +181,7 @@ class Dashboard:
             self._write_url(frozenset({"run"}))
 
     def _look_ahead(self, node: str, role: str) -> None:
-        """Reads what a click on a node would show, as long as the pointer rests there."""
+        """Prefetches what a click would show while the pointer rests on a node."""
         if self._view is not None:
             at = self.state.selection
             wanted = replace(at, node=node, role=role, iteration=self._iteration)
@@ -191,7 +191,7 @@ class Dashboard:
     # --- what is new on disk -----------------------------------------------------------------
 
     def poll(self) -> None:
-        """Looks for new records and runs; nothing that is looked at moves unless it follows."""
+        """Checks for new records and runs. The selection moves only in follow mode."""
         with self._guarded(quiet=True):
             self.catalogue.poll()
             if self._view is None:
@@ -214,7 +214,7 @@ class Dashboard:
             self.screen.show_head(head_of(view, self.state.run))
 
     def _moved(self, view: RunView) -> bool:
-        """Whether findings, the other run or custom views are newer than what is on screen."""
+        """Whether findings, the other run or custom views are newer than the screen."""
         if looks(view) != self.state.looked:
             return True
         if self._views is not None and self._views.look() != self.state.views:
@@ -236,7 +236,7 @@ class Dashboard:
     # --- the address -------------------------------------------------------------------------
 
     def _write_url(self, names: frozenset[str]) -> None:
-        """Tells the browser the address; going back or forward never makes a new entry."""
+        """Sends the URL to the browser; going back or forward adds no history entry."""
         query, address = url.format_query(self.state), self.screen.url
         if self.screen.ready and query != address.query:
             push = not self._restoring and bool(names & url.PUSHED)
@@ -245,7 +245,7 @@ class Dashboard:
     def _on_url(self, message: Message) -> None:
         query = message["query"]
         with self._guarded():
-            if query != self._first_query:  # that one is told once more when the page is ready
+            if query != self._first_query:  # sent again once the page is ready
                 self._restoring = True
                 try:
                     self._restore(query)
@@ -255,7 +255,7 @@ class Dashboard:
             self._write_url(frozenset())
 
     def _restore(self, query: str, *, first: bool = False) -> None:
-        """Shows what an address says; what it leaves out takes its default."""
+        """Shows what a URL query describes; missing fields take their defaults."""
         fields = (*SELECTION, "run", "colour", *_KEPT)
         wanted = {name: self.state.param[name].default for name in fields}
         found = url.parse(query)
@@ -269,12 +269,12 @@ class Dashboard:
 
     @contextmanager
     def _guarded(self, *, quiet: bool = False) -> Iterator[None]:
-        """Shows an error above the page instead of leaving it silently dead."""
+        """Shows an error above the page instead of leaving the page unresponsive."""
         try:
             yield
         except Exception as error:  # noqa: BLE001 - whatever it is, it must be seen
             if not isinstance(error, ComgraError):
-                _LOG.exception("the page could not be updated")
+                _LOG.exception("failed to update the page")
             self.screen.warn(error)
         else:
             if not quiet:

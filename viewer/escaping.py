@@ -1,7 +1,7 @@
-"""How text of a run gets onto the page: as text, whatever it looks like.
+"""Escapes text from a run so that the page always shows it literally.
 
-Three ways lead there, each with a function of its own: HTML, attributes that the browser hands
-back, and texts of Bokeh's, which take `$$...$$` for TeX. What JavaScript writes passes `visible` in
+There is one function per destination: HTML, HTML attributes that the browser sends back, and
+Bokeh text, which treats `$$...$$` as TeX. JavaScript output passes through `visible` in
 `shared.js`.
 """
 
@@ -17,16 +17,16 @@ _TEX = ("$$", "\\[", "\\(")
 
 
 def html_text(text: object) -> str:
-    """Returns a text as HTML, in an element or an attribute that is only shown."""
+    """Returns text escaped for HTML elements and for attributes that are only displayed."""
     return html.escape(visible(str(text)))
 
 
 def html_token(text: str) -> str:
-    """Returns a text as HTML in an attribute that comes back, so that nothing of it is changed."""
+    """Returns text escaped for an HTML attribute that the browser sends back unchanged."""
     return html.escape(text)
 
 
 def bokeh_text(text: str) -> str | PlainText:
-    """Returns a text for a title, an axis or a tick of Bokeh's."""
+    """Returns text that is safe in a Bokeh title, axis label or tick label."""
     shown = visible(text)
     return PlainText(text=shown) if any(sign in shown for sign in _TEX) else shown

@@ -1,4 +1,4 @@
-"""Figures as files: which figures there are on the page, and what their numbers are."""
+"""Download menus of figures: which figures the page holds, and their data."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ from comgra_decl.viewer.panes.base import Exhibit, Pane
 
 
 class Files:
-    """Gives every figure of some panes a button that hands it on; `view` is put on the page.
+    """Adds a download button to every figure of some panes; `view` goes on the page.
 
     Args:
-        panes: Tells which panes there are by now.
-        at: Tells what is selected, for the names of files.
+        panes: Returns the current panes.
+        at: Returns the selection, which file names include.
     """
 
     def __init__(self, panes: Callable[[], Iterable[Pane]], at: Callable[[], Selection]) -> None:
@@ -25,7 +25,7 @@ class Files:
         self.view.on_message(self._hand_over)
 
     def refresh(self) -> None:
-        """Tells the page of figures that have come or gone."""
+        """Updates the page's list of figures."""
         now = [{"id": key, "label": exhibit.label} for key, exhibit in self._exhibits().items()]
         if now != self.view.figures:
             self.view.figures = now

@@ -1,8 +1,8 @@
-"""Who gets past the server's front door: asked before any route, so that none can be forgotten.
+"""Checks every request before routing, so that no route can skip the check.
 
-A page of a foreign name that was made to mean this machine (DNS rebinding) has the same origin as
-the viewer in the eyes of the browser, and of Tornado, which compares Origin with Host. So what
-counts is that Host is a name of ours, whatever the route. An address in digits cannot be rebound.
+With DNS rebinding, a foreign name resolves to this machine, and its page has the viewer's
+origin for the browser and for Tornado, which compares Origin with Host. So every route checks
+that Host is one of the viewer's names. A numeric address cannot be rebound.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ _LOG = logging.getLogger(__name__)
 
 LOGIN, LOGOUT = "/login", "/logout"
 _MOST_TOLD = 20
-"""Foreign names that are logged; who tries more is told of in the answer only."""
+"""Maximum number of foreign names to log; later ones get the response only."""
 
 _HOST = re.compile(r"(\[[0-9a-fA-F:.]+\]|[a-zA-Z0-9._-]+)(?::[0-9]{0,5})?")
 
@@ -43,22 +43,22 @@ Authenticated = Callable[[HTTPServerRequest], bool]
 
 @dataclass(frozen=True, slots=True)
 class Names:
-    """The names that the viewer answers to.
+    """Host names that the viewer answers to.
 
     Attributes:
-        address: What the server listens on; "" or 0.0.0.0 or :: for every address of the machine.
-        origins: `host:port` that were named on the command line, `*` for any part of it.
+        address: Listening address; "", 0.0.0.0 or :: for all addresses of the machine.
+        origins: `host:port` pairs from the command line; `*` matches any part.
     """
 
     address: str = "127.0.0.1"
     origins: tuple[str, ...] = ()
 
     def know(self, host: str, local: str = "") -> bool:
-        """Whether `host`, as it stands in a request's header, is a name of the viewer.
+        """Whether `host`, from a request header, is a name of the viewer.
 
         Args:
-            host: Name or address, with or without port.
-            local: This machine's address in the connection that the request came through.
+            host: Name or address, with or without a port.
+            local: This machine's address in the request's connection.
         """
         name = _name(host)
         if name is None:
@@ -67,25 +67,25 @@ class Names:
         return name in own or _is_loopback(name) or self.named(host)
 
     def named(self, host: str) -> bool:
-        """Whether `host` was named on the command line."""
+        """Whether the command line names `host`."""
         origins = (*self.origins, *(settings.allowed_ws_origin() or ()))
         return any(match_host(_full(host), _full(origin)) for origin in origins)
 
     def refusal(self, host: str) -> str:
-        """Returns what to answer to a request for a foreign name."""
+        """Returns the response text for a request with a foreign host name."""
         shown = host[:200] if _name(host) else "HOST:PORT"
         return (
-            "403: the viewer does not answer to this name.\n\n"
-            f"It was asked as {host[:200]!r}, which is neither this machine (localhost, "
-            "127.0.0.1, [::1]) nor the address that it listens on. A page that you have not "
-            "opened yourself may be trying to read your runs.\n\n"
-            "If the name is right (a proxy, another machine), start the viewer with\n\n"
+            "403: the viewer does not serve this host name.\n\n"
+            f"The request was for {host[:200]!r}, which is neither this machine (localhost, "
+            "127.0.0.1, [::1]) nor the address that the viewer listens on. A page that you did "
+            "not open yourself may be trying to read your runs.\n\n"
+            "If the name is correct (a proxy, another machine), start the viewer with\n\n"
             f"    --allow-websocket-origin {shown}\n"
         )
 
 
 def names_of(command: Sequence[str]) -> Names:
-    """Returns the names that a command line of Panel's own (`panel serve`) gives to its server."""
+    """Returns the names that a `panel serve` command line gives to its server."""
     parser = ArgumentParser(add_help=False, exit_on_error=False, allow_abbrev=False)
     parser.add_argument("--address", default="")
     parser.add_argument("--allow-websocket-origin", action="append", default=[])
@@ -95,17 +95,17 @@ def names_of(command: Sequence[str]) -> Names:
 
 
 class Gate(Router):
-    """Hands requests on to an application if they may pass, and looks over what it answers."""
+    """Forwards allowed requests to an application and checks its response headers."""
 
     def __init__(
         self, application: Any, names: Names, *, authenticated: Authenticated | None = None
     ) -> None:
-        """Makes a gate.
+        """Creates a gate.
 
         Args:
             application: The Tornado application behind it.
-            names: The names that are answered to.
-            authenticated: Whether a request comes from somebody who has logged in; None: all may.
+            names: Host names to serve.
+            authenticated: Whether a request is logged in; None: no login required.
         """
         self._application = application
         self._names = names
@@ -113,7 +113,7 @@ class Gate(Router):
         self._told: set[str] = set()
 
     def find_handler(self, request: HTTPServerRequest, **_options: Any) -> HTTPMessageDelegate:
-        """Returns what answers a request."""
+        """Returns the delegate that answers a request."""
         origin = request.headers.get("Origin", "")
         reader = origin if origin and self._names.named(urlsplit(origin).netloc) else ""
         reviewed: Any = _Reviewed(request.connection, secure=_is_secure(request), reader=reader)
@@ -124,12 +124,12 @@ class Gate(Router):
         known = self._authenticated is None or self._authenticated(request)
         if not known and not self._is_open(request):
             return _to_login(request, self._application.prefix)
-        if request.host.startswith("["):  # Panel fails on such an address; the browser corrects it
+        if request.host.startswith("["):  # Panel fails on a bare IPv6 host; the browser recovers
             request.host = f"localhost{request.host.partition(']')[2]}"
         if _is_garbled(request):
-            return _Answer(request, 400, "400: this is no page of the viewer's that asks.\n")
+            return _Answer(request, 400, "400: the request does not come from a viewer page.\n")
         if self._would_import(request):
-            return _Answer(request, 404, "404: there is no such component.\n")
+            return _Answer(request, 404, "404: component not found.\n")
         handler: HTTPMessageDelegate = self._application.find_handler(request)
         return handler
 
@@ -140,14 +140,14 @@ class Gate(Router):
             return None
         if host not in self._told and len(self._told) < _MOST_TOLD:
             self._told.add(host)
-            _LOG.warning("a request from %s for the foreign name %r", request.remote_ip, host[:200])
+            _LOG.warning("foreign host name from %s: %r", request.remote_ip, host[:200])
         return self._names.refusal(host)
 
     def _refused_origin(self, request: HTTPServerRequest) -> str | None:
-        """Refuses what a page of elsewhere sends, or wants to run as a script of its own."""
+        """Rejects requests sent, or embedded as scripts, by pages of another origin."""
         script = request.path.endswith("/autoload.js")
         if request.method in ("GET", "HEAD") and not script:
-            return None  # only shown; websockets ask Bokeh's own list
+            return None  # plain navigation; Bokeh checks websockets against its own list
         origin = request.headers.get("Origin")
         if origin is None:
             foreign = request.headers.get("Sec-Fetch-Site") in ("cross-site", "same-site")
@@ -157,12 +157,12 @@ class Gate(Router):
         if not foreign:
             return None
         return (
-            f"403: the viewer does not take this from a page of {(origin or 'elsewhere')[:200]!r}."
-            "\n\nName the host:port of such a page with --allow-websocket-origin.\n"
+            f"403: not accepting requests from {(origin or 'elsewhere')[:200]!r}."
+            "\n\nAllow its host:port with --allow-websocket-origin.\n"
         )
 
     def _would_import(self, request: HTTPServerRequest) -> bool:
-        """Whether Panel would import a module because an address names it."""
+        """Whether Panel would import a module that the URL names."""
         before, found, rest = unquote(request.path).partition("/components/")
         in_place = found and before == self._application.prefix
         return bool(in_place) and rest.partition("/")[0] not in sys.modules
@@ -173,7 +173,7 @@ class Gate(Router):
 
 
 class _Answer(HTTPMessageDelegate):
-    """A short text instead of a page."""
+    """A short plain-text response."""
 
     def __init__(
         self, request: HTTPServerRequest, status: int, text: str, *, location: str = ""
@@ -184,7 +184,7 @@ class _Answer(HTTPMessageDelegate):
         self._location = location
 
     def finish(self) -> None:
-        """Answers once the request is complete."""
+        """Sends the response once the request is complete."""
         headers = HTTPHeaders(
             {
                 "Content-Type": "text/plain; charset=utf-8",
@@ -202,7 +202,7 @@ class _Answer(HTTPMessageDelegate):
 
 
 def _is_garbled(request: HTTPServerRequest) -> bool:
-    """Whether a websocket names no session; Bokeh accepts it first and fails then."""
+    """Whether a websocket lacks a session; Bokeh would accept it and then fail."""
     if request.headers.get("Upgrade", "").lower() != "websocket":
         return False
     protocol, _, token = request.headers.get("Sec-WebSocket-Protocol", "").partition(",")
@@ -214,7 +214,7 @@ def _is_garbled(request: HTTPServerRequest) -> bool:
 
 
 def _to_login(request: HTTPServerRequest, prefix: str) -> _Answer:
-    """Sends somebody who wants to see the page to the form; says no to everything else."""
+    """Redirects page requests to the login form; refuses all others."""
     pages = (prefix, f"{prefix}/", f"{prefix}/viewer")
     if request.method == "GET" and request.path == f"{prefix}{LOGOUT}":
         return _Answer(request, 302, "Log in first.\n", location=f"{prefix}{LOGIN}")
@@ -225,7 +225,7 @@ def _to_login(request: HTTPServerRequest, prefix: str) -> _Answer:
 
 
 class _Reviewed:
-    """A connection that corrects the headers of what goes out."""
+    """A connection that corrects outgoing headers."""
 
     def __init__(self, connection: Any, *, secure: bool, reader: str) -> None:
         self._connection = connection
@@ -255,18 +255,18 @@ class _Reviewed:
 
 
 def _guarded(cookie: str, secure: bool) -> str:
-    """Returns a Set-Cookie line that no script reads and no other site makes the browser send."""
+    """Returns a Set-Cookie line that scripts cannot read and other sites cannot send."""
     has = {part.partition("=")[0].strip().lower() for part in cookie.split(";")[1:]}
-    wanted = {"samesite": "SameSite=Lax", "httponly": "HttpOnly"}  # with Strict, links ask again
+    wanted = {"samesite": "SameSite=Lax", "httponly": "HttpOnly"}  # Strict logs out on links
     if secure:
         wanted["secure"] = "Secure"
     return "; ".join([cookie, *(text for name, text in wanted.items() if name not in has)])
 
 
 def _is_secure(request: HTTPServerRequest) -> bool:
-    """Whether the browser came through TLS, also if only the proxy before us says so.
+    """Whether the browser uses TLS, even if only the proxy reports it.
 
-    Whoever invents the header only keeps cookies of his own off a line without encryption.
+    A client that forges the header only keeps its own cookies off unencrypted connections.
     """
     forwarded = request.headers.get("X-Forwarded-Proto", "").split(",")[0].strip()
     return "https" in (request.protocol, forwarded)
@@ -284,23 +284,23 @@ def _local_address(request: HTTPServerRequest) -> str:
 
 
 def _plain(name: str) -> str:
-    """Returns an address in its shortest form, and a name as it is."""
+    """Returns an address in its shortest form, and a name unchanged."""
     try:
         address = ipaddress.ip_address(name)
     except ValueError:
         return name
-    mapped = getattr(address, "ipv4_mapped", None)  # a socket for both kinds of addresses
+    mapped = getattr(address, "ipv4_mapped", None)  # a dual-stack socket reports IPv4 this way
     return str(mapped or address)
 
 
 def _name(host: str) -> str | None:
-    """Returns the name or address in a Host header, without port, or None."""
+    """Returns the name or address in a Host header without the port, or None."""
     found = _HOST.fullmatch(host)
     return _plain(found[1].strip("[]").lower().rstrip(".")) if found else None
 
 
 def _full(host: str) -> str:
-    """Returns `host:port` for matching; browsers leave out the usual ports of both protocols."""
+    """Returns `host:port` for matching; browsers omit default ports."""
     host = host.lower()
     if host == "*":
         return host

@@ -1,4 +1,4 @@
-"""The password: compared in constant time, guessed at slowly, and failures are told."""
+"""Password login: constant-time comparison, rate limits, and a log of failures."""
 
 from __future__ import annotations
 
@@ -30,11 +30,11 @@ _MOST_CLIENTS = 10_000
 
 @dataclass(slots=True)
 class Allowance:
-    """So many at once, and then one each so often.
+    """A token bucket: `most` tries at once, then one per interval.
 
     Attributes:
-        most: How many at once.
-        seconds: After which there is one more.
+        most: Size of the bucket.
+        seconds: Time to refill one try.
     """
 
     most: int
@@ -43,17 +43,17 @@ class Allowance:
     _at: float = field(default=0.0, init=False)
 
     def wait(self, now: float) -> float:
-        """Returns the seconds until there is one; 0 if there is one now."""
+        """Returns the seconds until a try is available; 0 if one is available now."""
         self._fill(now)
         return 0.0 if self._left >= 1 else (1 - self._left) * self.seconds
 
     def take(self, now: float) -> None:
-        """Takes one."""
+        """Takes one try."""
         self._fill(now)
         self._left = max(0.0, self._left - 1)
 
     def full(self, now: float) -> bool:
-        """Whether nothing of it is missing."""
+        """Whether the bucket is full."""
         self._fill(now)
         return self._left >= self.most
 
@@ -66,10 +66,10 @@ class Allowance:
 
 
 class Throttle:
-    """How often somebody may guess wrong: each client, and all together.
+    """Limits wrong guesses, per client and overall.
 
-    Nobody is shut out for ever: there is one more guess after some seconds. A browser that has
-    been let in before counts for itself alone, so that strangers who guess cannot keep it out.
+    No client is locked out for good: each gets another guess after some seconds. Browsers that
+    have logged in before have a separate limit, so strangers' guesses cannot lock them out.
     """
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
@@ -78,7 +78,7 @@ class Throttle:
         self._all = Allowance(most=50, seconds=1.0)
 
     def wait(self, client: str, *, known: bool = False) -> float:
-        """Returns the seconds that a client has to wait before its next try; 0: none."""
+        """Returns the seconds that a client must wait before its next try; 0: none."""
         now = self._clock()
         own = self._clients.get(client)
         waits = [own.wait(now)] if own else [0.0]
@@ -87,7 +87,7 @@ class Throttle:
         return max(waits)
 
     def failed(self, client: str, *, known: bool = False) -> None:
-        """Notes a wrong guess."""
+        """Counts a wrong guess."""
         now = self._clock()
         if client not in self._clients and len(self._clients) >= _MOST_CLIENTS:
             self._forget(now)
@@ -96,7 +96,7 @@ class Throttle:
             self._all.take(now)
 
     def _forget(self, now: float) -> None:
-        """Forgets who could try as often as a stranger; failing that, who tried first."""
+        """Drops clients whose limit is full again; failing that, the oldest ones."""
         kept = {name: own for name, own in self._clients.items() if not own.full(now)}
         while len(kept) >= _MOST_CLIENTS:
             del kept[next(iter(kept))]
@@ -104,25 +104,25 @@ class Throttle:
 
 
 class Passwords:
-    """Who may look: one word for all, or a file of names and passwords, read at each login."""
+    """Accepted passwords: one for everyone, or a file of them, read at each login."""
 
     def __init__(self, given: str) -> None:
-        """Takes a password or the path of a JSON file.
+        """Stores a password or the path of a JSON file.
 
         Raises:
-            ComgraError: the file is missing, or holds something else.
+            ComgraError: The file is missing or malformed.
         """
         self._file = Path(given) if Path(given).is_file() else None
         self._word = given
         if self._file is None and given.endswith(".json"):
             raise ComgraError(
-                f"--basic-auth: there is no file {given}; give a JSON file like "
+                f"--basic-auth: file not found: {given}; give a JSON file like "
                 '{"name": "password"}, or a password that does not end with .json'
             )
         self._users()
 
     def right(self, user: str, password: str) -> bool:
-        """Whether a password is right, in a time that does not tell how nearly."""
+        """Whether a password is correct; the time taken does not depend on the guess."""
         users = self._users()
         expected = self._word if users is None else users.get(user)
         same = hmac.compare_digest(_digest(password), _digest(expected or ""))
@@ -134,37 +134,37 @@ class Passwords:
         try:
             users = json.loads(self._file.read_text(encoding="utf-8"))
         except (OSError, ValueError) as error:
-            raise ComgraError(f"--basic-auth: {self._file} cannot be read: {error}") from None
+            raise ComgraError(f"--basic-auth: cannot read {self._file}: {error}") from None
         texts = isinstance(users, dict) and all(isinstance(word, str) for word in users.values())
         if not texts or not users:
             raise ComgraError(
-                f'--basic-auth: {self._file} is not of the form {{"name": "password"}}'
+                f'--basic-auth: {self._file} must have the form {{"name": "password"}}'
             )
         return {str(name): str(word) for name, word in users.items()}
 
 
 class Login(LoginProvider):
-    """Asks for a password; gives whoever knew it a signed cookie."""
+    """Asks for a password and sets a signed cookie on success."""
 
     def __init__(self, given: str) -> None:
         self._passwords = Passwords(given)
         self._throttle = Throttle()
         self._secret = secrets.token_urlsafe(32)
-        # Panel's own template asks a CDN for its pictures. Asks for the form, so it comes last.
+        # Panel's template loads images from a CDN. Last, because it builds the login form.
         super().__init__(login_template=str(_LOGIN))  # type: ignore[no-untyped-call]
 
     @property
     def options(self) -> dict[str, Any]:
-        """What Panel's server has to be told."""
+        """Options for Panel's server."""
         return {"auth_provider": self, "cookie_secret": self._secret}
 
     @property
     def login_handler(self) -> type[LoginHandler]:
-        """The form."""
+        """Handler of the login form."""
         return self.handler(_Form, passwords=self._passwords, throttle=self._throttle)
 
     def has_passed(self, request: HTTPServerRequest) -> bool:
-        """Whether a request comes from somebody who has logged in."""
+        """Whether a request is logged in."""
         cookie = request.cookies.get("user")
         if cookie is None:
             return False
@@ -191,12 +191,12 @@ class _Form(LoginHandler):
             right = self.passwords.right(user, self.get_argument("password", "", strip=False))
         except ComgraError as error:
             _LOG.error("%s", error)
-            self._answer(500, "The file of passwords cannot be read; the server's log says why.")
+            self._answer(500, "Cannot read the password file; see the server's log.")
             return
         if not right:
             self.throttle.failed(client, known=known)
-            # Without the name: people type their password there.
-            _LOG.warning("a wrong password from %s", self.request.remote_ip)
+            # Omit the name: users sometimes type their password there.
+            _LOG.warning("wrong password from %s", self.request.remote_ip)
             self._answer(200, "Wrong name or password.")
             return
         name = cookie or secrets.token_urlsafe(16)
@@ -204,7 +204,7 @@ class _Form(LoginHandler):
         self.log_in()
 
     def set_current_user(self, user: str) -> None:
-        # Without a name, Panel forgets who has come.
+        # Panel drops the login if the name is empty.
         super().set_current_user(user or "reader")  # type: ignore[no-untyped-call]
 
     def _answer(self, status: int, text: str) -> None:
@@ -213,7 +213,7 @@ class _Form(LoginHandler):
 
 
 def _network(address: str) -> str:
-    """Returns what counts as one client: whoever has IPv6 has a whole /64 of addresses."""
+    """Returns the rate limiter's key for an address: an IPv6 client owns a whole /64."""
     if ":" not in address:
         return address
     try:

@@ -7,7 +7,7 @@ import panel as pn
 from comgra_decl.viewer.gate import names_of
 from comgra_decl.viewer.page import create_page
 
-# The server is Panel's, so this page is all that can be kept from a foreign name.
+# Panel owns this server, so only the page can be refused to a foreign host name.
 _names, _host = names_of(sys.orig_argv), str((pn.state.headers or {}).get("Host", ""))
 if _names.know(_host):
     create_page(sys.argv[1:]).servable(title="comgra_decl")

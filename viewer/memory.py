@@ -1,4 +1,4 @@
-"""Memory of the viewer's own process: tidied up while nobody waits."""
+"""Memory of the viewer process, tidied up while it is idle."""
 
 from __future__ import annotations
 
@@ -9,17 +9,17 @@ import time
 from contextlib import suppress
 
 _BETWEEN = 5.0
-"""Seconds between two times, at least; each takes some hundredths of one."""
+"""Minimum interval between collections, in seconds; each takes a few hundredths."""
 _RARELY = 200
-"""Younger collections after which Python makes a full one by itself, where nobody ever rests."""
+"""Younger collections after which Python runs a full one, in case the process is never idle."""
 
 _last: float | None = None
 
 
 def settle() -> None:
-    """Prepares a process that is the viewer's own; as often as one likes.
+    """Tunes the garbage collector for a dedicated viewer process. Idempotent.
 
-    A collection of all that has been imported takes 200 ms: that is left out for good.
+    Freezes imported objects, whose collection would take 200 ms.
     """
     global _last
     if _last is None:
@@ -30,7 +30,7 @@ def settle() -> None:
 
 
 def sweep() -> None:
-    """Collects garbage, unless it was done a moment ago or the process is somebody else's."""
+    """Collects garbage, unless it ran recently or the process is not dedicated."""
     global _last
     if _last is not None and time.monotonic() - _last > _BETWEEN:
         gc.collect()
@@ -39,10 +39,10 @@ def sweep() -> None:
 
 
 def _give_back() -> None:
-    """Gives the holes in the heap back to the system.
+    """Returns free heap memory to the system.
 
-    Records and chunks of all sizes come and go; 3,600 changes of the step left holes of 60 MB.
+    Records and chunks vary in size; 3,600 step changes left holes of 60 MB.
     """
     if sys.platform == "linux":
-        with suppress(AttributeError):  # a C library other than glibc
+        with suppress(AttributeError):  # not glibc
             ctypes.CDLL(None).malloc_trim(0)

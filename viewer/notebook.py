@@ -1,4 +1,4 @@
-"""The viewer, or a part of it, as an object for a notebook, a page or a report of one's own."""
+"""The viewer, or one pane, as an object for notebooks, pages and reports."""
 
 from __future__ import annotations
 
@@ -39,14 +39,14 @@ _FIELDS = {
     "colour": "colour",
     "scale": "scale",
 }
-"""Names of arguments, as the other methods of `Run` have them, and what the viewer calls them."""
+"""Maps argument names of `Run` methods to names of `ViewState` parameters."""
 
 _WHOLE, _SECTION, _PANE = 900, 560, 300  # heights in pixels
 _HEIGHTS = {"graph": 420, "steps": 60, "statistics": 560}
 
 
 class OneRun(Catalogue):
-    """A catalogue of nothing but a run that is open already, as it is now."""
+    """A catalogue that holds one open run."""
 
     def __init__(self, run: Run) -> None:
         super().__init__(run.path)
@@ -54,7 +54,7 @@ class OneRun(Catalogue):
         self.entries = (RunEntry(run.name, "", run.name, run.state, not len(run.records)),)
 
     def poll(self, *, wait: bool = False) -> None:
-        """Does nothing: there is nothing else to be found."""
+        """Does nothing: there are no other runs to find."""
 
     def refresh(self) -> None:
         """Does nothing."""
@@ -64,18 +64,18 @@ class OneRun(Catalogue):
         return self._only
 
     def look(self, name: str) -> RunView:
-        """Returns the run, without looking for new records."""
+        """Returns the run without checking for new records."""
         return self._only
 
 
 class Look(PreparedColumn):
-    """A part of the viewer on a page that is not the viewer's.
+    """A part of the viewer on another page.
 
-    Outside of a server Panel would fetch its own style sheets from a CDN; here they travel along.
+    Outside a server Panel would load its style sheets from a CDN; here they are embedded.
     """
 
     def prepare(self, root: Any) -> None:
-        """Puts Panel's style sheets into the page, unless a server of Panel's sends them."""
+        """Embeds Panel's style sheets in the page, unless a Panel server sends them."""
         if root.document is not None and root.document.session_context is not None:
             return
         for model in root.select({"type": UIElement}):
@@ -84,14 +84,14 @@ class Look(PreparedColumn):
                 model.stylesheets = sheets
 
     def save(self, filename: str | PathLike[Any] | IO[Any], *args: Any, **options: Any) -> None:
-        """Writes it into an HTML file that needs no other file and no network.
+        """Writes a self-contained HTML file that needs no network.
 
-        Nobody answers there: what asks for numbers is left out.
+        Widgets that need a server are left out.
 
         Args:
             filename: Path or file object.
-            *args: As Panel's own `save` has them: `title`, ...
-            **options: The same.
+            *args: Passed to Panel's `save`: `title`, ...
+            **options: Passed to Panel's `save`.
         """
         icons = {"app_favicon": "data:,", "apple_icon": "data:,"}
         shown = self.select(Component)  # type: ignore[no-untyped-call]
@@ -111,7 +111,7 @@ def _set_ready(components: list[Component], ready: bool) -> None:
 
 
 def _inline(sheet: Any) -> Any:
-    """Returns a style sheet of Panel's as text, any other as it is."""
+    """Returns a Panel style sheet as text, and any other unchanged."""
     if not isinstance(sheet, ImportedStyleSheet) or not str(sheet.url).startswith(CDN_DIST):
         return sheet
     return InlineStyleSheet(css=_panel_css(str(sheet.url)[len(CDN_DIST) :].partition("?")[0]))
@@ -130,10 +130,10 @@ def look(
     height: int | None = None,
     **at: Any,
 ) -> Look:
-    """Returns the viewer of a run, or one pane of it; see `Run.view`, which calls this.
+    """Returns the viewer of a runor one of its panes; see `Run.view`, the caller.
 
     Raises:
-        UnknownNameError: there is no such pane, pass, field or name.
+        UnknownNameError: The pane, pass, field or name does not exist.
     """
     _load_panel()
     section = (
@@ -154,17 +154,17 @@ def look(
         sizing_mode="stretch_width",
         margin=0,
     )
-    pn.state.onload(screen.start)  # at once where there is no page that has yet to load
+    pn.state.onload(screen.start)  # runs immediately if no page is loading
     return page
 
 
 def _wanted(run: Run, pass_: str, at: Mapping[str, Any]) -> dict[str, Any]:
-    """Returns parameters of `ViewState`; what the run does not have is an error, not a guess."""
+    """Returns `ViewState` parameters; raises for names that the run lacks."""
     for name in at:
         _known("argument", name, [*_FIELDS, "pass_", "height"])
     for name in at.keys() & {"step", "iteration"}:
         if not isinstance(at[name], (int, np.integer)):
-            raise UnknownNameError(f"{shown(at[name])} is no {name}; it is a whole number.")
+            raise UnknownNameError(f"{name} must be an integer, got {shown(at[name])}.")
     known = RunView(run)
     _known("pass", pass_, ["forward", *known.gradient_passes()])
     node = at.get("node")
@@ -188,7 +188,7 @@ def _wanted(run: Run, pass_: str, at: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _part(screen: Screen, name: str, pass_: str) -> Any:
-    """Returns a section, or a pane by the name of its class; of two passes the one asked for."""
+    """Returns a section, or a pane by class name for the requested pass."""
     if name in screen.sections:
         return screen.sections[name].holder
     panes: dict[str, list[Pane]] = {"graph": [screen.graph], "steps": [screen.steps]}
@@ -212,19 +212,19 @@ def _known(what: str, name: object, names: Iterable[str]) -> None:
         listed = ", ".join(known[:12]) + (", ..." if len(known) > 12 else "")
         hint = did_you_mean(name, known) or "."
         raise UnknownNameError(
-            f"There is no {what} {shown(name)}{hint} There is: {listed or 'none'}."
+            f"There is no {what} {shown(name)}{hint} Available: {listed or 'none'}."
         )
 
 
 def _text(value: object) -> object:
-    """Returns a number as text, as the viewer has it."""
+    """Returns a number as text, the form that the viewer uses."""
     return str(value) if isinstance(value, int) else value
 
 
 def _load_panel() -> None:
-    """Brings Panel's own files into a notebook, from this machine; without them nothing is drawn.
+    """Loads Panel's bundled files into a notebook; nothing is drawn without them.
 
-    Only within a Jupyter kernel, and only where the notebook has not done so itself.
+    Acts only in a Jupyter kernel, and only if the notebook has not loaded them.
     """
     shell = sys.modules.get("IPython")
     if shell is None or getattr(shell.get_ipython(), "kernel", None) is None:

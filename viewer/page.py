@@ -1,4 +1,4 @@
-"""Makes the page of one browser session."""
+"""Creates the page of one browser session."""
 
 from __future__ import annotations
 
@@ -23,26 +23,26 @@ from comgra_decl.viewer.shell import Plain, shell
 from comgra_decl.viewer.style import CSS
 
 TITLE = "comgra_decl"
-POLL = 500  # milliseconds between two looks for new records
+POLL = 500  # milliseconds between checks for new records
 _CHUNKS = 48 << 20
-"""Bytes that the store may keep: runs keep what they have shown themselves, and 128 MB was no
-quicker, also in a run of 100,000 steps."""
+"""Size of the store's cache in bytes. Small, because runs cache what they have shown; 128 MB was
+no faster, even in a run of 100,000 steps."""
 
 
 @lru_cache(maxsize=8)
 def shared_catalogue(root: Path) -> Catalogue:
-    """Returns the one catalogue of a folder in this process; sessions share opened runs."""
+    """Returns this process's only catalogue of a folder; sessions share open runs."""
     limit_cache(_CHUNKS)
     settle()
     return Catalogue(root)
 
 
 def create_page(args: Sequence[str] = ()) -> Any:
-    """Makes the page of one browser session.
+    """Creates the page of one browser session.
 
     Args:
-        args: The folder of runs (default `runs`) and `--views FILE` with views of the user's own,
-            as `panel serve viewer --args FOLDER --views FILE` gives them.
+        args: Folder of runs (default `runs`) and `--views FILE` with custom views, as in
+            `panel serve viewer --args FOLDER --views FILE`.
     """
     forgive_hangups()
     _trust_bokeh()
@@ -55,24 +55,23 @@ def create_page(args: Sequence[str] = ()) -> Any:
 
 
 def _trust_bokeh() -> None:
-    """Leaves out checks that are for those who write an app: an eighth of the server's work."""
+    """Disables Bokeh's checks for app developers, an eighth of the server's work."""
     settings.perform_document_validation = False
-    settings.perform_error_diagnostics = False  # names like one that is not there
+    settings.perform_error_diagnostics = False  # suggestions for misspelt names
 
 
 def _wanted(args: Sequence[str]) -> tuple[Path, Path | None]:
-    """Returns the folder of runs and the file of views that the arguments name."""
+    """Returns the folder of runs and the views file from the arguments."""
     parser = ArgumentParser(prog="viewer", add_help=False, exit_on_error=False)
     parser.add_argument("root", nargs="?", type=Path, default=Path("runs"))
     parser.add_argument("--views", type=Path)
     try:
         known, unknown = parser.parse_known_args(list(args))
     except ArgumentError as error:
-        raise ComgraError(f"the viewer cannot read its arguments: {error}.") from None
+        raise ComgraError(f"invalid viewer arguments: {error}.") from None
     if unknown:
         raise ComgraError(
-            f"the viewer does not know the argument {unknown[0]!r}; it takes a folder of runs and "
-            "--views FILE."
+            f"unknown viewer argument {unknown[0]!r}; expected a folder of runs and --views FILE."
         )
     return known.root, known.views
 
@@ -80,10 +79,10 @@ def _wanted(args: Sequence[str]) -> tuple[Path, Path | None]:
 def _page(catalogue: Catalogue, views: ViewsFile | None) -> Any:
     location = pn.state.location
     query = (location.search or "") if location else ""
-    pn.config.design = Plain  # of this session, for all that it will make
+    pn.config.design = Plain  # for all components of this session
     dashboard = Dashboard(catalogue, query=query, views=views)
 
-    def begin() -> None:  # what changes while a page is being loaded may never be seen there
+    def begin() -> None:  # changes made while the page loads may be lost
         dashboard.screen.start()
         pn.state.add_periodic_callback(dashboard.poll, period=POLL)
 

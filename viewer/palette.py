@@ -1,4 +1,4 @@
-"""The colours of data: scales for painted nodes, values and distributions."""
+"""Data colours: scales for nodes, values and distributions."""
 
 from __future__ import annotations
 
@@ -7,19 +7,19 @@ from bisect import bisect_right
 SCALE = (
     "#2c2a6b", "#2f4b94", "#2a6fa6", "#2a90a9", "#3fae9d", "#72c886", "#b3db72", "#f2e66b",
 )  # fmt: skip
-"""From little to much: dark blue over teal to yellow, readable in light and dark."""
+"""Low to high: dark blue, teal, yellow; readable in light and dark."""
 
 _LESS = ("#e8ebf2", "#a9c3ea", "#5f97d8", "#2463ad")
 _MORE = ("#e8ebf2", "#f6bd9a", "#e8824f", "#b9461f")
 
 BLUE, ORANGE, GREY, RED = "#3f6fd8", "#d9692e", "#8a93a6", "#d6334a"
-"""Forward, gradient, context, and what is wrong."""
+"""Forward, gradient, context and error."""
 
 AMBER = "#d99a1f"
-"""What suffers."""
+"""Side effects of an error."""
 
 LINES = (BLUE, ORANGE, "#2a9d7f", "#a25bc7", "#b58a1c", "#4aa3c7", "#c2497f", "#6f7d95")
-"""Lines of one chart, in order."""
+"""Line colours of a chart, in order."""
 
 
 def colour_at(place: float) -> str:
@@ -28,17 +28,17 @@ def colour_at(place: float) -> str:
 
 
 def signed_colour(place: float) -> str:
-    """Returns blue for -1, grey for 0, orange for 1, and what lies between."""
+    """Returns blue for -1, grey for 0 and orange for 1, interpolated in between."""
     return _between(_LESS if place < 0 else _MORE, abs(place))
 
 
 def faded(colour: str, shades: int = 64) -> list[str]:
-    """Returns `colour` from transparent to opaque, for pictures on any background."""
+    """Returns `colour` from transparent to opaque, for images on any background."""
     return [f"{colour}{round(255 * i / (shades - 1)):02x}" for i in range(shades)]
 
 
 def signed_faded(shades: int = 64) -> list[str]:
-    """Returns blue over transparent to orange, for signed values on any background."""
+    """Returns blue to transparent to orange, for signed values on any background."""
     return faded("#2463ad", shades)[::-1] + faded("#d1561f", shades)
 
 

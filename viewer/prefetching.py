@@ -1,4 +1,4 @@
-"""Reads what is likely to be asked for next, while nobody waits."""
+"""Prefetches what users are likely to request next, while the server is idle."""
 
 from __future__ import annotations
 
@@ -10,15 +10,15 @@ from collections.abc import Callable, Iterable
 from comgra_decl.viewer.memory import sweep
 
 _LOG = logging.getLogger(__name__)
-_PAUSE = 0.01  # seconds: whoever asks comes in between
-_PAINTED = 0.08  # seconds: until a browser, perhaps on this machine, has painted an answer
-_REST = 1.0  # seconds without anything to do, after which it is time to tidy up
+_PAUSE = 0.01  # seconds; lets requests run in between
+_PAINTED = 0.08  # seconds; a browser on this machine may need the processor to paint
+_REST = 1.0  # seconds of idle time before garbage is collected
 
 
 class Ahead:
-    """Does small pieces of work one by one between what users ask for.
+    """Runs small pieces of work one by one between requests.
 
-    Without an event loop, as in a notebook's cell, nothing is read ahead.
+    Prefetches nothing without an event loop, for example in a notebook cell.
     """
 
     def __init__(self) -> None:
@@ -26,11 +26,11 @@ class Ahead:
         self._next: asyncio.TimerHandle | None = None
 
     def plan(self, work: Iterable[Callable[[], object]], *, soon: bool = False) -> None:
-        """Takes over what is to be done; what was planned before and not done is forgotten.
+        """Replaces the planned work; unfinished earlier work is dropped.
 
         Args:
-            work: Pieces of work, the most urgent first.
-            soon: Whether nothing is being painted meanwhile that it could delay.
+            work: Pieces of work, most urgent first.
+            soon: Whether to start immediately, because no painting can be delayed.
         """
         self._work = deque(work)
         if self._next is not None:
@@ -52,6 +52,6 @@ class Ahead:
         try:
             self._work.popleft()()
         except Exception:  # noqa: BLE001 - whoever asks for it will be told
-            _LOG.debug("could not be read ahead", exc_info=True)
+            _LOG.debug("prefetching failed", exc_info=True)
             self._work.clear()
         self._continue(_PAUSE if self._work else _REST)

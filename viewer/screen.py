@@ -1,4 +1,4 @@
-"""What is on the page of one session: made once, changed in place, in one message."""
+"""The page of one session: created once, then updated in place, in one message."""
 
 from __future__ import annotations
 
@@ -30,16 +30,15 @@ _KEYS = """
 
 
 class Screen:
-    """The panes and how they are arranged; knows the state but never changes it.
+    """The panes and their layout; reads the state but never changes it.
 
-    `head`, `side` and `main` are what a page puts somewhere; `ready` tells whether the browser may
-    send.
+    A page places `head`, `side` and `main`; `ready` is True once the browser may send.
 
     Args:
-        act: Changes what is shown; see `Dashboard.change`.
-        state: What is shown.
-        runs: Tells which runs there are.
-        views: The user's own views, if a file of them was given.
+        act: Changes the selection; see `Dashboard.change`.
+        state: State of the session.
+        runs: Returns the available runs.
+        views: Custom views; None without a views file.
     """
 
     def __init__(
@@ -86,26 +85,26 @@ class Screen:
 
     @property
     def blank(self) -> bool:
-        """Whether no run is drawn: nothing yet, or a notice in its place."""
+        """Whether no run is drawn: nothing yet, or a notice instead."""
         return not self.workspace.visible
 
     def start(self) -> None:
-        """Lets the browser send: to be called when the page has loaded."""
+        """Accepts messages from the browser; call it once the page has loaded."""
         self.ready = True
         own = [self.url, self.head, self.tabs, self.files.view]
         _make_ready([self.graph, self.steps, self.selectors, *_panes(self)], own)
 
     def whole(self) -> pn.Row:
-        """Returns selectors, graph, steps and sections for a page of somebody else's."""
+        """Returns selectors, graph, steps and sections for embedding in another page."""
         self.side.sizing_mode, self.side.width = "stretch_height", 220
         return pn.Row(self.side, self.workspace, sizing_mode="stretch_both", margin=0)
 
     def alone(self, what: Any) -> list[Any]:
-        """Returns what a page of somebody else's shows for `what`; never the address' keeper."""
+        """Returns what another page embeds for `what`; URL sync is left out."""
         return [self.notice] if self.blank else [self.banner, what]
 
     def _select(self, **wanted: Any) -> None:
-        """Changes what is shown; a node chosen in the graph is looked at, not overlooked."""
+        """Changes the selection; a node chosen in the graph leaves the overview."""
         if "node" in wanted and self._state.section == "overview":
             wanted["section"] = "inspect"
         self._act(**wanted)
@@ -113,7 +112,7 @@ class Screen:
     # --- drawing -----------------------------------------------------------------------------
 
     def draw(self, names: frozenset[str], shown: Shown) -> None:
-        """Redraws what reads the changed names; all of it where a notice stood."""
+        """Redraws panes that read the changed names; all of them if a notice was shown."""
         if self.blank:
             names = frozenset(self._state.param)
             self.notice.visible = False
@@ -139,13 +138,13 @@ class Screen:
                 _make_ready(made, [])
 
     def show_head(self, content: str) -> None:
-        """Writes the name and state of the run above the page."""
+        """Shows the run's name and state above the page."""
         content = f'<div class="head">{content}</div>'
         if self.head.html != content:
             self.head.html = content
 
     def show_notice(self, notice: Notice) -> None:
-        """Says what is the matter in place of the run."""
+        """Shows a notice instead of the run."""
         self.notice.html = (
             f'<div class="notice big {notice.tone}"><h2>{_e(notice.title)}</h2>'
             + "".join(f"<p>{_e(line)}</p>" for line in notice.lines)
@@ -158,12 +157,12 @@ class Screen:
         self.selectors.only_runs()
 
     def warn(self, error: BaseException) -> None:
-        """Says above the page what could not be shown."""
-        self.banner.html = problem_card("This change could not be shown", error)
+        """Shows an error above the page."""
+        self.banner.html = problem_card("Could not show this change", error)
         self.banner.visible = True
 
     def calm(self) -> None:
-        """Takes a warning away."""
+        """Removes the error above the page."""
         if self.banner.visible:
             self.banner.visible = False
 

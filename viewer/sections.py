@@ -1,4 +1,4 @@
-"""The sections of the page: which panes each holds and how they are arranged."""
+"""The sections of the page: their panes and layout."""
 
 from __future__ import annotations
 
@@ -89,7 +89,7 @@ _PADDED = """
 
 
 class Section:
-    """Panes that are seen together; made when first shown, brought up to date when shown."""
+    """Panes shown together; created on first display, refreshed on each display."""
 
     def __init__(self, make: Callable[[], tuple[list[Pane], Any]]) -> None:
         self._make = make
@@ -101,7 +101,7 @@ class Section:
         )  # fmt: skip
 
     def show(self, visible: bool) -> list[Pane]:
-        """Shows or hides the section; returns the panes made for it just now."""
+        """Shows or hides the section. Returns the panes that this call created."""
         made: list[Pane] = []
         if visible and not self.panes:
             self.panes, layout = self._make()
@@ -113,7 +113,7 @@ class Section:
         return made
 
     def refresh(self, names: Collection[str], shown: Shown) -> None:
-        """Updates the panes that read what has changed, now or while the section was hidden."""
+        """Updates panes that read changed names; a hidden section catches up when shown."""
         if not self.holder.visible:
             self._stale.update(names)
             return
@@ -127,12 +127,12 @@ class Section:
 def sections(
     act: Act, *, runs: Callable[[], tuple[RunEntry, ...]] = tuple, views: ViewsFile | None = None
 ) -> dict[str, Section]:
-    """Returns all sections, by the key that the address uses.
+    """Returns all sections by their key in the URL.
 
     Args:
-        act: Changes what is shown.
-        runs: Tells which runs there are to compare with.
-        views: The user's own views; without them there is no such section.
+        act: Changes the selection.
+        runs: Returns the runs to compare with.
+        views: Custom views; without them the section is left out.
     """
     made = {
         "overview": Section(lambda: _overview(act)),
@@ -151,7 +151,7 @@ def sections(
 
 
 def _overview(act: Act) -> tuple[list[Pane], Any]:
-    """Returns the pictures of both passes, below them losses and what the run is."""
+    """Returns heat maps of both passes, with losses and run facts below."""
     x_range = unit_range()
     panes: list[Pane] = [OverviewPane(act, place=place, x_range=x_range) for place in (0, 1)]
     panes += [KpisPane(act, most=1), FactsPane(act)]
@@ -164,7 +164,7 @@ def _overview(act: Act) -> tuple[list[Pane], Any]:
 
 
 def _inspect(act: Act) -> tuple[list[Pane], Any]:
-    """Returns the table and, in one row per pass: series, distribution, values."""
+    """Returns the table and one row per pass: series, distribution, values."""
     x_range = unit_range()
     panes: list[Pane] = [StatisticsPane(act)]
     for place in (0, 1):

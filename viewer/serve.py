@@ -1,4 +1,4 @@
-"""Serves the viewer from a program of ours: `comgra-decl view FOLDER`."""
+"""Starts the viewer's server for `comgra-decl view FOLDER`."""
 
 from __future__ import annotations
 
@@ -21,25 +21,25 @@ from comgra_decl.viewer.page import TITLE, create_page
 from comgra_decl.viewer.panel_private import guard
 
 _LIMITS = {
-    "idle_connection_timeout": 120,  # seconds that a client may take for the head of a request
+    "idle_connection_timeout": 120,  # seconds that a client may take to send request headers
     "body_timeout": 60,
-    "max_body_size": 1 << 20,  # the longest is a password
+    "max_body_size": 1 << 20,  # enough for a login form, the longest body
     "max_header_size": 1 << 16,
 }
 
 
 @dataclass(frozen=True, slots=True)
 class Access:
-    """Where the viewer is to be found, and who may look.
+    """Where the viewer listens and who may log in.
 
     Attributes:
-        address: Network address to listen on.
-        prefix: Path below which a reverse proxy offers the viewer: "/comgra".
-        origins: `host:port` that a browser may have in its address line, if another machine's or
-            a proxy's; every other name is refused.
-        basic_auth: A password, or a JSON file `{"name": "password"}`; None: nobody is asked.
-        use_xheaders: Whether to believe what a proxy says of its clients (X-Forwarded-For and
-            -Proto); only if no request can come another way.
+        address: Network address to bind.
+        prefix: Path prefix behind a reverse proxy, such as "/comgra".
+        origins: `host:port` of other machines or proxies that may appear in the browser's
+            address bar; all other names are refused.
+        basic_auth: A password, or a JSON file `{"name": "password"}`; None: no login.
+        use_xheaders: Whether to trust the proxy's X-Forwarded-For and -Proto headers; safe only
+            if every request comes through the proxy.
     """
 
     address: str = "127.0.0.1"
@@ -49,19 +49,19 @@ class Access:
     use_xheaders: bool = False
 
     def options(self) -> dict[str, Any]:
-        """Returns what Panel's server calls this."""
+        """Returns keyword arguments for Panel's server."""
         limits = {**_LIMITS, "xheaders": self.use_xheaders}
         options = {"address": self.address, "prefix": self.prefix, "http_server_kwargs": limits}
         return options | ({"websocket_origin": list(self.origins)} if self.origins else {})
 
     @property
     def warning(self) -> str:
-        """What somebody should know who opens the viewer to others; "" if there is nothing."""
+        """Security warning about this access; "" if it is safe."""
         if self.basic_auth or _is_loopback(self.address):
             return ""
         return (
-            f"Warning: everybody who can reach {self.address} can see the runs, without a password."
-            " Give one with --basic-auth, or listen on 127.0.0.1 and use an SSH tunnel."
+            f"Warning: anyone who can reach {self.address} can view the runs without a password."
+            " Set one with --basic-auth, or listen on 127.0.0.1 and use an SSH tunnel."
         )
 
 
@@ -74,17 +74,17 @@ def serve(
     views: str | Path | None = None,
     on_start: Callable[[str], None] | None = None,
 ) -> None:
-    """Serves the runs below `root` until interrupted (Ctrl-C or SIGTERM); then returns.
+    """Serves the runs below `root` until Ctrl-C or SIGTERM, then returns.
 
-    Prints the address to open. Listens on this machine alone unless `access` says otherwise.
+    Prints the URL. Listens on this machine only, unless `access` sets another address.
 
     Args:
-        root: A folder of runs, a group or a single run; it need not exist yet.
-        port: Port to listen on; 0 takes a free one.
+        root: Folder of runs, a group or a single run; may not exist yet.
+        port: Port to listen on; 0 picks a free one.
         access: Address, prefix and password.
-        show: Whether to open a browser as well, where there is a display.
-        views: A Python file with views of your own (`comgra_decl.viewer.custom`); it is run.
-        on_start: Called with the address once the server listens.
+        show: Whether to open a browser if there is a display.
+        views: Python file with custom views (`comgra_decl.viewer.custom`); it is executed.
+        on_start: Called with the URL once the server listens.
     """
     own = [] if views is None else ["--views", str(views)]
     pages = {"viewer": lambda: create_page([str(root), *own])}
@@ -98,7 +98,7 @@ def serve(
     guard(server, lambda application: Gate(application, names, authenticated=has_passed))
     host = "127.0.0.1" if access.address in ("", "0.0.0.0", "::") else access.address
     page = f"http://{f'[{host}]' if ':' in host else host}:{server.port}{server.prefix}/viewer"
-    sys.stdout.write(f"comgra_decl viewer: {page}\nPress Ctrl-C to end.\n")
+    sys.stdout.write(f"comgra_decl viewer: {page}\nPress Ctrl-C to stop.\n")
     sys.stdout.flush()
     if access.warning:
         sys.stderr.write(f"{access.warning}\n")
@@ -110,23 +110,23 @@ def serve(
 
 
 def has_display() -> bool:
-    """Whether a browser that is opened here could be seen; not so on a server behind SSH."""
+    """Whether this machine can show a browser window; False over SSH."""
     if sys.platform in ("darwin", "win32"):
         return True
     return any(os.environ.get(name) for name in ("DISPLAY", "WAYLAND_DISPLAY", "BROWSER"))
 
 
 def clean_prefix(prefix: str) -> str:
-    """Returns a prefix as "/path", or "" for none.
+    """Returns a prefix as "/path"; "" if empty.
 
     Raises:
-        ComgraError: it is no plain path.
+        ComgraError: The prefix is not a plain path.
     """
     parts = prefix.strip("/").split("/")
     if parts == [""]:
         return ""
     if not all(part.replace("-", "").replace("_", "").isalnum() for part in parts):
-        raise ComgraError(f"--prefix {prefix!r} is no plain path; give one like /comgra")
+        raise ComgraError(f"--prefix must be a plain path like /comgra, got {prefix!r}")
     return "/" + "/".join(parts)
 
 

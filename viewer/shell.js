@@ -1,14 +1,14 @@
-// Light or dark, and the side bar: nothing of it needs the server.
+// Theme and sidebar toggles, which work without the server.
 (() => {
   const root = document.documentElement;
   const KEY = "comgra_decl.theme";
   const kept = () => { try { return localStorage.getItem(KEY); } catch { return null; } };
   const keep = (name) => { try { localStorage.setItem(KEY, name); } catch { /* not allowed */ } };
   const system = matchMedia("(prefers-color-scheme: dark)");
-  let looked = new WeakMap(); // figure part -> name -> what the style sheets say
+  let looked = new WeakMap(); // figure part -> CSS property -> computed value
 
-  // Bokeh asks the style sheets for each property of each part at each painting, half of its cost.
-  // What they say changes with the theme alone.
+  // On every paint Bokeh queries the style sheets for each property of each figure part, half of the
+  // paint's cost. The values change with the theme only.
   const remembered = (part, name, look) => {
     if (!looked.has(part)) looked.set(part, new Map());
     const known = looked.get(part);
@@ -19,11 +19,11 @@
     const part = Bokeh.require("core/visuals/visual").VisualProperties.prototype;
     const look = part._get_css_value;
     part._get_css_value = function (name) {
-      if (!this.obj.el.isConnected) return look.call(this, name); // no style sheet holds yet
+      if (!this.obj.el.isConnected) return look.call(this, name); // no style sheet applies yet
       return remembered(this, name, () => look.call(this, name));
     };
-    // At each painting every part of a figure writes down where it is, mostly where it was. A style
-    // sheet written anew makes the browser style the page again before the next letter is drawn.
+    // On every paint each figure part rewrites its position, mostly unchanged. Rewriting a style sheet
+    // makes the browser restyle the page before it draws the next character.
     const { InlineStyleSheet } = Bokeh.require("core/dom");
     const write = InlineStyleSheet.prototype._update;
     InlineStyleSheet.prototype._update = function (css) {
@@ -40,7 +40,7 @@
     looked = new WeakMap();
     root.dataset.theme = kept() ?? (system.matches ? "dark" : "light");
     for (const figure of window.Bokeh?.index.query((view) => "request_repaint" in view) ?? []) {
-      figure.request_repaint(); // on a canvas a colour stays what it was
+      figure.request_repaint(); // a canvas keeps its old colours
     }
   };
   wear(); // before anything is painted
@@ -50,7 +50,7 @@
     try {
       remember();
     } catch (error) {
-      console.info("Another Bokeh than the one we know: figures are painted slower.", error);
+      console.info("Unknown Bokeh version: figures paint more slowly.", error);
     }
   }
   if (innerWidth <= 640) root.classList.add("alone");

@@ -1,7 +1,7 @@
-"""The page around the dashboard: a head, a side bar and the rest, in plain HTML.
+"""The page frame: header, sidebar and main area, in plain HTML.
 
-A frame that is there at once, and style sheets that do without a library of widgets, cost a page
-half of the time that it takes to come up.
+A static frame with style sheets that need no widget library halves the time that a page takes
+to appear.
 """
 
 from __future__ import annotations
@@ -32,23 +32,23 @@ THEMES: dict[str, dict[str, str]] = {
         "text": "#e6e9f2",
     },
 }
-"""Colours of the page; all others are mixed of them."""
+"""Base colours of the page; all others are mixed from them."""
 
 
 _SILENT = 'document.documentElement.classList.add("silent")'
 
 
 class Plain(Design):
-    """Components without styles of Panel's own, which each of them would load by itself."""
+    """Components without Panel's style sheets, which each component would load separately."""
 
 
 class _Shell(pn.template.Template):
     def __repr__(self) -> str:
-        """Returns a short text: Panel asks for it at each change, and its own describes all."""
+        """Returns a short text: Panel calls this at each change, and its own lists everything."""
         return f"{type(self).__name__}()"
 
     def server_doc(self, doc: Document | None = None, *args: Any, **options: Any) -> Document:
-        """Adds the page to a document; what refers to what is looked up once and not after each."""
+        """Adds the page to a document; resolves references once rather than after each root."""
         doc = doc or pn.state.curdoc
         with ExitStack() as frozen:
             if doc is not None:
@@ -59,11 +59,11 @@ class _Shell(pn.template.Template):
 
 
 def shell(*, head: Any, side: Any, main: Any, title: str) -> pn.template.Template:
-    """Returns a page that holds three objects of Panel's."""
+    """Returns a page template that holds three Panel objects."""
     page = _Shell(_text("shell.html"), design=Plain)
     for name, shown in (("head", head), ("side", side), ("main", main)):
         page.add_panel(name, shown)
-    for icon in ("app_favicon", "apple_icon"):  # Panel's own are not found behind a proxy
+    for icon in ("app_favicon", "apple_icon"):  # Panel's icons are unreachable behind a proxy
         page.add_variable(icon, "data:,")
     page.add_variable("shell_title", title)
     page.add_variable("shell_css", _variables() + _text("shell.css"))
@@ -76,7 +76,7 @@ def _text(name: str) -> str:
 
 
 def _variables() -> str:
-    """Returns the colours of both themes, by the names that Panel's themes have for them."""
+    """Returns both themes' colours as CSS variables with the names that Panel uses."""
     return "".join(_rule(name, colours) for name, colours in THEMES.items())
 
 
@@ -91,7 +91,7 @@ def _rule(name: str, colours: Mapping[str, str]) -> str:
         f"  --panel-on-background-color: {text};\n"
         f"  --panel-surface-color: {surface};\n"
         f"  --panel-on-surface-color: {text};\n"
-        # what figures are drawn with; Bokeh looks these up, and knows plain colours only
+        # Bokeh draws figures with these; it accepts plain colours only
         f"  --bk-text-color: {text};\n"
         f"  --bk-label-text-color: {text};\n"
         f"  --bk-axis-label-text-color: {soft};\n"
@@ -101,6 +101,6 @@ def _rule(name: str, colours: Mapping[str, str]) -> str:
 
 
 def _mixed(above: str, below: str, share: float) -> str:
-    """Returns a colour between two, as the style sheets mix them."""
+    """Returns a mix of two colours, computed as the style sheets do."""
     pairs = ((int(above[i : i + 2], 16), int(below[i : i + 2], 16)) for i in (1, 3, 5))
     return "#" + "".join(f"{round(a * share + b * (1 - share)):02x}" for a, b in pairs)

@@ -1,4 +1,4 @@
-"""What one browser session shows: parameters only, no data and no drawing."""
+"""State of one browser session: parameters only, no data or drawing."""
 
 from __future__ import annotations
 
@@ -21,37 +21,37 @@ SECTIONS = {
     "run": "Run",
     "views": "Views",
 }
-"""Sections of the page: id and label, in order; "views" only where someone has given some."""
+"""Sections of the page: key and label, in order; "views" only with custom views."""
 
 ORDERS = ("", "high", "low", "largest", "smallest")
-"""How raw values are listed: by place, or by value or magnitude."""
+"""Orders of raw values: by position, value or magnitude."""
 
 SELECTION = tuple(field.name for field in fields(Selection))
 """Names of the parameters that make up a `Selection`."""
 
 
 class ViewState(param.Parameterized):
-    """The state of one session; changed by `Dashboard.change` alone, watched by it alone.
+    """State of one session; only `Dashboard.change` changes it, and only `Dashboard` watches it.
 
     Attributes:
-        run: Name of the run below the root, "" while there is none.
-        colour: What paints the graph: "kind", the name of a pass, "difference", "findings", or
-            "rule:" and the name of one rule.
+        run: Name of the run below the root, "" if there is none.
+        colour: Graph colouring: "kind", a pass name, "difference", "findings", or
+            "rule:" and a rule's name.
         section: Key of `SECTIONS`.
         scale: How series are drawn: "linear" or "log".
-        expanded: Opened scopes of the graph; None until the user opens or closes one.
-        follow: Whether the newest step is shown as it comes.
-        revision: Revision of the run that is on screen.
-        looked: Counts how often somebody looked at a run again.
-        pass_: Which pass of the tensor the sections Values and Compare show.
-        slicing: Which dims of raw values are rows and columns; see `model.slicing`.
+        expanded: Expanded groups of the graph; None until the user expands or collapses one.
+        follow: Whether to show the newest step as it arrives.
+        revision: Revision of the displayed run.
+        looked: Number of times a run was reopened.
+        pass_: Pass that the Values and Compare sections show.
+        slicing: Dims of raw values used as rows and columns; see `model.slicing`.
         order: One of `ORDERS`.
-        window: First row and column of the raw values that are written out: "0,0".
-        other: Name of the run to compare with, "" for this run itself.
+        window: First visible row and column of the value table: "0,0".
+        other: Run to compare with; "" for this run.
         other_step: Step to compare with; None: the same of another run, the first of this one.
-        axis: Whether compared series are drawn as recorded or relative to their start.
-        other_revision: Revision of the other run that is on screen.
-        views: Version of the file of custom views that is on screen.
+        axis: Whether compared series are absolute or relative to their start.
+        other_revision: Displayed revision of the other run.
+        views: Displayed version of the custom views file.
         type, step, node, role, iteration, gradient, batch, statistic: See `Selection`.
     """
 
@@ -86,9 +86,9 @@ class ViewState(param.Parameterized):
 
     @property
     def selection(self) -> Selection:
-        """The point of view on the run."""
+        """The current selection."""
         return Selection(**{name: getattr(self, name) for name in SELECTION})
 
     def put(self, selection: Selection, **others: object) -> None:
-        """Sets all at once, so that watchers hear of one change."""
+        """Sets all parameters at once, so that watchers run once."""
         self.param.update(**asdict(selection), **others)

@@ -1,6 +1,6 @@
-"""The style sheet of all HTML in the viewer.
+"""Style sheet of all HTML in the viewer.
 
-Colours come from the variables that Panel's themes define, so light and dark need nothing more.
+Colours come from Panel's theme variables, so light and dark themes need no extra rules.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
-"""The page's address: what is shown, as a query, and back.
+"""The URL query: writes the state into it and parses it.
 
-Values from an address are untrusted: here each is only checked for its form, field by field, and
-dropped alone if that is wrong. Everything else is a look-up among what exists (`resolve`).
+URL values are untrusted. `parse` checks the form of each field and drops malformed ones;
+`resolve` then looks the rest up among existing names.
 """
 
 from __future__ import annotations
@@ -37,14 +37,14 @@ _LONGEST = 500
 _MOST_OPEN = 500
 
 _OF_A_NODE = "inspect"
-"""The section that an address shows which names a node and no section."""
+"""Default section of a URL that names a node but no section."""
 
 PUSHED = frozenset({"run", "type", "node", "role", "section", "other"})
-"""Changes of these are entries in the browser's history; all others replace the current one."""
+"""Parameters whose changes add browser history entries; others replace the current entry."""
 
 
 def parse(query: str) -> dict[str, Any]:
-    """Returns the well-formed fields of a query (with or without "?") by name of parameter."""
+    """Returns the well-formed fields of a query (with or without "?") by parameter name."""
     found: dict[str, Any] = {}
     opened: list[str] = []
     for key, value in parse_qsl(query.lstrip("?"), keep_blank_values=True, max_num_fields=None):
@@ -66,7 +66,7 @@ def parse(query: str) -> dict[str, Any]:
 
 
 def format_query(state: ViewState) -> str:
-    """Returns the query that `parse` turns back into this state; defaults are left out."""
+    """Returns the query that `parse` turns back into this state; omits defaults."""
     pairs: list[tuple[str, str]] = []
     for key, name in {**_TEXTS, **_NUMBERS, **{key: key for key in _CHOICES}}.items():
         value = getattr(state, name)

@@ -1,4 +1,4 @@
-"""Going on with a run that exists: who may, and what a tracer must know of it."""
+"""Resuming an existing run: who may append, and what a tracer must know about the run."""
 
 from __future__ import annotations
 
@@ -19,31 +19,31 @@ from .reader import Reader
 from .writer import RunWriter
 
 SILENCE = 300.0
-"""Seconds without a commit after which a writer on another machine, of which nothing else can be
-known from here, is taken to be gone. Should it live, its next commit fails and it stops."""
+"""Seconds without a commit after which a writer on another machine counts as gone. Its state is
+unknown here; if it is alive, its next commit fails and it stops."""
 
 
 @dataclass(frozen=True)
 class Past:
-    """What a run holds already: its slots, and its last training step (None: no record yet)."""
+    """Contents of a resumed run: its slots, and its last training step (None: no records)."""
 
     slots: list[SlotInfo]
     step: int | None
 
 
 def append_to(path: Where, meta: RunMeta) -> tuple[RunWriter, Past]:
-    """Goes on with the run in a folder.
+    """Opens an existing run for appending.
 
     Args:
         path: the run's folder, or its place in a bucket.
-        meta: of the program that goes on with it; what shapes the arrays on disk must be the same.
+        meta: of the resuming program; settings that shape arrays on disk must match.
 
     Raises:
-        StoreError: it is being written, has another form, or cannot be written.
-        RunNotFoundError: there is no run.
-        DamagedRunError: it cannot be read.
+        StoreError: The run is being written, has another form, or cannot be written.
+        RunNotFoundError: There is no run.
+        DamagedRunError: The run cannot be read.
     """
-    Reader(path)  # says what is wrong before anything is locked
+    Reader(path)  # raises before anything is locked
     with settled(location(path)):
         reader = Reader(path)
         _refuse_living(reader)
@@ -54,7 +54,7 @@ def append_to(path: Where, meta: RunMeta) -> tuple[RunWriter, Past]:
 
 
 def last_step(reader: Reader) -> int | None:
-    """Returns the last training step that the run knows of: of its records and numbers."""
+    """Returns the last training step among the run's records and scalars."""
     view = reader.view
     said = view.scalars["step"][~view.superseded_scalars]
     known = [int(said.max())] if len(said) else []
@@ -70,14 +70,14 @@ def _refuse_living(reader: Reader) -> None:
     if writer_alive(writer, last_commit=last, patience=SILENCE):
         raise StoreError(
             f"the run in {str(reader.path)!r} is still being written, by process "
-            f"{writer.get('pid')} on {writer.get('host')!r} (last heard of "
+            f"{writer.get('pid')} on {writer.get('host')!r} (last commit "
             f"{max(0.0, time.time() - last):.0f} s ago); one run has one writer. End that process "
             "first, or record another run (run.resume=false)"
         )
 
 
 def _refuse_another_form(reader: Reader, meta: RunMeta) -> None:
-    """A resumed run has the statistics, samples and bins that it began with."""
+    """Raises if a resumed run would change its statistics, samples or bins."""
     before = reader.meta
     pairs = {
         "stats": (list(before.statistics), list(meta.statistics)),
@@ -90,18 +90,18 @@ def _refuse_another_form(reader: Reader, meta: RunMeta) -> None:
     ]
     if changed:
         raise StoreError(
-            f"the run in {str(reader.path)!r} cannot be resumed with another form of what it "
-            f"stores: {'; '.join(changed)}. Use the same as before, or record another run "
+            f"the run in {str(reader.path)!r} cannot be resumed with different storage settings: "
+            f"{'; '.join(changed)}. Use the same settings, or record another run "
             "(run.resume=false)"
         )
 
 
 def discard_unused(path: Path, uuid: str) -> None:
-    """Takes a run away that this process has just made and that holds no record.
+    """Removes a run that this process has just created, if it holds no records.
 
     Args:
-        path: the run's folder; it stays if it holds anything else.
-        uuid: the run that is meant; any other is left alone.
+        path: the run's folder; kept if it holds anything else.
+        uuid: UUID of the run; any other run is left alone.
     """
     reader = Reader(path)
     if reader.meta.uuid != uuid or reader.head["n"]:

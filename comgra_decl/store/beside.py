@@ -1,4 +1,4 @@
-"""What lies beside the databases of a run: its spec, a program's own output. It is copied along."""
+"""Files beside a run's databases, such as its spec and program output; copies include them."""
 
 from __future__ import annotations
 
@@ -29,12 +29,12 @@ def copy_files(
     *,
     databases: Sequence[Location] = (),
 ) -> None:
-    """Copies what lies beside the databases, but no links, pipes and devices.
+    """Copies files beside the databases, except links, pipes and devices.
 
     Args:
         source: the run.
         target: its copy.
-        passed_over: told of each file that is not copied.
+        passed_over: called with each file that is not copied.
         databases: places of the run's databases, which are not copied.
     """
     ours = _ours(source, databases)
@@ -52,7 +52,7 @@ def copy_files(
 
 
 def _ours(source: Location, databases: Sequence[Location]) -> frozenset[str]:
-    """Returns the names, below a run, of what is no file beside its databases."""
+    """Returns the names, below a run, that are not files beside its databases."""
     below = [_below(source, place) for place in databases]
     return frozenset(str(path / name) for path in below for name in (DATABASE, DRAFT))
 
@@ -93,16 +93,15 @@ def _is_below(key: str, ours: Collection[str]) -> bool:
 
 
 def _is_plain(name: str) -> bool:
-    """Whether an object may become a file of that name: nobody knows who has named it."""
+    """Whether an object name, which is untrusted, is safe as a file name."""
     parts = name.split("/")
     return not any(part in ("", ".", "..") or set(part) & set("\\\0:") for part in parts)
 
 
 def refuse_within(source: Location, target: Location) -> None:
-    """Raises StoreError if a copy or an export would lie in the run itself.
+    """Raises StoreError if a copy or an export would lie inside the run.
 
-    The next copy would hold it, too, and a compaction or a reader find files that are none of
-    the run's.
+    The next copy would include it, and a compaction or a reader would find foreign files.
     """
     run = source.parent.parent if source.parent.name == RANKS else source
     if isinstance(run, Path) and isinstance(target, Path):
@@ -120,5 +119,5 @@ def refuse_within(source: Location, target: Location) -> None:
 def _is_same(one: Path, other: Path) -> bool:
     try:
         return one.samefile(other)
-    except OSError:  # one of them is not there
+    except OSError:  # one of them does not exist
         return False

@@ -1,4 +1,4 @@
-"""Which records of a commit become rows, which become blocks, and the block still filling."""
+"""Splits the records of a commit into rows, blocks, and the open block."""
 
 from __future__ import annotations
 
@@ -12,18 +12,18 @@ from .dense import Families
 from .layout import RECORDS_ARRAY, RECORDS_CHUNK, SYSTEM_COLUMNS
 
 Piece = tuple[str, int, NDArray[Any]]
-"""What one write stores: array name, first record, data [records, padded columns, ...]."""
+"""One write: array name, first record, data [records, padded columns, ...]."""
 
 
 def whole_blocks(first: int, count: int, block: int) -> tuple[int, int]:
-    """Returns the range of records of a commit whose blocks lie wholly within the commit."""
+    """Returns the range of a commit's records whose blocks lie entirely in the commit."""
     start = -(-first // block) * block
     end = (first + count) // block * block
     return (start, end) if start < end else (first, first)
 
 
 class BlockBuffer:
-    """Keeps the rows of the block that is still filling, to write it when it is full."""
+    """Keeps the rows of the open block until it is full."""
 
     def __init__(self, block: int, fills: dict[str, Any]) -> None:
         self._block = block
@@ -50,7 +50,7 @@ class BlockBuffer:
                 )
 
     def accept(self, first: int, families: Families) -> None:
-        """The commit succeeded: keep the rows of the block still filling, drop the others."""
+        """Marks the commit as written: keeps the rows of the open block, drops the others."""
         count = len(families["kpi"])
         open_start = (first + count) // self._block * self._block
         if open_start >= first:
@@ -61,11 +61,11 @@ class BlockBuffer:
             self._pending.append({k: v[rest:].copy() if rest else v for k, v in families.items()})
 
     def resume(self, rows: list[Families]) -> None:
-        """Takes the rows of the block that is still filling, of a run that is continued."""
+        """Restores the rows of a resumed run's open block."""
         self._pending = rows
 
     def _boundary(self, first: int, count: int) -> int | None:
-        """End of the block that was open before this commit, if this commit fills it."""
+        """Returns the end of the block that was open before this commit, if the commit fills it."""
         end = -(-first // self._block) * self._block
         return end if end != first and end <= first + count else None
 
@@ -83,14 +83,14 @@ class BlockBuffer:
 
 
 class RecordChunks:
-    """Keeps the numeric facts of the chunk of `records` that is still filling."""
+    """Keeps the numeric facts of the open chunk of `records`."""
 
     def __init__(self) -> None:
         self._pending: list[NDArray[np.float64]] = []  # facts [k, SYSTEM_COLUMNS] of each commit
         self._written: tuple[int, NDArray[np.float64]] | None = None
 
     def pieces(self, first: int, kpi: NDArray[np.float64]) -> Iterator[Piece]:
-        """Yields the chunks that a commit with these rows, from record `first` on, fills."""
+        """Yields the chunks that this commit's rows, from record `first` on, complete."""
         new = kpi[:, :SYSTEM_COLUMNS]
         self._written = first, new
         edge = first // RECORDS_CHUNK * RECORDS_CHUNK
@@ -100,7 +100,7 @@ class RecordChunks:
             yield RECORDS_ARRAY, edge, facts[: end - edge]
 
     def accept(self) -> None:
-        """The commit succeeded: keep what is in no whole chunk."""
+        """Marks the commit as written: keeps facts that are in no complete chunk."""
         if self._written is None:
             return
         first, new = self._written
@@ -112,9 +112,9 @@ class RecordChunks:
         self._written = None
 
     def discard(self) -> None:
-        """The commit failed; it will be written anew."""
+        """Discards the staged commit, which will be retried."""
         self._written = None
 
     def resume(self, facts: NDArray[np.float64]) -> None:
-        """Takes the facts of records that are in no whole chunk, of a run that is continued."""
+        """Restores the facts of a resumed run that are in no complete chunk."""
         self._pending = [facts[:, :SYSTEM_COLUMNS].copy()]

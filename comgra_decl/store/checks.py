@@ -1,4 +1,4 @@
-"""What experiments with a script have shown of it, noted beside a run: small JSON files."""
+"""Verdicts of experiments with a script, stored beside a run as small JSON files."""
 
 from __future__ import annotations
 
@@ -16,9 +16,9 @@ from .remote import Objects
 
 FOLDER = "checks"
 EXPERIMENTS = ("batch_mixing", "overfit_one_batch")
-"""What there is to be noted."""
+"""Valid outcomes."""
 
-_MOST = 1 << 20  # bytes of such a file that are read
+_MOST = 1 << 20  # maximum bytes read from such a file
 
 
 @dataclass(frozen=True)
@@ -26,11 +26,11 @@ class NotedCheck:
     """The verdict of an experiment.
 
     Attributes:
-        name: of the experiment, such as "overfit_one_batch".
+        name: name of the experiment, such as "overfit_one_batch".
         outcome: "good", "bad" or "unclear".
-        reason: in a sentence, with the numbers that it rests on.
+        reason: a sentence with the numbers behind the outcome.
         command: the command line.
-        time: when it was made, in unix seconds.
+        time: time of the verdict in Unix seconds.
     """
 
     name: str
@@ -41,10 +41,10 @@ class NotedCheck:
 
 
 def note_check(run: Location, check: NotedCheck) -> None:
-    """Writes a verdict beside a run; an earlier one of the same experiment gives way.
+    """Stores a verdict beside a run, replacing an earlier one of the same experiment.
 
     Raises:
-        StoreError: it cannot be written.
+        StoreError: The file cannot be written.
     """
     assert check.name in EXPERIMENTS, check.name
     content = (json.dumps(asdict(check), indent=1) + "\n").encode()
@@ -54,7 +54,7 @@ def note_check(run: Location, check: NotedCheck) -> None:
         else:
             _write(run / FOLDER / f"{check.name}.json", content)
     except OSError as error:
-        raise StoreError(f"the verdict cannot be noted in {str(run)!r}: {error}") from error
+        raise StoreError(f"cannot store the verdict in {str(run)!r}: {error}") from error
 
 
 def _write(path: Path, content: bytes) -> None:
@@ -66,11 +66,11 @@ def _write(path: Path, content: bytes) -> None:
 
 @dataclass(frozen=True)
 class NotedChecks:
-    """What is noted beside a run.
+    """Verdicts stored beside a run.
 
     Attributes:
-        verdicts: the newest of each experiment, by name.
-        damaged: why that of an experiment cannot be read; with the name of its file.
+        verdicts: newest verdict of each experiment, by name.
+        damaged: reason why a verdict cannot be read, by experiment; includes the file name.
     """
 
     verdicts: tuple[NotedCheck, ...] = ()
@@ -78,15 +78,15 @@ class NotedChecks:
 
     @property
     def losses(self) -> list[str]:
-        """What is left out for that, a line each."""
+        """Returns a line per unreadable verdict."""
         return [f"the verdict of {name}: {why}" for name, why in self.damaged.items()]
 
 
 def noted_checks(run: Location) -> NotedChecks:
-    """Reads what is noted beside a run.
+    """Reads the verdicts stored beside a run.
 
     Raises:
-        StoreError: it is in a bucket that cannot be reached.
+        StoreError: The run is in an unreachable bucket.
     """
     found: list[NotedCheck] = []
     damaged: dict[str, str] = {}
@@ -101,12 +101,12 @@ def noted_checks(run: Location) -> NotedChecks:
 
 
 def file_of(name: str) -> str:
-    """Returns where, below a run, the verdict of an experiment is."""
+    """Returns the path, below a run, of an experiment's verdict."""
     return f"{FOLDER}/{name}.json"
 
 
 def _verdict(content: bytes, name: str) -> NotedCheck:
-    """Returns the verdict that a file holds; whatever else it holds is damage."""
+    """Returns the verdict in a file; raises DamagedRunError for any other content."""
     try:
         found = json.loads(content)
     except RecursionError:

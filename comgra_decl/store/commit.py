@@ -13,18 +13,18 @@ from .sums import SumsOfCommit, SumsReader, packed
 
 
 class Commit:
-    """Collects writes; nothing is visible, or durable, before `finish`."""
+    """Collects writes; nothing is visible or durable before `finish`."""
 
     def __init__(self, database: Database) -> None:
-        # repeatable_read makes the commit fail if what it has read was changed meanwhile
+        # repeatable_read fails the commit if anything it read has changed
         self.transaction = ts.Transaction(atomic=True, repeatable_read=True)
         self._db = database
         self._sums = SumsOfCommit()
         self._kv = database.kv.with_transaction(self.transaction)
-        self._futures: list[Any] = []  # a write whose future is dropped is cancelled, silently
+        self._futures: list[Any] = []  # dropping a write's future cancels the write silently
 
     def read(self, key: str) -> bytes | None:
-        """Reads a key as this transaction sees it; None if there is none."""
+        """Reads a key within this transaction; None if it does not exist."""
         found = self._kv.read(key).result()
         return bytes(found.value) if found.state == "value" else None
 
@@ -33,7 +33,7 @@ class Commit:
         self._futures.append(self._kv.write(key, value))
 
     def put_json(self, key: str, value: Any, *, revision: int | None = None) -> None:
-        """Writes a key of JSON; `revision` says which content, if it is written more than once."""
+        """Writes a JSON key; `revision` identifies the content if the key is written repeatedly."""
         self.put(key, self._db.encode(key, value, revision=revision))
 
     def write(
@@ -54,15 +54,15 @@ class Commit:
             self._sums.add(form, first, data, lane)
 
     def join_sums(self, others: SumsReader) -> set[str]:
-        """Adds to the checksums of what was written those of other chunks under the same keys.
+        """Merges existing checksums under the same keys into those of this commit.
 
         Returns:
-            The keys.
+            The merged keys.
         """
         return self._sums.join(others)
 
     def finish(self) -> None:
-        """Makes everything visible at once, durably."""
+        """Makes all writes visible and durable at once."""
         for key, known in self._sums:
             self.put(key, packed(key, known))
         self.transaction.commit_async().result()

@@ -1,10 +1,10 @@
-"""Makes a run that nobody writes any more as small as it can be; not a number changes.
+"""Compacts a finished run; the numbers stay the same.
 
-A row whose record is in a whole block is there twice, and OCDBT keeps every version of its index.
-The run is copied without either into a folder beside it, the copy is read through, and its data
-files are moved beside the old ones. Then one rename puts the new manifest in the place of the old
-one: before it, the run is the old one, after it, the new one, both whole. What is killed half-way
-leaves files that nobody looks at; the next compaction removes them.
+A row whose record is in a complete block is stored twice, and OCDBT keeps every version of its
+index. Compaction copies the run without either into a folder beside it, reads the copy back, and
+moves its data files beside the old ones. Then a single rename replaces the manifest: before it the
+run is the old one, afterwards the new one, both complete. A killed compaction leaves unreferenced
+files, which the next compaction removes.
 """
 
 from __future__ import annotations
@@ -31,12 +31,12 @@ from .verify import verify
 
 _MANIFEST = "manifest.ocdbt"
 _OURS = re.compile(r"[0-9a-f]{32}(\.__lock)?")
-"""How TensorStore names data files, and what a killed writer leaves of one."""
+"""Patterns of TensorStore's data files, and of the remains of a killed writer."""
 
 
 @dataclass(frozen=True)
 class Compacted:
-    """What a compaction has done; bytes and files of the whole database, before and after."""
+    """Result of a compaction: bytes and files of the whole database, before and after."""
 
     path: Path
     bytes_before: int
@@ -46,20 +46,20 @@ class Compacted:
 
 
 def compact(path: Where, *, progress: Progress | None = None) -> Compacted:
-    """Makes a finished database smaller in place; may be killed at any moment.
+    """Compacts a finished database in place; safe to kill at any moment.
 
-    Who has the run open must refresh it afterwards (`Run.refresh`).
+    Open readers must refresh afterwards (`Run.refresh`).
 
     Args:
         path: the run's folder, or that of one rank of it; see `copying.databases`.
-        progress: told of every step of the work.
+        progress: called with the progress.
 
     Raises:
-        RunNotFoundError: there is no run.
-        DamagedRunError: something in it cannot be read; nothing was changed. What is damaged but
-            in a whole block as well is left out like everything else that is there twice.
-        StoreError: it is being written or compacted, is in a bucket, or its folder cannot be
-            written.
+        RunNotFoundError: There is no run.
+        DamagedRunError: Part of the run cannot be read; nothing was changed. Damaged rows that are
+            in a complete block as well are dropped like other duplicates.
+        StoreError: The run is being written or compacted, is in a bucket, or its folder is not
+            writable.
     """
     place = location(path)
     if isinstance(place, Remote):
@@ -95,7 +95,7 @@ def _refuse_live(reader: Reader) -> None:
 
 
 def _write_draft(reader: Reader, draft: Path, progress: Progress | None) -> None:
-    # with the same identity, those who have the run open can go on reading it
+    # keep the identity, so that open readers can continue
     context = new_context(cache_bytes=0, copy_threads=2)
     target = Database(draft, context, uuid=reader.database.uuid)
     head = {**reader.head, "compacted": time.time()}
@@ -103,7 +103,7 @@ def _write_draft(reader: Reader, draft: Path, progress: Progress | None) -> None
 
 
 def _check(draft: Path, progress: Progress | None) -> None:
-    """Reads the copy through: the chunks are those of the run, so this checks both."""
+    """Reads the copy back; its chunks are those of the run, so this checks both."""
     verdict = verify(draft, progress=progress)
     if not verdict.whole:
         first = verdict.damages[0]
@@ -115,7 +115,7 @@ def _check(draft: Path, progress: Progress | None) -> None:
 
 
 def _swap(new: Path, old: Path) -> None:
-    """Puts the new database in the place of the old one; the rename of the manifest decides."""
+    """Replaces the old database by the new one; the rename of the manifest is the commit point."""
     kept = set()
     (old / "d").mkdir(exist_ok=True)
     for path in [*(new / "d").iterdir()]:
@@ -130,7 +130,7 @@ def _swap(new: Path, old: Path) -> None:
 
 
 def _settle(folder: Path) -> None:
-    """Waits until the names in a folder are on the disk."""
+    """Waits until a folder's entries are on disk."""
     if os.name == "posix":
         handle = os.open(folder, os.O_RDONLY)
         try:
@@ -141,7 +141,7 @@ def _settle(folder: Path) -> None:
 
 @contextmanager
 def _written(run: Path) -> Iterator[None]:
-    """Turns the system's errors into ours."""
+    """Converts OS errors to StoreError."""
     try:
         yield
     except OSError as error:
@@ -157,7 +157,7 @@ def _remove(draft: Path) -> None:
 
 
 def _size(folder: Path) -> tuple[int, int]:
-    """Returns the bytes and the number of all files below a folder."""
+    """Returns the number of bytes and files below a folder."""
     sizes = [p.lstat().st_size for p in folder.rglob("*") if p.is_file() and not p.is_symlink()]
     return sum(sizes), len(sizes)
 

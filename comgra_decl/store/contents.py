@@ -1,4 +1,4 @@
-"""What a commit holds: turns batches into the writes of one transaction."""
+"""Contents of a commit: turns batches into writes of one transaction."""
 
 from __future__ import annotations
 
@@ -41,10 +41,10 @@ Values = Sequence[dict[int, NDArray[Any]]]
 
 
 class Contents:
-    """The writer's memory of a run: known slots, names, arrays, and the block still filling.
+    """Writer state of a run: known slots, names, arrays, and the open block.
 
-    `write` stages changes of it; `accept` makes them final once the commit has succeeded,
-    `discard` takes them back, so that the same batches can be written again.
+    `write` stages changes; `accept` makes them final after the commit has succeeded; `discard`
+    reverts them, so that the same batches can be written again.
     """
 
     def __init__(self, database: Database, meta: RunMeta) -> None:
@@ -58,10 +58,10 @@ class Contents:
         self._records = RecordChunks()
         stages: list[Stage] = [*self._logs.values(), self._names, self._values, self._facts]
         self._stages = [*stages, self._scalars, self._records]
-        self._shapes: list[tuple[int, ...]] = []  # of each slot, as the slot table has it
+        self._shapes: list[tuple[int, ...]] = []  # shape of each slot in the slot table
         self._forms: dict[str, ArrayForm] = {}
         self._handles: dict[str, ts.TensorStore] = {}
-        self._created: dict[str, ts.TensorStore] = {}  # exist only in the commit under way
+        self._created: dict[str, ts.TensorStore] = {}  # arrays created by the current commit
         self._blocks: BlockBuffer | None = None
         self._written: tuple[int, Families] | None = None
 
@@ -77,8 +77,8 @@ class Contents:
         said: Sequence[Said],
         head: Mapping[str, Any],
     ) -> dict[str, Any]:
-        """Writes all of it but the head; returns the head to be."""
-        records = [batch for batch in batches if batch.steps]  # others bring documents only
+        """Writes everything but the head. Returns the next head."""
+        records = [batch for batch in batches if batch.steps]  # other batches hold documents only
         if records:
             self._write_records(commit, int(head["n"]), records)
         for note in (note for part in said for note in part.notes):
@@ -106,11 +106,11 @@ class Contents:
         self._written = first, families
 
     def resume(self, view: View, head: Mapping[str, Any]) -> None:
-        """Takes in what a run holds that is continued.
+        """Restores the state of a resumed run.
 
         Args:
-            view: everything below its head.
-            head: the head.
+            view: view of everything below the run's head.
+            head: head of the run.
         """
         tables = view.tables
         for name, log in self._logs.items():
@@ -118,7 +118,7 @@ class Contents:
         self._names.resume(tables.names)
         self._scalars.resume(view.scalars)
         self._shapes = [slot.shape for slot in tables.slots]
-        if not tables.forms:  # no record yet
+        if not tables.forms:  # no records yet
             return
         raw = {name: form for name, form in tables.forms.items() if name.startswith("raw/")}
         self._values.resume(raw, tables.lanes)
@@ -138,7 +138,7 @@ class Contents:
         self._records.resume(view.records[view.n // RECORDS_CHUNK * RECORDS_CHUNK :])
 
     def accept(self) -> None:
-        """The commit succeeded."""
+        """Marks the batches as written."""
         if self._written is not None:
             assert self._blocks is not None
             self._blocks.accept(*self._written)
@@ -150,7 +150,7 @@ class Contents:
         self._written = None
 
     def discard(self) -> None:
-        """The commit failed."""
+        """Reverts the staged changes after a failed commit."""
         for stage in self._stages:
             stage.discard()
         self._created.clear()
@@ -170,7 +170,7 @@ class Contents:
             raise StoreError(f"more than {SLOTS_LIMIT} slots; select fewer nodes.")
 
     def _stage_forms(self, commit: Commit) -> BlockBuffer:
-        """Makes the arrays at the first commit: the number of slots decides on their chunks."""
+        """Creates the arrays at the first commit; the number of slots determines their chunks."""
         forms = standard_forms(
             slots=len(self._shapes),
             columns=len(self._meta.columns),
@@ -223,7 +223,7 @@ class Contents:
             commit.put_json(step_key(first), facts)
 
     def _array(self, form: ArrayForm, commit: Commit) -> ts.TensorStore:
-        """Returns the array within the commit, creating it at its first use."""
+        """Returns the array within the commit, creating it on first use."""
         known = self._handles.get(form.name)
         if known is not None:
             return known.with_transaction(commit.transaction)

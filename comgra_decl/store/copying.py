@@ -1,4 +1,4 @@
-"""Copies a run as it is at one moment, byte for byte, also while it is being written."""
+"""Copies a run byte for byte as of one moment, even while it is being written."""
 
 from __future__ import annotations
 
@@ -38,13 +38,13 @@ Progress = Callable[[str, int, int], None]
 _log = logging.getLogger("comgra_decl")
 
 _NO_VERSION = "Version where generation_number="
-"""What TensorStore says of a version that is not, or no longer, there."""
+"""How TensorStore's error for a missing version starts."""
 
 _READ = 512
-"""Keys read side by side."""
+"""Keys read concurrently."""
 
 _COMMIT_BYTES = 64 << 20
-"""Bytes per transaction; each makes one file."""
+"""Bytes per transaction; each creates one file."""
 
 
 @overload
@@ -76,30 +76,30 @@ def copy_run(
     progress: Progress | None = None,
     passed_over: PassedOver | None = None,
 ) -> Location:
-    """Copies a run into the folder `to`, which appears when it is whole; also from or to a bucket.
+    """Copies a run to `to`, which appears only once complete; also from and to buckets.
 
-    The copy is the run as of the moment of the call. That of a run which is still being written
-    is "stopped", and says so. Other files in the run's folder are copied too; links, pipes, and
-    files that claim to be large and hold nothing are not.
+    The copy holds the run as of the call. The copy of a run that is still being written has the
+    state "stopped", with a reason. Other files in the run's folder are copied too, except links,
+    pipes and sparse files without data.
 
     Args:
         path: the run's folder, or its place in a bucket.
-        to: the folder (or place) to be; an existing one gets the run as a folder of the same name
-            in it.
-        version: of the database (see `verify`), to rescue what a damaged run held before.
-        compact: leave out what is stored twice.
-        progress: told of every step of the work.
-        passed_over: told the name of each file beside the databases that is not copied, and why;
-            without it the log says so.
+        to: target folder or location; if it exists, the copy becomes a folder of the run's name
+            inside.
+        version: database version (see `verify`), to recover an earlier state of a damaged run.
+        compact: whether to leave out duplicates.
+        progress: called with the progress.
+        passed_over: called with the name of each file beside the databases that is not copied and
+            the reason; by default they are logged.
 
     Returns:
         The folder of the copy; a `Remote` if that is in a bucket.
 
     Raises:
-        RunNotFoundError: there is no run.
-        DamagedRunError: something in it cannot be read.
-        StoreError: the target exists, lies in the run, or cannot be written.
-        UnknownNameError: there is no such version.
+        RunNotFoundError: There is no run.
+        DamagedRunError: Part of the run cannot be read.
+        StoreError: The target exists, lies in the run, or cannot be written.
+        UnknownNameError: The version does not exist.
     """
     source = location(path)
     source = source if isinstance(source, Remote) else source.resolve()
@@ -124,7 +124,7 @@ def copy_run(
 
 
 Fill = Callable[[Location], None]
-"""Writes the copy of a run into a place that is empty."""
+"""Writes the copy of a run to an empty location."""
 
 
 def _into_folder(target: Path, fill: Fill) -> Path:
@@ -136,18 +136,18 @@ def _into_folder(target: Path, fill: Fill) -> Path:
 
 
 def _into_bucket(target: Remote, fill: Fill) -> Remote:
-    """Nothing can be renamed in a bucket: that the run's first key comes last must do."""
+    """Writes a copy to a bucket, which cannot rename; the run's first key is written last."""
     Objects(target).try_writing()
     try:
         fill(target)
     except BaseException:
-        Objects(target.parent).remove(f"{target.name}/")  # there was nothing before
+        Objects(target.parent).remove(f"{target.name}/")  # it was empty before
         raise
     return target
 
 
 def _free(target: Remote, name: str) -> Remote:
-    """Returns the place to be; StoreError if there is something."""
+    """Returns the target location; raises StoreError if it is not empty."""
     found = Objects(target).names()
     if (found or not target.key) and not database_exists(target):
         target = target / name
@@ -158,7 +158,7 @@ def _free(target: Remote, name: str) -> Remote:
 
 
 def _counterpart(part: Location, source: Location, target: Location) -> Location:
-    """Returns where a part of the source is in the target."""
+    """Returns the target of a part of the source."""
     if isinstance(part, Remote):
         assert isinstance(source, Remote)
         return target / part.relative_to(source)
@@ -171,7 +171,7 @@ def databases(run: Path) -> list[Path]: ...
 @overload
 def databases(run: Location) -> Sequence[Location]: ...
 def databases(run: Location) -> Sequence[Location]:
-    """Returns the places of a run's databases: its own, or one for each rank."""
+    """Returns the locations of a run's databases: its own, or one per rank."""
     if isinstance(run, Remote):
         return [p for p in databases_within(run) if p in (run, run / RANKS / p.name)]
     ranks = run / RANKS
@@ -180,7 +180,7 @@ def databases(run: Location) -> Sequence[Location]:
 
 
 def pinned(run: Location, version: int | None = None) -> Reader:
-    """Opens a run as it is now, or was in a version, for good and past all caches."""
+    """Opens a run pinned to its current or a given version, bypassing all caches."""
     newest = newest_version(run)
     number = newest if version is None else version
     unknown = version is not None and newest is not None and not 1 <= version <= newest
@@ -212,14 +212,14 @@ def transfer(
     compact: bool,
     progress: Progress | None = None,
 ) -> None:
-    """Copies all keys of a run into an empty database; what makes it a run comes last.
+    """Copies all keys of a run into an empty database; the keys that mark it as a run come last.
 
     Args:
         reader: the run, pinned to a version.
-        target: where to.
-        head: of the copy.
-        compact: leave out what is superseded by whole blocks.
-        progress: told of every step of the work.
+        target: target database.
+        head: head of the copy.
+        compact: whether to leave out data superseded by complete blocks.
+        progress: called with the progress.
     """
     target.bound = reader.meta.bound
     keys = [key for key in reader.database.keys("", "\x7f") if key not in (HEAD_KEY, RUN_KEY)]
@@ -260,10 +260,10 @@ def _copy_keys(
 
 
 def _copy_facts(source: Database, target: Database, facts: Region) -> set[str]:
-    """Copies facts of records, and says there that these records have no rows.
+    """Copies facts of records and marks these records as having no rows.
 
     Returns:
-        The keys of checksums that it has written because they changed with that.
+        The keys of the checksums that changed and were written.
     """
     handle, sums = source.array(facts.form), SumsReader(source)
     changed: set[str] = set()
@@ -281,7 +281,7 @@ def _copy_facts(source: Database, target: Database, facts: Region) -> set[str]:
 
 
 def _ended(reader: Reader) -> dict[str, object]:
-    """Returns the head of a copy: nobody will go on writing it."""
+    """Returns the head of a copy, which has no writer."""
     head = dict(reader.head)
     if not head["closed"]:
         alive = reader.state in ("live", "waiting")

@@ -1,7 +1,7 @@
-"""Opens the OCDBT database of a run: one spec, one context, one place for TensorStore's errors.
+"""Opens a run's OCDBT database: one spec, one context, and conversion of TensorStore errors.
 
 Every handle of a database must share one Context and one byte-identical spec; otherwise an
-"atomic" transaction silently becomes two commits. That is why nothing else builds specs.
+"atomic" transaction silently becomes two commits. So nothing else builds specs.
 """
 
 from __future__ import annotations
@@ -34,21 +34,21 @@ _RAISED = (
 )
 _LONGEST_REASON = 200
 _ABSENT = "NOT_FOUND"
-"""How errors begin that say that a file or folder is not there."""
+"""Prefixes of TensorStore errors about missing files and folders."""
 
 _MOST_JSON = 128 << 20
-"""Bytes of a key of JSON."""
+"""Maximum bytes of a JSON key."""
 
 _MOST_PARTS = 4 << 20
-"""Lists, mappings and what is in them: in memory each takes up to two hundred bytes."""
+"""Maximum number of lists, mappings and their items: each takes up to 200 bytes of memory."""
 
 
 class TransientStoreError(StoreError):
-    """It failed for now (disk full, bucket out of reach); the same call may succeed later."""
+    """A temporary failure (disk full, bucket unreachable); the same call may succeed later."""
 
 
 def database_place(run: Where) -> Location:
-    """Returns where a run's database is; TensorStore rejects `./` and `../`."""
+    """Returns the location of a run's database, normalized: TensorStore rejects `./` and `../`."""
     place = location(run)
     return (place if isinstance(place, Remote) else place.resolve()) / DATABASE
 
@@ -86,8 +86,8 @@ class Database:
         Args:
             run: the run's folder, or its place in a bucket.
             context: caches and threads.
-            version: read it as of this version, for good; None: the newest one.
-            uuid: the identity that a new database gets; None: one of its own.
+            version: version to read permanently; None: the newest.
+            uuid: identity of a new database; None: a random one.
         """
         refuse_forked_child()
         self.place = database_place(run)
@@ -96,7 +96,7 @@ class Database:
             _refuse_strange(self.place)
         self._largest = largest_file(self.place) if isinstance(self.place, Path) else None
         self.bound = True
-        """Whether checksums are over key and content; in older runs they are over the content."""
+        """Whether checksums cover key and content; older runs cover the content only."""
         self.context = context
         self.spec: dict[str, Any] = {
             "driver": "ocdbt",
@@ -112,7 +112,7 @@ class Database:
 
     @property
     def uuid(self) -> str:
-        """The identity of the database, by which TensorStore knows it again."""
+        """Identity of the database, by which TensorStore recognizes it."""
         return str(self.kv.spec().to_json()["config"]["uuid"])
 
     def array(
@@ -127,12 +127,12 @@ class Database:
         """Opens (or creates) an array.
 
         Args:
-            form: what the array looks like, from the array table.
-            create: write its metadata within `transaction`; such a handle keeps no chunk cache,
+            form: form of the array from the array table.
+            create: write its metadata within `transaction`; such a handle has no chunk cache,
                 because written buffers may be referenced, and must not outlive the commit.
-            transaction: bind the handle to it.
-            recheck: unix time; cached state younger than this needs no revalidation.
-            cached: keep chunks; not for writing, see `create`.
+            transaction: transaction of the handle.
+            recheck: unix time; cached state newer than this is not revalidated.
+            cached: whether to cache chunks; not for writing, see `create`.
         """
         spec: dict[str, Any] = {
             "driver": "zarr3",
@@ -150,11 +150,11 @@ class Database:
         return ts.open(spec, context=self.context, create=create, transaction=transaction).result()
 
     def read_json(self, key: str, *, revision: int | None = None) -> Any:
-        """Reads a JSON key that must exist, else raises DamagedRunError.
+        """Reads a JSON key. Raises DamagedRunError if it is missing.
 
         Args:
             key: the key.
-            revision: which content of a key that is written again and again.
+            revision: revision of a key that is written repeatedly.
         """
         value = self.read_bytes(key)
         if value is None:
@@ -162,7 +162,7 @@ class Database:
         return self.parse(key, value, revision=revision)
 
     def read_bytes(self, key: str, *, most: int = _MOST_JSON) -> bytes | None:
-        """Reads a key; None if there is no such key, DamagedRunError if it has more bytes."""
+        """Reads a key; None if it does not exist. Raises DamagedRunError if it is too large."""
         self._refuse_large([key], most)
         with self.reading(key):
             result = self.kv.read(key).result()
@@ -173,14 +173,14 @@ class Database:
         return bytes(result.value)
 
     def _refuse_large(self, keys: Sequence[str], most: int) -> None:
-        """Asks the index whether a key has so many bytes or more, by reading none from there on."""
+        """Refuses keys of more than `most` bytes, checked through the index with an empty read."""
         if isinstance(self.place, Remote) or (self._largest is not None and self._largest < most):
-            return  # each would be a request more to a bucket
+            return  # would cost a request per key
         reads = [self.kv.read(key, byte_range=slice(most, most)) for key in keys]
         for key, read in zip(keys, reads, strict=True):
             try:
                 found = read.result()
-            except _RAISED:  # there is no such byte; what else is wrong, reading the key says
+            except _RAISED:  # too short, as expected; reading reports other errors
                 continue
             if found.state == "value":
                 self._refuse_size(key, most)
@@ -191,11 +191,11 @@ class Database:
         )
 
     def read_all(self, keys: Sequence[str], *, most: int | None = None) -> list[bytes]:
-        """Reads keys that must exist, side by side, else raises DamagedRunError.
+        """Reads existing keys concurrently. Raises DamagedRunError if one is missing.
 
         Args:
             keys: the keys.
-            most: bytes that each may have; None: any number.
+            most: maximum bytes of each; None: no limit.
         """
         if most is not None:
             self._refuse_large(keys, most)
@@ -219,7 +219,7 @@ class Database:
         return encode(value, _named(key, revision) if self.bound else None)
 
     def parse(self, key: str, value: bytes, *, revision: int | None = None) -> Any:
-        """Returns what `encode` has made bytes of; DamagedRunError if they are not the same.
+        """Decodes a key written by `encode`. Raises DamagedRunError if the bytes differ.
 
         A deleted data file reads as empty bytes.
         """
@@ -239,10 +239,10 @@ class Database:
 
     @contextmanager
     def reading(self, what: str) -> Iterator[None]:
-        """Turns TensorStore's errors while reading `what` into DamagedRunError.
+        """Converts TensorStore errors while reading `what` to DamagedRunError.
 
-        A bucket that cannot be reached is no damage: TransientStoreError, or StoreError where it
-        does not let us.
+        An unreachable bucket is not damage: raises TransientStoreError, or StoreError if access is
+        denied.
         """
         try:
             yield
@@ -254,7 +254,7 @@ class Database:
             raise DamagedRunError(f"{self.path}: cannot read {what!r}: {text}") from error
 
     def refuse_out_of_reach(self, error: BaseException) -> None:
-        """Raises if an error of TensorStore says nothing of what is stored, only of a bucket."""
+        """Raises if a TensorStore error is about an unreachable bucket rather than stored data."""
         text = message(error, self.place)
         if not isinstance(self.place, Remote) or not text.startswith((*TRANSIENT, *REFUSED)):
             return
@@ -263,7 +263,7 @@ class Database:
 
     @contextmanager
     def writing(self, what: str) -> Iterator[None]:
-        """Turns TensorStore's errors while writing `what` into StoreError."""
+        """Converts TensorStore errors while writing `what` to StoreError."""
         try:
             yield
         except ComgraError:
@@ -276,28 +276,28 @@ class Database:
             raise kind(f"{self.path}: writing {what} failed: {text}") from error
 
     def gone(self) -> RunGoneError:
-        """Returns the error for a run that is no longer where it was."""
+        """Returns the error for a run whose folder no longer exists."""
         run = self.path.rstrip("/").rpartition("/")[0]
         return RunGoneError(f"the run's folder {run!r} is gone: removed, moved or unmounted.")
 
 
 def encode(value: Any, name: str | None) -> bytes:
-    """Encodes JSON compactly; what JSON does not know (paths, dates) becomes its text.
+    """Encodes compact JSON; objects unknown to JSON (paths, dates) become text.
 
-    A line with the checksum follows: nothing below would notice a flipped bit, or the content of
+    Appends a line with a checksum, which detects flipped bits and swapped keys.
     another key.
 
     Args:
-        value: what JSON can hold.
-        name: of the key, and its revision if it has one; None in runs of format version 2, where
-            checksums are over the content alone.
+        value: JSON-serializable object.
+        name: key, and its revision if any; None in runs of format version 2, whose checksums cover
+            the content only.
     """
     text = json.dumps(value, separators=(",", ":"), default=str).encode()
     return text + b"\n" + _seal(text, name)
 
 
 def is_bound(key: str, value: bytes) -> bool:
-    """Whether the checksum of a JSON key is over its name as well."""
+    """Whether the checksum of a JSON key covers its name."""
     text, _, seal = value.rpartition(b"\n")
     return seal == _seal(text, key)
 
@@ -311,10 +311,10 @@ def _seal(text: bytes, name: str | None) -> bytes:
 
 
 def database_exists(run: Where) -> bool:
-    """Whether the place holds a run's database, whole or not.
+    """Whether a location holds a run's database, complete or not.
 
     Raises:
-        StoreError: a bucket cannot be asked.
+        StoreError: A bucket cannot be reached.
     """
     place = database_place(run)
     if isinstance(place, Remote):
@@ -323,7 +323,7 @@ def database_exists(run: Where) -> bool:
 
 
 def newest_version(path: Where) -> int | None:
-    """Returns the number of the newest version of a run's database; None if it has none."""
+    """Returns the newest version number of a run's database; None if there is none."""
     place = database_place(path)
     if isinstance(place, Remote):
         if not database_exists(path):

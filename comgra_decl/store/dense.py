@@ -28,17 +28,17 @@ def stack(
     width: int,
     meta: RunMeta,
 ) -> Families:
-    """Stacks the statistics of all batches, NaN (counts: 0) where a batch lacks a slot.
+    """Stacks the statistics of all batches; NaN (counts: 0) where a batch lacks a slot.
 
     Args:
         batches: consecutive batches, each over its own slots.
-        shapes: the codes of their slots' shapes [slots], where the run tells them.
-        width: slot columns, a multiple of the chunk width, so that chunks are written whole.
-        meta: names the statistics, samples and bins of the run.
+        shapes: shape codes of their slots [slots], if the run stores them.
+        width: slot columns, a multiple of the chunk width, so that whole chunks are written.
+        meta: run metadata with statistics, samples and bins.
 
     Returns:
         "agg" [k, width, columns], and "smp" [k, width, samples, statistics] and
-        "hist" [k, width, bins] where the run has them.
+        "hist" [k, width, bins] if the run has them.
     """
     shape = (sum(len(batch.steps) for batch in batches), width)
     flat = len(meta.statistics) * len(AGGREGATES)
@@ -73,7 +73,7 @@ def _check_counts(counts: NDArray[np.uint32], dtype: np.dtype[Any]) -> None:
 def _placed(
     batches: Iterable[StepBatch],
 ) -> Iterator[tuple[slice, slice | NDArray[np.int32], StepBatch]]:
-    """Yields where each batch lies: its records, and its slots (a slice copies fastest)."""
+    """Yields each batch's position: records and slots (a slice if possible: it copies fastest)."""
     start = 0
     for batch in batches:
         slots, end = batch.slots, start + len(batch.steps)
@@ -86,7 +86,7 @@ def _placed(
 def record_columns(batches: Sequence[StepBatch], names: Names) -> NDArray[np.float64]:
     """Returns the "kpi" family [k, columns]: numeric facts, then the KPIs by code.
 
-    KPIs that a record lacks hold `MISSING`. The columns WIDTH, FACTS and FORM are the caller's.
+    KPIs that a record lacks hold `MISSING`. The caller fills the columns WIDTH, FACTS and FORM.
     """
     infos = [info for batch in batches for info in batch.steps]
     kpis = [values for batch in batches for values in batch.kpis]
@@ -123,7 +123,7 @@ def _tags_code(info: StepInfo, names: Names) -> int:
 
 
 def runs_of(values: Sequence[Any]) -> list[list[Any]]:
-    """Run-length encodes: [[offset of the first, value], ...]; for what rarely changes."""
+    """Run-length encodes rarely changing values: [[offset of the first, value], ...]."""
     runs: list[list[Any]] = []
     for offset, value in enumerate(values):
         if not runs or runs[-1][1] != value:

@@ -1,4 +1,4 @@
-"""The form of the documents of a run, which are looked at before they are believed."""
+"""Schemas of a run's documents, which are validated because runs are untrusted."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from types import NoneType, UnionType
 from typing import Any
 
 Form = type | UnionType | list[Any] | dict[Any, Any]
-"""A type; [form]; {str: form}; or {"name": form, "name?": form}, which may have other names too."""
+"""A type; [form]; {str: form}; or {"name": form, "name?": form}, which allows other names."""
 
 _PLACE: Form = {"node": str, "role": str, "iteration": int, "pass_": str}
 _NUMBER = int | float
@@ -59,10 +59,10 @@ _EXACT = 1 << 53
 
 
 def check_document(name: str, content: Any) -> Any:
-    """Returns a document if it has the form in which those of its name are written.
+    """Returns a document if it matches the schema for its name.
 
     Raises:
-        ValueError: it has not; says where.
+        ValueError: The document does not match; the message says where.
     """
     if name in _FORMS:
         _check(content, _FORMS[name], name)

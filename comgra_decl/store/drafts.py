@@ -1,6 +1,6 @@
-"""Drafts: folders beside what they become, so that it appears whole, by one rename, or not at all.
+"""Drafts: temporary folders next to their target, renamed once complete.
 
-A killed program leaves its draft behind; who makes the next one for the same target removes it.
+A killed program leaves its draft behind; the next draft for the same target removes it.
 """
 
 from __future__ import annotations
@@ -17,19 +17,19 @@ from comgra_decl.errors import ComgraError, StoreError
 from .locking import held_alone
 
 _RANDOM = "[a-z0-9_]{8}"
-"""How `tempfile` ends a name."""
+"""Pattern of the suffix that `tempfile` appends."""
 
 
 @contextmanager
 def drafted(target: Path, kind: str) -> Iterator[Path]:
-    """Yields an empty folder beside `target`; it is gone afterwards, unless it was renamed.
+    """Yields an empty folder next to `target`, removed afterwards unless it was renamed.
 
     Args:
-        target: what is to be made.
-        kind: what is being done: "copying", "exporting".
+        target: folder to create.
+        kind: label of the operation: "copying", "exporting".
 
     Raises:
-        StoreError: it cannot be written there; also for errors of the system in the block.
+        StoreError: The folder is not writable, or the block raises an OSError.
     """
     prefix = f".{kind}-{target.name}-"
     try:
@@ -50,7 +50,7 @@ def drafted(target: Path, kind: str) -> Iterator[Path]:
 
 
 def _sweep(folder: Path, prefix: str) -> None:
-    """Removes drafts whose programs have ended: nobody holds their lock."""
+    """Removes drafts of programs that have ended, whose locks are free."""
     pattern = re.compile(re.escape(prefix) + _RANDOM)
     for path in [path for path in folder.iterdir() if pattern.fullmatch(path.name)]:
         with suppress(OSError):

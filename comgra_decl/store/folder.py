@@ -1,8 +1,8 @@
-"""The only way to a file of a run's folder: nobody knows who has made it.
+"""The only way to open files in a run's folder, which is untrusted.
 
-A pipe would be waited for, a device read for ever, and a link lead to another folder. So only plain
-files are opened, up to a size that is known beforehand. The folder of the run itself may be reached
-through links. A test sees to it that nothing else opens what lies in a run.
+A pipe would block, a device would be read forever, and a link would lead to another folder. So
+only plain files up to a size limit are opened. The run's folder itself may be reached through
+links. A test ensures that nothing else opens files in a run.
 """
 
 from __future__ import annotations
@@ -21,19 +21,19 @@ _MOST_MANIFEST = 64 << 20
 _MANY_FILES = 2000
 
 _SPARSE = 64 << 20
-"""Bytes from which on a file must have some of its bytes on the disk to be copied."""
+"""Bytes above which a file must occupy disk blocks to be copied (no sparse files)."""
 
 
 def read_file(folder: Path, name: str, *, most: int) -> bytes | None:
-    """Returns the content of a file of a run's folder; None if there is none.
+    """Returns the content of a file in a run's folder; None if it does not exist.
 
     Args:
-        folder: of the run.
-        name: of the file, below the folder.
-        most: bytes that it may have.
+        folder: folder of the run.
+        name: path of the file below the folder.
+        most: maximum bytes.
 
     Raises:
-        DamagedRunError: it is no plain file, is too large, or cannot be read.
+        DamagedRunError: The file is not plain, is too large, or cannot be read.
     """
     try:
         handle = _opened(folder, name)
@@ -51,11 +51,11 @@ def read_file(folder: Path, name: str, *, most: int) -> bytes | None:
 
 
 def copy_file(folder: Path, name: str, target: Path) -> None:
-    """Copies a plain file of a run's folder; what `plain_files` does not name is refused.
+    """Copies a plain file of a run's folder; refuses any that `plain_files` does not yield.
 
     Raises:
-        DamagedRunError: it is no plain file.
-        OSError: it cannot be read or written.
+        DamagedRunError: The file is not plain.
+        OSError: The file cannot be read or written.
     """
     handle = _opened(folder, name)
     if handle is None:
@@ -67,20 +67,20 @@ def copy_file(folder: Path, name: str, target: Path) -> None:
 
 
 PassedOver = Callable[[str, str], None]
-"""Told the name of a file, below the run, that is passed over, and why."""
+"""Called with the name of a skipped file, below the run, and the reason."""
 
 
 def plain_files(
     folder: Path, passed_over: PassedOver, *, without: Collection[str] = ()
 ) -> Iterator[PurePosixPath]:
-    """Yields the plain files below a folder, by name; links, pipes and devices are passed over.
+    """Yields the plain files below a folder by name; skips links, pipes and devices.
 
-    So are files that claim to be large and hold nothing: a copy of one would fill the disk.
+    Also skips sparse files without data: a copy would fill the disk.
 
     Args:
-        folder: the folder.
-        passed_over: told of each of those.
-        without: names below it that are not looked at, with all that they hold.
+        folder: folder to list.
+        passed_over: called with each skipped file.
+        without: names below it to leave out, with everything inside.
     """
     yield from _plain_files(folder, PurePosixPath(), passed_over, without)
 
@@ -103,7 +103,7 @@ def _plain_files(
 
 
 def _strangeness(found: os.stat_result) -> str | None:
-    """Returns what a file is if not a plain one that can be copied."""
+    """Returns why a file cannot be copied; None for a plain file."""
     if stat.S_ISREG(found.st_mode):
         return f"it claims {found.st_size} bytes and holds none" if _is_hollow(found) else None
     kinds = {stat.S_IFLNK: "a link", stat.S_IFIFO: "a pipe", stat.S_IFSOCK: "a socket"}
@@ -111,9 +111,9 @@ def _strangeness(found: os.stat_result) -> str | None:
 
 
 def strange_file(database: Path) -> str | None:
-    """Returns what is wrong with the files of a database that is about to be opened, if anything.
+    """Returns what is wrong with the files of a database about to be opened, or None.
 
-    TensorStore opens them itself: it would wait for a pipe and follow a link.
+    TensorStore opens them itself and would block on a pipe or follow a link.
     """
     try:
         if database.is_symlink():
@@ -121,19 +121,19 @@ def strange_file(database: Path) -> str | None:
         manifest = _status(database / MANIFEST)
         if manifest is not None:
             if not stat.S_ISREG(manifest.st_mode):
-                return f"{MANIFEST!r} is no plain file"
+                return f"{MANIFEST!r} is not a plain file"
             if manifest.st_size > _MOST_MANIFEST:
-                return f"{MANIFEST!r} is larger than any that is written"
+                return f"{MANIFEST!r} is larger than any valid one"
         name = _first_strange(database)
     except OSError as error:
         return f"its files cannot be listed ({error})"
-    return None if name is None else f"{name!r} is no plain file"
+    return None if name is None else f"{name!r} is not a plain file"
 
 
 def largest_file(database: Path) -> int | None:
-    """Returns the bytes of the largest data file; None if there are too many to ask for each.
+    """Returns the size of the largest data file in bytes; None if there are too many to check.
 
-    No value can have more, so that of most runs no key must be asked for its size.
+    No value can be larger, so that for most runs no key needs a size check.
     """
     sizes = [0]
     try:
@@ -148,7 +148,7 @@ def largest_file(database: Path) -> int | None:
 
 
 def _first_strange(folder: Path) -> str | None:
-    """Returns the first entry, by name, of a folder and those in it that is no file or folder."""
+    """Returns the first entry below a folder, by name, that is not a file or folder."""
     if not folder.is_dir():
         return None
     strange, folders = [], []
@@ -159,7 +159,7 @@ def _first_strange(folder: Path) -> str | None:
             elif not entry.is_file(follow_symlinks=False):
                 strange.append(entry.name)
     for name in folders:
-        # data files have names of 32 hexadecimal digits, so one that is a folder is none
+        # data files have names of 32 hex digits; a folder of such a name is invalid
         inner = _first_strange(folder / name) if name == "d" else ""
         if inner is not None:
             strange.append(f"{name}/{inner}" if inner else name)
@@ -179,7 +179,7 @@ def _is_hollow(found: os.stat_result) -> bool:
 
 
 def _opened(folder: Path, name: str) -> int | None:
-    """Opens a plain file below a folder; None if there is none."""
+    """Opens a plain file below a folder; None if it does not exist."""
     path = folder
     for part in PurePosixPath(name).parts[:-1]:
         path = path / part
@@ -190,13 +190,13 @@ def _opened(folder: Path, name: str) -> int | None:
     if found is None:
         return None
     if not stat.S_ISREG(found.st_mode):
-        raise DamagedRunError(f"{str(path)!r} is no plain file")
+        raise DamagedRunError(f"{str(path)!r} is not a plain file")
     if _is_hollow(found):
         raise DamagedRunError(f"{str(path)!r} claims {found.st_size} bytes and holds none")
-    # between the look and this it may have become something else
+    # it may have changed since the first check
     flags = os.O_RDONLY | getattr(os, "O_NOFOLLOW", 0) | getattr(os, "O_NONBLOCK", 0)
     handle = os.open(path, flags | getattr(os, "O_CLOEXEC", 0) | getattr(os, "O_BINARY", 0))
     if not stat.S_ISREG(os.fstat(handle).st_mode):
         os.close(handle)
-        raise DamagedRunError(f"{str(path)!r} is no plain file")
+        raise DamagedRunError(f"{str(path)!r} is not a plain file")
     return handle

@@ -1,7 +1,7 @@
-"""What must exist of a run below its `head`, and what is there twice.
+"""What must exist of a run below its `head`, and which parts are stored twice.
 
-Everything that looks at a run as a whole starts from here: the check reads every region, the
-compaction leaves out what is superseded.
+Basis of operations on a whole run: verification reads every region, compaction leaves out
+superseded parts.
 """
 
 from __future__ import annotations
@@ -25,14 +25,14 @@ WIDTHS = {
     "smp": RecordColumn.WIDTH,
     "hist": RecordColumn.WIDTH,
 }
-"""The families of arrays, and which fact of a record says how many columns it has."""
+"""Array families, and the record fact that holds each one's number of columns."""
 
 _RECORDS = "records"
 
 
 @dataclass(frozen=True)
 class Region:
-    """A box of an array that must be there whole; its edges are those of chunks.
+    """A box of an array that must exist completely; its edges align with chunks.
 
     Attributes:
         form: the array.
@@ -62,7 +62,7 @@ class Region:
 
     @property
     def index(self) -> tuple[slice, ...]:
-        """The box as what an array is indexed with."""
+        """Index of the box."""
         return tuple(slice(low, high) for low, high in zip(self.low, self.high, strict=True))
 
     def parts(self, elements: int) -> Iterator[Region]:
@@ -74,7 +74,7 @@ class Region:
                 yield from half.parts(elements)
 
     def halves(self) -> tuple[Region, Region]:
-        """Returns two regions of whole chunks; there must be more than one chunk."""
+        """Returns two regions of whole chunks; requires more than one chunk."""
         axis = max(range(len(self.low)), key=self._chunks_along)
         middle = self._chunks_along(axis) // 2 * self.form.chunk[axis] + self.low[axis]
         return (
@@ -87,18 +87,18 @@ class Region:
 
 
 def block_of(view: View) -> int:
-    """Returns the records per block."""
+    """Returns the number of records per block."""
     form = view.tables.forms.get("kpi/blk")
     return form.chunk[0] if form else 1
 
 
 def edge_of(view: View) -> int:
-    """Returns the first record that is in no whole block."""
+    """Returns the first record that is in no complete block."""
     return view.n // block_of(view) * block_of(view)
 
 
 def regions(view: View) -> Iterator[Region]:
-    """Yields all that must be there of the arrays: rows, blocks, raw values."""
+    """Yields every array region that must exist: rows, blocks, raw values."""
     forms = view.tables.forms
     for family in WIDTHS:
         if f"{family}/row" in forms:
@@ -109,10 +109,10 @@ def regions(view: View) -> Iterator[Region]:
 
 
 def fact_regions(view: View) -> list[Region]:
-    """Returns where it is said of the records in whole blocks whether they have rows.
+    """Returns the regions that tell whether records in complete blocks also have rows.
 
-    These are the facts of records: the first columns of "kpi", and those of "records", which
-    older runs do not have.
+    These are the facts of records: the first columns of "kpi" and of "records", which older runs
+    do not have.
     """
     form, edge = view.tables.forms.get("kpi/blk"), edge_of(view)
     facts = [Region(form, (0, 0), (edge, form.chunk[1]))] if form and edge else []
@@ -120,14 +120,14 @@ def fact_regions(view: View) -> list[Region]:
 
 
 def _records(view: View) -> Iterator[Region]:
-    """Yields the facts of records that are stored once more, in few large chunks."""
+    """Yields the facts of records in their second copy, a few large chunks."""
     form = view.tables.forms.get(_RECORDS)
     if form is not None and view.n >= form.chunk[0]:
         yield Region(form, (0, 0), (view.n // form.chunk[0] * form.chunk[0], form.shape[1]))
 
 
 def _rows(view: View, family: str) -> Iterator[Region]:
-    """Yields the records that are stored one by one, as long runs of equal width."""
+    """Yields the records stored as rows, as long runs of equal width."""
     table, form = view.records, view.tables.forms[f"{family}/row"]
     widths = np.where(table[:, RecordColumn.FORM] == 0, table[:, WIDTHS[family]], 0)
     for first, last, width in _equal(widths):
@@ -136,7 +136,7 @@ def _rows(view: View, family: str) -> Iterator[Region]:
 
 
 def _blocks(view: View, family: str) -> Iterator[Region]:
-    """Yields the blocks, each as wide as its last record, whose commit wrote it."""
+    """Yields the blocks; each is as wide as its last record, whose commit wrote it."""
     block, edge = block_of(view), edge_of(view)
     form = view.tables.forms[f"{family}/blk"]
     widths = view.records[block - 1 : edge : block, WIDTHS[family]]
@@ -150,17 +150,17 @@ def _values(view: View) -> Iterator[Region]:
         try:
             stored = view.stored_values(record)
         except DamagedRunError:
-            continue  # it cannot be told which values there are; that is damage of its own
+            continue  # unknown values are reported as separate damage
         for name, slots in stored.items():
             form, lanes = tables.forms[name], tables.lanes.get(name, {})
-            known = [lanes[slot] for slot in slots if slot in lanes]  # others: damage of its own
+            known = [lanes[slot] for slot in slots if slot in lanes]  # others: separate damage
             for first, last in _lane_chunks(known, form.chunk[1]):
                 low = (record, first, *[0] * len(form.shape[2:]))
                 yield Region(form, low, (record + 1, last, *form.shape[2:]))
 
 
 def _lane_chunks(lanes: Sequence[int], chunk: int) -> Iterator[tuple[int, int]]:
-    """Yields the ranges of lanes that the chunks of these lanes span."""
+    """Yields the ranges of lanes covered by the chunks of these lanes."""
     held = np.zeros(max(lanes, default=-1) // chunk + 1, np.int64)
     held[[lane // chunk for lane in lanes]] = 1
     for first, last, there in _equal(held):
@@ -175,7 +175,7 @@ def _region(form: ArrayForm, first: int, last: int, width: int) -> Region:
 
 
 def _equal(numbers: NDArray[Any]) -> Iterator[tuple[int, int, int]]:
-    """Yields (first, after the last, number) of each run of equal numbers."""
+    """Yields (first, after the last, number) for each run of equal numbers."""
     edges = np.flatnonzero(np.diff(numbers)) + 1
     for first, last in zip([0, *edges], [*edges, len(numbers)], strict=True):
         if first < last:
@@ -183,7 +183,7 @@ def _equal(numbers: NDArray[Any]) -> Iterator[tuple[int, int, int]]:
 
 
 def is_superseded(key: str, *, edge: int, scalars: int) -> bool:
-    """Whether all that a key holds is in a whole block as well.
+    """Whether a complete block also holds everything in a key.
 
     Args:
         key: any key of the database.

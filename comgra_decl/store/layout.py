@@ -1,15 +1,15 @@
 """The layout of a run on disk: key names, array forms, chunk sizes.
 
-One OCDBT database holds everything of a run (of one rank). Arrays are preallocated and written
-once: a chunk is never touched again after the commit that wrote it. Each family of arrays exists
-twice: `row` (one record per chunk, written with every commit: one record is one read) and `blk`
-(`block_steps` records per chunk and few columns, written when a block is full: a series is few
-reads). A block that is full within one commit is stored as a block only; the record column `FORM`
-says so. The numeric facts of records are stored a third time, in the few large chunks of
-`records`, so that a long run is opened in few reads.
+One OCDBT database holds a whole run (of one rank). Arrays are preallocated and written once: a
+chunk never changes after its commit. Each family of arrays exists twice: `row` (one record per
+chunk, written with every commit, so that a record is one read) and `blk` (`block_steps` records
+and few columns per chunk, written when a block is full, so that a series is few reads). A block
+completed within one commit is stored as a block only, as the record column `FORM` tells. The
+numeric facts of records are stored a third time, in the few large chunks of `records`, so that
+a long run opens in few reads.
 
-Scalars (the numbers said of every step) grow in the same way without arrays: each commit writes
-its scalars as one key, and a block of them once it is full; `head.scalars` counts them.
+Scalars (numbers logged at any step) grow the same way without arrays: each commit writes its
+scalars as one key, and a block of them once it is full; `head.scalars` counts them.
 """
 
 from __future__ import annotations
@@ -23,32 +23,32 @@ DATABASE = "trace.ocdbt"
 FORMAT = "comgra-decl-run"
 VERSION = 4
 MIN_READER = 2
-"""The oldest version that is read."""
+"""The oldest version that can be read."""
 
 BOUND_SINCE = 3
-"""Since this version, checksums say which key they are of; see `sums.py`."""
+"""First version whose checksums cover their key; see `sums.py`."""
 
 SHAPES_SINCE = 4
-"""Since this version, each record says which shapes its tensors have, where they change."""
+"""First version whose records store changed tensor shapes."""
 
 RUN_KEY = "meta/run.json"
 SESSION_KEY = "meta/run.{}.json"
-"""As `RUN_KEY`, of each program that went on with the run; the first of them is number 2."""
+"""Like `RUN_KEY`, for each program that resumed the run; numbers start at 2."""
 
 HEAD_KEY = "head"
-DIGITS = 12  # of record numbers and row numbers in keys, so that keys sort as numbers
+DIGITS = 12  # of record and row numbers in keys, so that keys sort numerically
 
 RECORDS_LIMIT = 1 << 40
 SLOTS_LIMIT = 1 << 20
 COLUMNS_LIMIT = 1 << 16
 SHAPES_LIMIT = 1 << 24
-"""Codes of shapes up to here are told apart in float32; no run has as many."""
+"""Shape codes are exact in float32 up to this; no run has as many."""
 
 LOGS = ("slots", "names", "arrays", "lanes", "notes")
-"""Append-only tables of JSON rows; `head.logs` says how many rows of each are valid."""
+"""Append-only tables of JSON rows; `head.logs` holds the number of valid rows of each."""
 
 SCALAR_BLOCK = 1024
-"""Scalars per block. A scalar is a number of any step, recorded or not; see `scalars.py`."""
+"""Scalars per block. A scalar is a number logged at any step; see `scalars.py`."""
 
 NODE_BYTES = 4096
 """Size limit of an index node; the default (84 MB) makes a run grow quadratically."""
@@ -61,7 +61,7 @@ RAW_DTYPES = frozenset(
     float8_e3m4 float8_e4m3fn float8_e4m3fnuz float8_e4m3b11fnuz float8_e5m2 float8_e5m2fnuz
     """.split()
 )
-"""Dtypes of raw values that are stored as they are (numpy and ml_dtypes names)."""
+"""Dtypes of raw values stored unchanged (numpy and ml_dtypes names)."""
 
 
 class RecordColumn(IntEnum):
@@ -76,7 +76,7 @@ class RecordColumn(IntEnum):
     COST = 6
     WIDTH = 7  # slot columns written with this record
     KPIS = 8  # kpi columns written with this record
-    FACTS = 9  # record under whose number the JSON facts valid here are stored
+    FACTS = 9  # number of the record that stores this record's JSON facts
     FORM = 10  # 0: stored as a row (and in a block later), 1: stored in a block only
     TAGS = 11  # 1 + row of the name table "tags" (a JSON list of labels), 0 for none
 
@@ -85,15 +85,15 @@ SYSTEM_COLUMNS = 12
 KPI_CHUNK = 16
 RECORDS_ARRAY = "records"
 RECORDS_CHUNK = 8192
-"""Records per chunk of the array that holds the numeric facts of all records once more."""
+"""Records per chunk of the array with the second copy of all records' numeric facts."""
 
 MISSING_BITS = 0x7FF8_4D49_5353_4544
-"""A NaN with a payload: a KPI that was not recorded, as opposed to one that was NaN."""
+"""A NaN with a payload: a KPI that was not recorded, as opposed to a recorded NaN."""
 
 
 @dataclass(frozen=True)
 class ArrayForm:
-    """What an array looks like; stored in the array table, from which readers open it."""
+    """Form of an array; stored in the array table, from which readers open the array."""
 
     name: str
     dtype: str
@@ -107,7 +107,7 @@ class ArrayForm:
 
     @classmethod
     def from_json(cls, row: Mapping[str, Any]) -> ArrayForm:
-        """Reads a row of the array table."""
+        """Returns the form in a row of the array table."""
         shape, chunk = tuple(map(int, row["shape"])), tuple(map(int, row["chunk"]))
         return cls(str(row["name"]), str(row["dtype"]), shape, chunk, row["fill"])
 
@@ -139,8 +139,8 @@ def slot_chunk(slots: int) -> int:
 def block_steps(record_bytes: int) -> int:
     """Returns the records per block: a power of two, from 32 to 256.
 
-    The longer a block, the fewer reads a series takes; but the block that is still filling is held
-    in memory, and its records are read one by one.
+    Longer blocks need fewer reads per series, but the open block is held in memory, and its records
+    are read one by one.
 
     Args:
         record_bytes: size of the dense statistics of a record.
@@ -149,10 +149,10 @@ def block_steps(record_bytes: int) -> int:
 
 
 _OPEN_BLOCK_BYTES = 32 << 20
-"""Most that the writer keeps of the block that is still filling, unless 32 records are more."""
+"""Maximum bytes of the open block in the writer's memory, unless 32 records are larger."""
 
 _BLOCK_CHUNK_BYTES = 64 << 10
-"""Aim for the chunks of blocks: what a series reads of each block."""
+"""Target bytes of a block's chunks: what a series reads of each block."""
 
 
 def standard_forms(
@@ -188,9 +188,9 @@ def standard_forms(
 
 
 def _narrow(block: int, width: int, inner: int) -> tuple[int, int, int]:
-    """Returns the chunk of a block array: few of `width` slots, so that a series reads little."""
+    """Returns a block array's chunk shape: few of `width` slots, so that a series reads little."""
     aim = _power_of_two(_BLOCK_CHUNK_BYTES // (4 * block * inner))
-    while width % aim:  # rows are padded to whole row chunks, which must be whole chunks here
+    while width % aim:  # rows are padded to whole row chunks, which must align with these chunks
         aim //= 2
     return block, min(width, aim), inner
 
@@ -232,7 +232,7 @@ def raw_form(dtype: str, shape: Sequence[int], itemsize: int) -> ArrayForm:
 
 
 def _split(shape: Sequence[int], itemsize: int, limit: int = 1 << 20) -> list[int]:
-    """Cuts leading dims until a chunk is at most `limit` bytes: samples first, then rows."""
+    """Splits leading dims until a chunk has at most `limit` bytes: samples first, then rows."""
     chunk = [max(1, extent) for extent in shape]
     for axis in range(len(chunk)):
         rest = itemsize
@@ -255,7 +255,7 @@ def scalar_block_key(first: int) -> str:
 
 
 def scalar_piece_key(first: int) -> str:
-    """Returns the key of the scalars from `first` on that one commit left in an open block."""
+    """Returns the key of the scalars from `first` on that a commit wrote to an open block."""
     return f"scalars/row/{first:0{DIGITS}d}"
 
 

@@ -1,7 +1,7 @@
-"""Where runs lie: a folder of this machine, or a place in a bucket that a URL names.
+"""Locations of runs: a local folder, or a bucket URL.
 
-A `Location` is a `pathlib.Path` or a `Remote`, which can be joined and asked for its name like one.
-Nothing here reaches out; `requests` does.
+A `Location` is a `pathlib.Path` or a `Remote`, which supports joining and `name` likewise. This
+module sends no requests; `remote` does.
 """
 
 from __future__ import annotations
@@ -14,19 +14,19 @@ from pathlib import Path, PurePath, PurePosixPath
 from comgra_decl.errors import StoreError
 
 SCHEMES = ("s3", "gs")
-"""What the URL of a place may begin with."""
+"""Valid URL schemes."""
 
 _URL = re.compile(r"(?P<scheme>\w[\w+.-]+):(?P<slashes>//?)(?P<rest>.*)", re.DOTALL)
 
 
 @dataclass(frozen=True, order=True)
 class Remote:
-    """A place in a bucket, `scheme://bucket/key`: a run, a group, or a root of groups.
+    """A location in a bucket, `scheme://bucket/key`: a run, a group, or a root of groups.
 
     Attributes:
         scheme: one of `SCHEMES`.
-        bucket: its name.
-        key: what the names of all objects of the place begin with, without a slash at its ends.
+        bucket: name of the bucket.
+        key: common prefix of all object names, without leading or trailing slash.
     """
 
     scheme: str
@@ -35,25 +35,25 @@ class Remote:
 
     @property
     def name(self) -> str:
-        """The last part, as of a path."""
+        """Last path component."""
         return self.key.rpartition("/")[2] or self.bucket
 
     @property
     def parent(self) -> Remote:
-        """The place that holds this one; a bucket's is itself."""
+        """Parent location; a bucket is its own parent."""
         return Remote(self.scheme, self.bucket, self.key.rpartition("/")[0])
 
     def __truediv__(self, part: str | PurePath) -> Remote:
-        """Returns a place within this one."""
+        """Returns a location below this one."""
         text = part.as_posix() if isinstance(part, PurePath) else part
         return Remote(self.scheme, self.bucket, "/".join(filter(None, (self.key, *_parts(text)))))
 
     def absolute(self) -> Remote:
-        """Returns itself: there is no current folder in a bucket."""
+        """Returns itself: buckets have no current folder."""
         return self
 
     def relative_to(self, other: Remote) -> PurePosixPath:
-        """Returns the way from another place to this one; ValueError if it is not within it."""
+        """Returns the relative path from another location; ValueError if it is not within it."""
         if (self.scheme, self.bucket) != (other.scheme, other.bucket):
             raise ValueError(f"{str(self)!r} is not within {str(other)!r}")
         return PurePosixPath(self.key or ".").relative_to(other.key or ".")
@@ -64,20 +64,20 @@ class Remote:
 
 Location = Path | Remote
 Where = str | os.PathLike[str] | Remote
-"""How a place may be said: a path, a URL, or a `Remote`."""
+"""A location as given by users: a path, a URL, or a `Remote`."""
 
 
 def location(where: Where) -> Location:
-    """Returns the place that a path or a URL names.
+    """Returns the location of a path or URL.
 
     Raises:
-        StoreError: it is a URL, but not of a bucket; or it is empty.
+        StoreError: The URL is not of a bucket, or the text is empty.
     """
     if isinstance(where, Remote):
         return where
     text = require_path(os.fspath(where))
     found = _URL.match(text)
-    # pathlib makes one slash of two, and a command line hands over paths
+    # pathlib merges two slashes into one, and command lines pass paths
     if found is None or not (found["scheme"] in SCHEMES or len(found["slashes"]) > 1):
         return Path(text)
     bucket, _, key = found["rest"].partition("/")
@@ -90,10 +90,10 @@ def location(where: Where) -> Location:
 
 
 def require_path(text: str) -> str:
-    """Returns what was given as a path, unless it is empty: pathlib would take that for `.`.
+    """Returns a path unchanged, unless it is empty: pathlib would read that as `.`.
 
     Raises:
-        StoreError: it is.
+        StoreError: The path is empty.
     """
     if not text:
         raise StoreError(
@@ -104,13 +104,13 @@ def require_path(text: str) -> str:
 
 
 def joined(base: Path, where: str) -> Location:
-    """Returns the place that is meant by `where` in the folder `base`."""
+    """Returns the location that `where` means relative to the folder `base`."""
     place = location(where or ".")
     return place if isinstance(place, Remote) else base.absolute() / place.expanduser()
 
 
 def _parts(text: str) -> list[str]:
-    """Returns the parts of a key; `..` has no meaning there, and is refused."""
+    """Returns the parts of a key; refuses `..`, which has no meaning in buckets."""
     parts = [part for part in text.split("/") if part not in ("", ".")]
     if ".." in parts:
         raise StoreError(f"{text!r} names no place in a bucket: it has a '..'")

@@ -1,8 +1,8 @@
-"""Who may change a run just now: locks on folders, which end with the process that holds them.
+"""Folder locks for changes of a run, released when their process ends.
 
-A compaction holds that of the database from its first look to its last. That of the run is held for
-a moment: by a compaction that puts the new database in place, and by a program that goes on with
-the run. So neither sees what the other has done half.
+A compaction holds the database's lock throughout. The run's lock is held briefly: by a compaction
+that puts the new database in place, and by a program that resumes the run. So neither sees the
+other's work half done.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from .location import Location
 
 @contextmanager
 def alone(database: Path) -> Iterator[None]:
-    """Holds the lock on a database's folder; StoreError if another process has it."""
+    """Holds the lock on a database's folder. Raises StoreError if another process holds it."""
     with _held(database) as lock:
         if lock is not None and not _taken(lock, wait=False):
             raise StoreError(f"{str(database.parent)!r} is being compacted already.")
@@ -28,9 +28,9 @@ def alone(database: Path) -> Iterator[None]:
 
 @contextmanager
 def settled(run: Location) -> Iterator[None]:
-    """Holds the lock on a run's folder, after waiting for whoever has it.
+    """Waits for the lock on a run's folder and holds it.
 
-    Nothing compacts a run in a bucket, which has no locks: that commits are fenced must do there.
+    Buckets have no locks and no compaction; fenced commits suffice there.
     """
     with _held(run) as lock:
         if lock is not None:
@@ -40,7 +40,7 @@ def settled(run: Location) -> Iterator[None]:
 
 @contextmanager
 def held_alone(folder: Path) -> Iterator[bool]:
-    """Holds the lock on a folder; yields whether it has got it, False where there are no locks."""
+    """Tries to hold the lock on a folder; yields whether it succeeded, False without locks."""
     with _held(folder) as lock:
         yield lock is not None and _taken(lock, wait=False)
 
@@ -59,7 +59,7 @@ def _held(folder: Location) -> Iterator[int | None]:
 
 
 def _taken(handle: int, *, wait: bool) -> bool:
-    """Takes a lock; True also where the file system has none: TensorStore's own must do then."""
+    """Takes a lock. Returns True also if the file system has none and TensorStore's must do."""
     import fcntl
 
     try:

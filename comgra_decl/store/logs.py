@@ -11,21 +11,21 @@ from .commit import Commit
 from .layout import log_key
 
 _ROWS_OF_KEY = 100_000
-"""Most rows of a key: a reader refuses keys that are too large."""
+"""Maximum rows per key: readers refuse keys that are too large."""
 
 
 class Stage(Protocol):
-    """State of the writer that a commit changes, for good only when it has succeeded."""
+    """Writer state changed by a commit; final only after the commit has succeeded."""
 
     def accept(self) -> None:
-        """The commit succeeded."""
+        """Makes the staged state final."""
 
     def discard(self) -> None:
-        """The commit failed; it will be staged anew."""
+        """Reverts the staged state after a failed commit, which will be retried."""
 
 
 class Log:
-    """The writer's side of one table: rows are staged, flushed in a transaction, then accepted."""
+    """Writer side of a table: rows are staged, flushed in a transaction, then accepted."""
 
     def __init__(self, name: str) -> None:
         self.name = name
@@ -33,29 +33,29 @@ class Log:
         self._staged: list[Any] = []
 
     def stage(self, row: Any) -> int:
-        """Adds a row to the coming commit; returns its number."""
+        """Stages a row for the next commit. Returns its number."""
         self._staged.append(row)
         return self.count + len(self._staged) - 1
 
     def flush(self, commit: Commit) -> int:
-        """Writes the staged rows; returns the row count once the commit succeeds."""
+        """Writes the staged rows. Returns the row count after the commit."""
         for first in range(0, len(self._staged), _ROWS_OF_KEY):
             rows = self._staged[first : first + _ROWS_OF_KEY]
             commit.put_json(log_key(self.name, self.count + first), rows)
         return self.count + len(self._staged)
 
     def accept(self) -> None:
-        """The commit succeeded."""
+        """Marks the staged rows as written."""
         self.count += len(self._staged)
         self._staged = []
 
     def discard(self) -> None:
-        """The commit failed; it will be staged anew."""
+        """Drops the staged rows of a failed commit; the retry stages them again."""
         self._staged = []
 
 
 class Names:
-    """Interned strings (types, modes, structures, KPIs); a name's code is its rank in its table."""
+    """Interned strings (types, modes, structures, KPIs); a name's code is its table index."""
 
     def __init__(self, log: Log) -> None:
         self._log = log
@@ -63,13 +63,13 @@ class Names:
         self._staged: list[tuple[str, str]] = []
 
     def resume(self, names: Mapping[str, Sequence[str]]) -> None:
-        """Takes the names of a run that is continued, by table."""
+        """Restores the names of a resumed run, by table."""
         self._codes = {
             table: {name: code for code, name in enumerate(rows)} for table, rows in names.items()
         }
 
     def code(self, table: str, name: str) -> int:
-        """Returns the code of a name, staging it if it is new."""
+        """Returns the code of a name; stages new names."""
         codes = self._codes.setdefault(table, {})
         known = codes.get(name)
         if known is not None:
@@ -84,26 +84,26 @@ class Names:
         return len(self._codes.get(table, ()))
 
     def accept(self) -> None:
-        """The commit succeeded."""
+        """Marks the staged names as written."""
         self._staged = []
 
     def discard(self) -> None:
-        """The commit failed: forget what it would have interned."""
+        """Removes the names staged by the failed commit."""
         for table, name in self._staged:
             del self._codes[table][name]
         self._staged = []
 
 
 class Facts:
-    """The JSON facts of records, stored only where they change: most steps are like the last."""
+    """JSON facts of records, stored only when they change, which is rare."""
 
     def __init__(self) -> None:
-        self.first = 0  # record under whose number the facts valid now are stored
+        self.first = 0  # record whose number the current facts are stored under
         self._last: dict[str, Any] | None = None
         self._before: tuple[int, dict[str, Any] | None] = (0, None)
 
     def stage(self, record: int, runs: dict[str, list[list[Any]]]) -> bool:
-        """Takes run-length encoded facts from `record` on; returns whether to store them."""
+        """Stages run-length encoded facts from `record` on. Returns whether to store them."""
         self._before = (self.first, self._last)
         starts = {name: run[0][1] for name, run in runs.items()}
         if starts == self._last and all(len(run) == 1 for run in runs.values()):
@@ -112,16 +112,16 @@ class Facts:
         return True
 
     def accept(self) -> None:
-        """The commit succeeded."""
+        """Marks the staged facts as written."""
         self._before = (self.first, self._last)
 
     def discard(self) -> None:
-        """The commit failed; it will be staged anew."""
+        """Reverts the staged facts after a failed commit."""
         self.first, self._last = self._before
 
 
 def slot_row(slot: SlotInfo) -> dict[str, Any]:
-    """Returns a slot as a row of the slot table; its id is its row number."""
+    """Returns a slot as a row of the slot table; its id equals the row number."""
     key = slot.key
     return {
         "node": key.node,
@@ -139,7 +139,7 @@ def slot_row(slot: SlotInfo) -> dict[str, Any]:
 
 
 def read_slot(number: int, row: dict[str, Any]) -> SlotInfo:
-    """Reads a row of the slot table."""
+    """Returns the slot in a row of the slot table."""
     key = SlotKey(row["node"], row["role"], int(row["iteration"]), row["pass"])
     return SlotInfo(
         id=number,

@@ -1,4 +1,4 @@
-"""What is known of a run before its first record, and who writes it."""
+"""Metadata of a run known before its first record, and the identity of its writer."""
 
 from __future__ import annotations
 
@@ -21,13 +21,13 @@ from .plausible import check_meta
 
 @dataclass
 class RunMeta:
-    """The facts of a run, stored once at its creation.
+    """Metadata of a run, stored once at its creation.
 
     `statistics` names the statistics of every slot, `sample_count` the samples recorded per slot,
-    `bins` the histogram bins (None: no histograms). `spec`, `config` and `facts` are JSON-able.
-    `started` is in unix seconds. `counts_rows`: the run says how many samples each aggregate is of.
-    `bound`: its checksums say of which key they are. `tells_shapes`: its records say which shapes
-    tensors have.
+    `bins` the histogram bins (None: no histograms). `spec`, `config` and `facts` are
+    JSON-serializable. `started` is in Unix seconds. `counts_rows`: whether the run stores the
+    number of samples behind each aggregate. `bound`: whether checksums cover their key.
+    `tells_shapes`: whether records store the shapes of their tensors.
     """
 
     statistics: tuple[str, ...]
@@ -45,7 +45,7 @@ class RunMeta:
 
     @property
     def counts_dtype(self) -> str:
-        """The dtype of histogram counts: uint16 if no bin can ever hold more."""
+        """Dtype of histogram counts: uint16 if no bin can overflow it."""
         elements = (self.spec.get("histogram") or {}).get("elements")
         return "uint16" if isinstance(elements, int) and elements < 1 << 16 else "uint32"
 
@@ -53,9 +53,8 @@ class RunMeta:
     def columns(self) -> list[str]:
         """Names of the columns of the `agg` arrays: statistic by statistic, then the others.
 
-        "rows" is the number of samples aggregated, "shape" 0 where a tensor has the shape that the
-        slot table says, else 1 + its row of the name table "shape"; then comes the range of the
-        histogram.
+        "rows" is the number of samples aggregated. "shape" is 0 if a tensor has the shape in the
+        slot table, else 1 + its row in the name table "shape". The histogram's range comes last.
         """
         names = [f"{statistic}.{how}" for statistic in self.statistics for how in AGGREGATES]
         names += ["rows"] if self.counts_rows else []
@@ -82,7 +81,7 @@ class RunMeta:
 
     @classmethod
     def from_json(cls, document: Any, *, where: str) -> RunMeta:
-        """Reads `meta/run.json`; FormatError if it is too new, DamagedRunError if not ours."""
+        """Reads `meta/run.json`. Raises FormatError if too new, DamagedRunError if not ours."""
         if not isinstance(document, Mapping) or document.get("format") != FORMAT:
             raise DamagedRunError(f"{where}: 'meta/run.json' does not describe a {FORMAT!r}.")
         check_version(document, where=where)
@@ -108,7 +107,7 @@ class RunMeta:
 
 
 def versions(meta: RunMeta) -> dict[str, int]:
-    """Returns what a document says of the format: which it is, and what is needed to read it."""
+    """Returns the format version of a document, and the version needed to read it."""
     number = VERSION if meta.tells_shapes else BOUND_SINCE if meta.bound else BOUND_SINCE - 1
     return {"version": number, "min_reader": number}
 
@@ -131,7 +130,7 @@ def check_version(document: Mapping[str, Any], *, where: str) -> None:
 
 
 def writer_identity() -> dict[str, Any]:
-    """Returns who is writing, so that a reader on the same machine can tell if it still lives."""
+    """Returns the identity of this process, with which a reader can tell whether it is alive."""
     pid = os.getpid()
     return {
         "pid": pid,
@@ -143,10 +142,10 @@ def writer_identity() -> dict[str, Any]:
 
 
 def writer_alive(writer: Mapping[str, Any], *, last_commit: float, patience: float = 3600) -> bool:
-    """Judges whether the writer of an unclosed run still lives.
+    """Returns whether the writer of an unclosed run is likely alive.
 
-    On the same machine (and in the same process namespace) the process is looked up; elsewhere
-    the run counts as alive for `patience` seconds after its last commit.
+    On the same machine (and in the same process namespace) it looks the process up; elsewhere the
+    run counts as alive for `patience` seconds after its last commit.
     """
     pid = writer.get("pid")
     if writer.get("machine") != _machine() or not isinstance(pid, int):
@@ -164,11 +163,11 @@ def _exists(pid: int) -> bool:
         return True
     except (OSError, OverflowError):
         return False
-    return _process_state(pid) not in ("Z", "X")  # a killed child nobody has waited for is dead
+    return _process_state(pid) not in ("Z", "X")  # a zombie is dead
 
 
 def _stat_fields(pid: int) -> list[str]:
-    """Fields of /proc/<pid>/stat after the command name; empty where there is no such file."""
+    """Returns the fields of /proc/<pid>/stat after the command name; empty if missing."""
     try:
         return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
     except OSError:
@@ -186,13 +185,13 @@ def _process_start(pid: int) -> str | None:
 
 
 def _machine() -> str:
-    """Names this boot of this machine and this process namespace (containers share the boot)."""
+    """Identifies this boot and process namespace (containers share the boot)."""
     parts = [socket.gethostname()]
     try:
         parts.append(Path("/proc/sys/kernel/random/boot_id").read_text().strip())
         parts.append(str(Path("/proc/self/ns/pid").readlink()))
     except OSError:
-        pass  # not Linux: the host name must do
+        pass  # not Linux: use the host name
     return "|".join(parts)
 
 

@@ -1,4 +1,4 @@
-"""Parts of arrays, said as numpy says them, so that only the chunks which hold them are read."""
+"""Parts of arrays in numpy's indexing syntax, so that only the needed chunks are read."""
 
 from __future__ import annotations
 
@@ -9,23 +9,23 @@ from types import EllipsisType
 from comgra_decl.errors import UnknownNameError, shown
 
 Part = int | slice | EllipsisType | tuple[int | slice | EllipsisType, ...]
-"""As in brackets behind an array: integers, slices and `...`; `numpy.s_[0, :100]` makes one."""
+"""A numpy-style index: integers, slices and `...`; `numpy.s_[0, :100]` creates one."""
 
 Index = tuple[int | slice, ...]
 
 
 def cut(part: Part, shape: Sequence[int]) -> tuple[tuple[slice, ...], Index]:
-    """Returns the smallest box that holds a part, and where the part is in what was read of it.
+    """Returns the smallest box that contains a part, and the part's index within that box.
 
     Args:
-        part: of an array.
-        shape: of that array.
+        part: index into the array.
+        shape: shape of the array.
 
     Returns:
-        A slice without steps for each dim, and what to index the box with.
+        A slice without steps per dim, and the index to apply to the box.
 
     Raises:
-        UnknownNameError: the array has no such part.
+        UnknownNameError: The index is out of range or has too many dims.
     """
     items = _expanded(part, len(shape))
     dims = enumerate(zip(items, shape, strict=True))
@@ -34,7 +34,7 @@ def cut(part: Part, shape: Sequence[int]) -> tuple[tuple[slice, ...], Index]:
 
 
 def _expanded(part: Part, dims: int) -> list[int | slice]:
-    """Returns an integer or a slice for each dim."""
+    """Returns an integer or a slice per dim."""
     items = [_item(item) for item in (part if isinstance(part, tuple) else (part,))]
     if items.count(...) > 1:
         raise UnknownNameError("a part of values has at most one ...")
@@ -54,7 +54,7 @@ def _no_part(item: object) -> UnknownNameError:
 
 
 def _item(item: object) -> int | slice | EllipsisType:
-    """Returns an item as Python's own; arrays, which look like integers, are none."""
+    """Returns an item as a Python object; refuses arrays, which resemble integers."""
     if isinstance(item, (slice, EllipsisType)):
         return item
     try:
@@ -75,7 +75,7 @@ def _of_dim(item: int | slice, dim: int, extent: int) -> tuple[slice, int | slic
         return slice(number % extent, number % extent + 1), 0
     try:
         chosen = range(*item.indices(extent))
-    except (TypeError, ValueError):  # no numbers, or a step of 0
+    except (TypeError, ValueError):  # not numbers, or a step of 0
         raise _no_part(item) from None
     if not chosen:
         return slice(0, 0), slice(None)

@@ -1,7 +1,7 @@
-"""What a run says of itself is looked at before it is believed: it may come from anywhere.
+"""Plausibility checks of a run's metadata, which is untrusted.
 
-A number that is too large would make the reader allocate what it says, or index what is not there.
-Every function raises ValueError, TypeError or KeyError; who calls it knows the key and tells it.
+A number that is too large would make the reader allocate too much memory or index out of range.
+Every function raises ValueError, TypeError or KeyError; callers add the key's name.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from .meta import RunMeta
 
 _RECORDS = 1 << 24
-"""Most records a reader opens: their facts take 1.6 GB."""
+"""Maximum records that a reader opens: their facts take 1.6 GB."""
 
 _CHUNK_BYTES = 256 << 20
 _ROWS = 1 << 26
@@ -37,17 +37,17 @@ _DIMS = 32  # TensorStore's limit
 _STATISTICS = 4096
 _SAMPLES = 65536  # as in the spec
 _BINS = 4096
-_ELEMENTS = 1 << 48  # of a tensor: nobody has the memory for more
+_ELEMENTS = 1 << 48  # of a tensor; more would not fit in any memory
 _MOST_DIMS = 64  # torch's limit
-_NAMES = 4096  # of a shared parameter
-_EARLIEST, _LATEST = 0.0, 1e11  # in unix seconds: what calendars can show
-_DEEPEST = 100  # nesting of JSON that people have written: printing it takes some of the stack
+_NAMES = 4096  # of a tied parameter
+_EARLIEST, _LATEST = 0.0, 1e11  # in Unix seconds; the range that calendars support
+_DEEPEST = 100  # nesting of user JSON; printing it recursively uses the stack
 _TABLES = ("versions", "git", "host", "ranks")
-_EXACT = float(1 << 53)  # integers up to here are floats
+_EXACT = float(1 << 53)  # integers up to this are exact in float64
 
 
 def check_head(head: Mapping[str, Any]) -> None:
-    """Refuses a head whose numbers nobody can have written."""
+    """Refuses a head with impossible numbers."""
     _whole(head["n"], "n", _RECORDS)
     _whole(head.get("scalars", 0), "scalars", _ROWS)
     for name in LOGS:
@@ -70,7 +70,7 @@ def check_head(head: Mapping[str, Any]) -> None:
 
 
 def check_sessions(lines: Any) -> None:
-    """Refuses lines of `head.sessions` that no writer has written."""
+    """Refuses invalid lines of `head.sessions`."""
     if not isinstance(lines, list):
         raise TypeError("'sessions' is no list")
     for line in lines:
@@ -81,7 +81,7 @@ def check_sessions(lines: Any) -> None:
 
 
 def check_meta(meta: RunMeta) -> None:
-    """Refuses facts of a run that nobody can have recorded."""
+    """Refuses impossible run metadata."""
     names = meta.statistics
     if len(names) > _STATISTICS or len({*names}) != len(names):
         raise ValueError(f"there cannot be {len(names)} statistics of {len({*names})} names")
@@ -100,7 +100,7 @@ def check_meta(meta: RunMeta) -> None:
 
 
 def check_depth(content: Any, name: str) -> None:
-    """Refuses JSON that is nested deeper than anybody nests it; ValueError."""
+    """Raises ValueError for JSON nested too deeply."""
     level = [content]
     for _ in range(_DEEPEST):
         level = [
@@ -115,7 +115,7 @@ def check_depth(content: Any, name: str) -> None:
 
 
 def check_slot(slot: SlotInfo) -> SlotInfo:
-    """Returns a line of the slot table if there can be such a tensor."""
+    """Returns a row of the slot table if it is plausible."""
     texts = (*slot.key[:2], slot.key.pass_, slot.kind, slot.dtype, slot.module_class, *slot.names)
     if not all(isinstance(text, str) for text in texts):
         raise TypeError("a name is no text")
@@ -132,7 +132,7 @@ def check_slot(slot: SlotInfo) -> SlotInfo:
 
 
 def check_shape(shape: tuple[int, ...]) -> tuple[int, ...]:
-    """Returns a shape if there can be such a tensor."""
+    """Returns a shape if it is plausible."""
     for extent in shape:
         _whole(extent, "shape", _ELEMENTS)
     if len(shape) > _MOST_DIMS or math.prod(shape) > _ELEMENTS:
@@ -141,10 +141,10 @@ def check_shape(shape: tuple[int, ...]) -> tuple[int, ...]:
 
 
 def check_forms(forms: Mapping[str, ArrayForm], meta: RunMeta) -> None:
-    """Refuses arrays that hold other statistics, samples or bins than the run says it has."""
+    """Refuses arrays whose statistics, samples or bins differ from the run's."""
     if not forms:
         return
-    # how many slots a chunk holds depends on how many there were at first; the rest is known
+    # slots per chunk depend on the initial number of slots; all else is known
     standard = standard_forms(
         slots=1,
         columns=len(meta.columns),
@@ -158,7 +158,7 @@ def check_forms(forms: Mapping[str, ArrayForm], meta: RunMeta) -> None:
         form = forms.get(wanted.name)
         if form is None:
             if wanted.name == RECORDS_ARRAY:
-                continue  # older runs have none
+                continue  # older runs lack it
             raise ValueError(f"there is no array {wanted.name!r}")
         if (form.shape, form.dtype) != (wanted.shape, wanted.dtype):
             raise ValueError(
@@ -171,7 +171,7 @@ def check_forms(forms: Mapping[str, ArrayForm], meta: RunMeta) -> None:
 
 
 def check_form(form: ArrayForm) -> ArrayForm:
-    """Returns the form of an array if it can be one of ours."""
+    """Returns an array form if it is valid."""
     if form.dtype not in RAW_DTYPES:
         raise ValueError(f"no dtype is called {form.dtype!r}")
     if not 1 <= len(form.shape) == len(form.chunk) <= _DIMS:
@@ -184,12 +184,12 @@ def check_form(form: ArrayForm) -> ArrayForm:
 
 
 def check_records(facts: NDArray[np.float64], names: Mapping[str, Sequence[str]], n: int) -> None:
-    """Refuses facts of records that name what there is not; there are `n` records in all."""
+    """Refuses facts of records with codes out of range; there are `n` records."""
     lost = facts[:, RecordColumn.STEP] == LOST
     there = facts[~lost] if lost.any() else facts
     if not len(there):
         return
-    smallest, largest = there.min(axis=0), there.max(axis=0)  # NaN where there is one
+    smallest, largest = there.min(axis=0), there.max(axis=0)  # NaN if any is NaN
     limits = {
         RecordColumn.STEP: (0, _EXACT),
         RecordColumn.TYPE: (0, len(names.get("type", ())) - 1),
@@ -208,7 +208,7 @@ def check_records(facts: NDArray[np.float64], names: Mapping[str, Sequence[str]]
 
 
 def check_facts(facts: Any) -> dict[str, Any]:
-    """Returns the JSON facts of records if they have the form in which they are written."""
+    """Returns the JSON facts of records if they are well-formed."""
     for name in ("samples", "extra", "values"):
         for offset, value in facts[name]:
             _whole(offset, "offset", 1 << 40)
@@ -221,7 +221,7 @@ def check_facts(facts: Any) -> dict[str, Any]:
 
 
 def check_edges(edges: Sequence[tuple[int, int, bool]], *, nodes: int) -> None:
-    """Refuses edges between nodes that there are not."""
+    """Refuses edges with nodes out of range."""
     if not all(0 <= source < nodes and 0 <= sink < nodes for source, sink, _ in edges):
         raise ValueError("an edge to no node")
 
@@ -232,8 +232,8 @@ def _whole(number: Any, name: str, limit: int) -> None:
 
 
 def _itemsize_share(dtype: str) -> float:
-    """Returns 16 / bytes per element, for the dtypes whose names numpy knows; else 16."""
+    """Returns 16 / bytes per element for dtypes known to numpy; else 16."""
     try:
         return 16 / np.dtype(dtype).itemsize
-    except TypeError:  # of ml_dtypes: one or two bytes
+    except TypeError:  # an ml_dtypes dtype: one or two bytes
         return 8.0

@@ -1,4 +1,4 @@
-"""Reads a run, live or finished: polls `head` and hands out consistent views."""
+"""Reads a live or finished run: polls `head` and returns consistent views."""
 
 from __future__ import annotations
 
@@ -22,23 +22,23 @@ from .tables import WRONG, Tables
 from .view import View
 
 CACHE_BYTES = 128 << 20
-"""Decoded chunks and index nodes kept by all readers of this process together, unless told so."""
+"""Default cache size in bytes of all readers in this process: decoded chunks, index nodes."""
 
 _CREATION = 10.0
 """Seconds for which a run without its first key counts as being created."""
 
 _MOST_META = 16 << 20
-"""Bytes of what every look at a run begins with; usually some ten thousand."""
+"""Maximum bytes of the keys read first; usually some ten thousand."""
 
 _context: ts.Context | None = None
 _limit = CACHE_BYTES
 
 
 def limit_cache(nbytes: int) -> None:
-    """Says how much the readers of this process may keep, those that are opened from now on.
+    """Limits the cache shared by readers that this process opens from now on.
 
     Args:
-        nbytes: Of decoded chunks and index nodes, for all readers together.
+        nbytes: size in bytes of decoded chunks and index nodes, for all readers together.
     """
     global _context, _limit
     if nbytes != _limit:
@@ -53,9 +53,9 @@ def _shared_context(*, renew: bool = False) -> ts.Context:
 
 
 class Reader:
-    """Everything a run holds below `head.n`. Thread-safe.
+    """Reads a run below `head.n`. Thread-safe.
 
-    `view` is what was there at the last poll; it does not change under the one who uses it.
+    `view` is the state at the last poll; a view never changes.
     """
 
     def __init__(
@@ -65,18 +65,18 @@ class Reader:
         version: int | None = None,
         context: ts.Context | None = None,
     ) -> None:
-        """Opens the run in folder `path`.
+        """Opens the run at `path`.
 
         Args:
             path: the run's folder, or its place in a bucket.
-            version: as of this version of the database, for good; None: the newest one.
-            context: caches of its own; None: those that all readers of the process share.
+            version: database version to read permanently; None: the newest.
+            context: context with separate caches; None: the process's shared one.
 
         Raises:
-            RunNotFoundError: there is no run in this folder.
-            FormatError: it was written in a newer format.
-            DamagedRunError: it cannot be read; names the key and the reason.
-            StoreError: it is in a bucket that cannot be reached.
+            RunNotFoundError: There is no run in this folder.
+            FormatError: The run has a newer format.
+            DamagedRunError: The run cannot be read; the message names key and reason.
+            StoreError: The run is in an unreachable bucket.
         """
         self.path = location(path)
         self._version = version
@@ -86,7 +86,7 @@ class Reader:
         except DamagedRunError as error:
             if context is not None or "mismatch on uuid" not in str(error):
                 raise
-            # this process has known another run in the same folder, deleted since
+            # this process had opened another run in the same folder, since deleted
             self._open(_shared_context(renew=True))
 
     def _open(self, context: ts.Context) -> None:
@@ -109,13 +109,13 @@ class Reader:
         self._refuse_old(newest)
 
     def _newest(self) -> int | None:
-        """Returns the version that is read, if that can be known without asking a bucket."""
+        """Returns the version to be read if that is known without a request to a bucket."""
         if self._version is not None or isinstance(self.path, Remote):
             return self._version
         return newest_version(self.path)
 
     def _refuse_old(self, newest: int | None) -> None:
-        """Refuses a head that another commit has written than the one that the manifest names."""
+        """Refuses a head from another commit than the manifest's newest."""
         said = self._head.get("generation")
         if newest is not None and isinstance(said, int) and said < newest:
             raise DamagedRunError(
@@ -125,17 +125,17 @@ class Reader:
 
     @property
     def database(self) -> Database:
-        """The database that the run is read from."""
+        """The run's database."""
         return self._db
 
     @property
     def head(self) -> Mapping[str, Any]:
-        """The newest head read: `n`, `closed`, `error`, `time`, `step`, ..."""
+        """The newest head: `n`, `closed`, `error`, `time`, `step`, ..."""
         return self._head
 
     @property
     def writer(self) -> Mapping[str, Any]:
-        """Who writes the run, or has written it last: a run may be resumed by another process."""
+        """Identity of the current or last writer; a run may be resumed by another process."""
         found: Mapping[str, Any] = self._head.get("writer") or self.meta.writer
         return found
 
@@ -158,7 +158,7 @@ class Reader:
             return self._view
 
     def poll(self) -> bool:
-        """Looks for something new; returns whether `head` has changed."""
+        """Checks for new data. Returns whether `head` has changed."""
         with self._lock:
             if not self._read_head():
                 return False
@@ -168,7 +168,7 @@ class Reader:
     # -- under the lock
 
     def _read_head(self) -> bool:
-        bound = time.time()  # before the read: what is cached later than this is fresh enough
+        bound = time.time()  # taken before the read: anything cached later is fresh
         value = self._db.read_bytes(HEAD_KEY, most=_MOST_META)
         if value is None:
             raise DamagedRunError(f"{self._db.path}: key {HEAD_KEY!r} is missing.")
@@ -218,7 +218,7 @@ class Reader:
         return view
 
     def _read_log_or_tell(self, name: str, count: int) -> None:
-        """Reads a table; without notes, or the places of raw values, the rest can be seen."""
+        """Reads a table; damage to notes and lanes is recorded, since the rest remains readable."""
         try:
             self._read_log(name, count)
         except DamagedRunError as error:
@@ -246,9 +246,9 @@ class Reader:
 
 
 def _no_manifest(db: Database) -> RunNotFoundError | DamagedRunError:
-    """A database without its manifest looks empty; one made a moment ago is still being made."""
+    """Returns the error for a missing manifest; a recent database may still be under creation."""
     folder = db.place
-    if isinstance(folder, Remote):  # the manifest is there, and a copy gets this key at its end
+    if isinstance(folder, Remote):  # the manifest exists, and a copy gets this key last
         return RunNotFoundError(f"the run in {str(folder.parent)!r} is being created.")
     manifest = folder / "manifest.ocdbt"
     newest = manifest if manifest.exists() else folder

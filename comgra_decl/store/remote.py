@@ -1,6 +1,6 @@
-"""Requests to buckets: how TensorStore reaches them, and the few objects beside a database.
+"""Requests to buckets: TensorStore's configuration, and objects beside a database.
 
-Where a bucket is and who may use it is read from the environment, as the clouds' own programs do.
+Endpoint and credentials are read from the environment, as the cloud vendors' own tools do.
 """
 
 from __future__ import annotations
@@ -19,19 +19,19 @@ from .layout import DATABASE
 from .location import Location, Remote
 
 DRIVERS = {"s3": "s3", "gs": "gcs"}
-"""What TensorStore calls the kinds of buckets."""
+"""TensorStore's drivers by URL scheme."""
 
 TRANSIENT = ("RESOURCE_EXHAUSTED", "UNAVAILABLE", "DEADLINE_EXCEEDED", "ABORTED")
-"""What an error begins with if the same call may succeed later."""
+"""Prefixes of errors after which the same call may succeed later."""
 
 RETRIES = {"max_retries": 5, "initial_delay": "500ms", "max_delay": "4s"}
-"""Of each request, by TensorStore: about ten seconds until a bucket counts as out of reach."""
+"""Retries per request, by TensorStore: about ten seconds until a bucket counts as unreachable."""
 
 INTERVAL = 10.0
-"""Least seconds between two commits to a bucket: each is at least two requests and one object."""
+"""Minimum seconds between commits to a bucket: each costs at least two requests, one object."""
 
 REFUSED = ("PERMISSION_DENIED", "UNAUTHENTICATED", "INTERNAL: Failed to get credentials")
-"""What an error begins with if a bucket does not let us."""
+"""Prefixes of errors about denied access."""
 
 _WAYS = {
     "s3": "AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY (or AWS_PROFILE), AWS_REGION, and "
@@ -55,13 +55,13 @@ def refuse_forked_child() -> None:
 
 
 def base_spec(place: Location) -> dict[str, Any]:
-    """Returns TensorStore's spec of all keys within a place.
+    """Returns TensorStore's spec for all keys below a location.
 
-    Nothing in it may be made anew with each call, such as credentials: two stores are one, and
-    their transactions atomic, only where all of it is the same.
+    Must not contain values created per call, such as credentials: two stores are the same, and
+    their transactions atomic, only if their specs are equal.
 
     Raises:
-        MissingPackageError: this build of TensorStore does not know such places.
+        MissingPackageError: This build of TensorStore lacks the driver.
     """
     if not isinstance(place, Remote):
         return {"driver": "file", "path": f"{place}/"}
@@ -77,11 +77,11 @@ def base_spec(place: Location) -> dict[str, Any]:
 
 
 def _s3() -> dict[str, str]:
-    """Returns where S3 is, read as Amazon's own programs do."""
+    """Returns the S3 endpoint settings, read as Amazon's own tools do."""
     endpoint = os.environ.get("AWS_ENDPOINT_URL_S3") or os.environ.get("AWS_ENDPOINT_URL")
     region = os.environ.get("AWS_REGION") or os.environ.get("AWS_DEFAULT_REGION")
     if endpoint and not region:
-        region = "us-east-1"  # what other stores call theirs, if they care
+        region = "us-east-1"  # the default region of other stores
     found = {"endpoint": endpoint, "aws_region": region}
     return {name: value for name, value in found.items() if value}
 
@@ -96,10 +96,10 @@ def _has(driver: str) -> bool:
 
 
 def resources() -> dict[str, Any]:
-    """Returns, for a context, how often requests are repeated, and where keys come from.
+    """Returns context resources: the retry policy and the source of credentials.
 
-    Where the environment holds keys it is asked alone: Amazon's code would otherwise complain, on
-    the terminal, of every file that it does not find.
+    If the environment holds keys, only the environment is queried: otherwise Amazon's code logs
+    every missing credentials file to the terminal.
     """
     drivers = [driver for driver in DRIVERS.values() if _has(driver)]
     found: dict[str, Any] = {f"{driver}_request_retries": RETRIES for driver in drivers}
@@ -110,7 +110,7 @@ def resources() -> dict[str, Any]:
 
 @cache
 def _knows(credentials: str) -> bool:
-    """Whether this version of TensorStore can be told so."""
+    """Whether this TensorStore version supports that credentials source."""
     try:
         ts.Context({"aws_credentials": {"type": credentials}})
     except ValueError:
@@ -119,7 +119,7 @@ def _knows(credentials: str) -> bool:
 
 
 def message(error: BaseException, place: Location) -> str:
-    """Returns TensorStore's message without what it appends; says where credentials come from."""
+    """Returns TensorStore's message without appended details; names the credentials source."""
     text = str(error.args[0]) if error.args else type(error).__name__
     for mark in (" [tensorstore_spec=", " [source locations="):
         text = text.partition(mark)[0]
@@ -132,23 +132,23 @@ _TRIAL = "trial"
 
 
 class Objects:
-    """The objects within a place of a bucket, named by what comes after it."""
+    """Objects below a location in a bucket, named relative to it."""
 
     def __init__(self, place: Remote) -> None:
-        """Raises StoreError if the place cannot be opened; asks nothing of the bucket yet."""
+        """Raises StoreError if the location cannot be opened; sends no request yet."""
         refuse_forked_child()
         self.place = place
         with self._asking():
             self._kv = ts.KvStore.open(base_spec(place), context=ts.Context(resources())).result()
 
     def exists(self, name: str) -> bool:
-        """Whether there is an object."""
+        """Whether an object exists."""
         with self._asking():
             found = self._kv.read(name, byte_range=slice(0, 0)).result()
         return bool(found.state == "value")
 
     def read(self, name: str, *, most: int) -> bytes | None:
-        """Returns an object; None if there is none, DamagedRunError if it has more bytes."""
+        """Returns an object; None if missing. Raises DamagedRunError if it is too large."""
         with self._asking():
             found = self._kv.read(name).result()
         if found.state != "value":
@@ -163,7 +163,7 @@ class Objects:
             self._kv.write(name, content).result()
 
     def claim(self, name: str, content: bytes) -> bool:
-        """Makes an object unless there is one; returns whether it did."""
+        """Creates an object unless it exists. Returns whether it was created."""
         with self._asking():
             found = self._kv.read(name).result()
             if found.state == "value":
@@ -171,15 +171,15 @@ class Objects:
             stamp = self._kv.write(name, content, if_equal=found.stamp.generation).result()
         if stamp.generation:
             return True
-        if self.exists(name):  # another was quicker
+        if self.exists(name):  # another process was faster
             return False
         raise self._no_bucket()
 
     def try_writing(self) -> None:
-        """Writes an object and removes it; StoreError if that cannot be done.
+        """Writes and removes a test object. Raises StoreError if that fails.
 
-        To be asked before a database is written: where there is no such bucket, a commit of
-        TensorStore (0.1.86) ends the process.
+        Call it before writing a database: a commit of TensorStore 0.1.86 to a missing bucket ends
+        the process.
         """
         with self._asking():
             stamp = self._kv.write(_TRIAL, b"").result()
@@ -192,12 +192,12 @@ class Objects:
         return StoreError(text)
 
     def names(self) -> list[str]:
-        """Returns the names of all objects, sorted; a request for each thousand."""
+        """Returns the names of all objects, sorted; one request per thousand."""
         with self._asking():
             return sorted(name.decode() for name in self._kv.list().result())
 
     def remove(self, prefix: str) -> None:
-        """Removes the objects whose names begin so."""
+        """Removes all objects whose names start with `prefix`."""
         with self._asking():
             self._kv.delete_range(ts.KvStore.KeyRange(prefix, _after(prefix))).result()
 
@@ -212,7 +212,7 @@ class Objects:
 
 
 def databases_within(place: Remote) -> list[Remote]:
-    """Returns the places at or within a place that hold a database: all names are looked at."""
+    """Returns all database locations at or below a location, by listing all names."""
     mark = f"{DATABASE}/manifest.ocdbt"
     names = [name for name in Objects(place).names() if f"/{name}".endswith(f"/{mark}")]
     return [place / name.removesuffix(mark) for name in names]
@@ -226,5 +226,5 @@ def written_bytes() -> int:
 
 
 def _after(prefix: str) -> str:
-    """Returns the first name after all that begin with a prefix."""
+    """Returns the first name after all names that start with `prefix`."""
     return prefix[:-1] + chr(ord(prefix[-1]) + 1)

@@ -1,8 +1,8 @@
-"""Reads around what is damaged: the rest is given, what is lost is missing, and is said.
+"""Reads around damage: returns the rest, marks lost parts as missing, and logs them.
 
-A read that fails is cut in halves where chunks end until it is known which chunks cannot be read.
-The records of a damaged block are looked for among the rows, where they lie too unless the run was
-compacted. What is found nowhere keeps the fill value, NaN for statistics, and is remembered.
+A failed read is split in halves at chunk edges until the unreadable chunks are known. Records of a
+damaged block are read from the rows, which exist unless the run was compacted. Data found nowhere
+keeps the fill value, NaN for statistics, and is remembered as lost.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ Box = tuple[tuple[int, int], ...]
 
 Data = NDArray[np.generic]
 Read = Callable[..., Data]
-"""Reads what an index selects of an array, given its name; DamagedRunError if it cannot."""
+"""Reads an index of an array, given its name; raises DamagedRunError on failure."""
 
 _CONTENTS = {
     "kpi": "facts and KPIs",
@@ -33,21 +33,21 @@ _CONTENTS = {
     "hist": "histograms",
 }
 _MOST_TOLD = 200
-_LARGE = 64 << 20  # bytes; reading less never fails for want of memory
+_LARGE = 64 << 20  # bytes; smaller reads never run out of memory
 
 
 class TooLargeError(DamagedRunError):
-    """There is no memory for what was asked: no damage, and reading less would not help."""
+    """Not enough memory for a read: not damage, and splitting the read would not help."""
 
 
 class Salvage:
-    """Reads of one view.
+    """Fault-tolerant reads of one view.
 
     Args:
-        read: reads, or raises.
-        forms: the arrays of the run.
+        read: function that reads or raises.
+        forms: array forms of the run.
         records: numeric facts of all records.
-        losses: gets a line for each loss.
+        losses: list that receives a line per loss.
     """
 
     def __init__(
@@ -65,7 +65,7 @@ class Salvage:
         self._told: set[str] = set()
 
     def read(self, name: str, *index: int | slice) -> Data:
-        """Returns what an index selects of an array, with fill values where it is lost."""
+        """Returns an index of an array, with fill values for lost parts."""
         try:
             return self._read(name, *index)
         except TooLargeError:
@@ -81,7 +81,7 @@ class Salvage:
             return data[tuple(slice(None) if isinstance(i, slice) else 0 for i in index)]
 
     def lost(self, family: str, *index: int | slice) -> NDArray[np.bool_] | None:
-        """Returns what of an index of (record, slot, ...) was found to be lost; None if nothing."""
+        """Returns which entries of an index of (record, slot, ...) are lost; None if none."""
         boxes = [box for name, box in self._lost if name == family]
         if not boxes:
             return None
@@ -97,7 +97,7 @@ class Salvage:
         return gone[tuple(slice(None) if isinstance(i, slice) else 0 for i in index)]
 
     def _fill(self, data: Data, form: ArrayForm, box: Box) -> None:
-        """Reads a box into `data`, of which nothing is there where it is lost."""
+        """Reads a box into `data`; lost parts keep the fill value."""
         try:
             data[...] = self._read(form.name, *(slice(*ends) for ends in box))
         except TooLargeError:
@@ -106,7 +106,7 @@ class Salvage:
             self._split(data, form, box, error)
 
     def _split(self, data: Data, form: ArrayForm, box: Box, error: DamagedRunError) -> None:
-        """Reads what can be read of a box that cannot be read as a whole."""
+        """Reads the readable parts of a box that cannot be read as a whole."""
         axis, middle = _middle(box, form.chunk)
         if middle is None:
             self._look_elsewhere(data, form, box, error)
@@ -136,7 +136,7 @@ class Salvage:
     def _row_spans(
         self, family: str, first: int, last: int
     ) -> Iterator[tuple[int, int, int | None]]:
-        """Yields runs of records with rows of one width; None: there are no rows of them."""
+        """Yields runs of records with rows of equal width; None: these records have no rows."""
         column = RecordColumn.KPIS if family == "kpi" else RecordColumn.WIDTH
         facts = self._records[first:last]
         widths = np.where(facts[:, RecordColumn.FORM] == 0, facts[:, column], -1)
@@ -155,13 +155,13 @@ class Salvage:
         if loss in self._losses or len(self._losses) >= _MOST_TOLD:
             return
         self._losses.append(loss)
-        if family not in self._told:  # the others are told by `run.losses`
+        if family not in self._told:  # `run.losses` lists the others
             self._told.add(family)
             _log.warning("comgra: %s", loss)
 
 
 def reserve(size: int, place: str, name: str) -> None:
-    """Raises where there is no memory for what is to be read: TensorStore would end the process."""
+    """Raises if memory for a read is unavailable: TensorStore would end the process."""
     if size > _LARGE:
         try:
             np.empty(size, np.uint8)
@@ -171,7 +171,7 @@ def reserve(size: int, place: str, name: str) -> None:
 
 
 def _box(form: ArrayForm, index: Sequence[int | slice]) -> Box:
-    """Returns what an index selects; what it says nothing of, it selects whole."""
+    """Returns the box that an index selects; missing dims are selected completely."""
     ends = []
     for axis, extent in enumerate(form.shape):
         chosen = index[axis] if axis < len(index) else slice(None)
@@ -184,7 +184,7 @@ def _box(form: ArrayForm, index: Sequence[int | slice]) -> Box:
 
 
 def _middle(box: Box, chunk: Sequence[int]) -> tuple[int, int | None]:
-    """Returns where to cut a box: an axis, and an edge between chunks; None: it is in one chunk."""
+    """Returns the axis and chunk edge to split a box at; None if it is a single chunk."""
     spans = [-(-high // size) - low // size for (low, high), size in zip(box, chunk, strict=True)]
     axis = int(np.argmax(spans))
     if spans[axis] < 2:

@@ -1,9 +1,9 @@
-"""Scalars: numbers said of any step, in order, as few bytes and read in few reads.
+"""Scalars: numbers logged at any step, stored in few bytes and read in few reads.
 
-A scalar is (step, value, name, type): the two last are codes of the name tables "scalar" and
-"type". Rows are numbered; `head.scalars` counts them. A commit writes its rows of the block that
-is still open under `scalars/row/<first>`, and each block that it fills under `scalars/blk/<first>`,
-so a long curve is read as few whole blocks and at most one open one. Keys are written once.
+A scalar is (step, value, name, type); name and type are codes of the name tables "scalar" and
+"type". Rows are numbered; `head.scalars` counts them. A commit writes its rows of the open block
+under `scalars/row/<first>`, and each block that it completes under `scalars/blk/<first>`, so that a
+long curve is read as few whole blocks and at most one open one. Keys are written once.
 
 The bytes of a key: the columns one after another, steps as differences, each column's bytes
 sorted by significance (a curve's high bytes hardly change), compressed by zlib, whose checksum
@@ -38,16 +38,16 @@ Rows = NDArray[np.void]
 _MANY_BLOCKS = 1000
 
 MOST_BYTES = 1 << 20
-"""Bytes of a key: a block of noise has 24 kB."""
+"""Maximum bytes of a key; a block of noise has 24 kB."""
 
 LOST = int(np.iinfo(np.int64).min)
-"""The step of a scalar that cannot be read; its place is kept, because scalars are numbered."""
+"""Step of an unreadable scalar; it keeps its place, because scalars are numbered."""
 
 _log = logging.getLogger("comgra_decl")
 
 
 class ScalarTable:
-    """The writer's side: knows the block that is still open, to write it when it is full."""
+    """Writer side: keeps the open block until it is full."""
 
     def __init__(self, names: Names, *, bound: bool) -> None:
         self._names = names
@@ -57,7 +57,7 @@ class ScalarTable:
         self._staged: tuple[int, Rows] | None = None
 
     def write(self, commit: Commit, said: Sequence[Said]) -> int:
-        """Writes the numbers; returns how many scalars there will be."""
+        """Writes the numbers. Returns the resulting number of scalars."""
         rows = np.concatenate([self._open, *map(self._rows, said)])
         full = len(rows) // SCALAR_BLOCK * SCALAR_BLOCK
         for start in range(0, full, SCALAR_BLOCK):
@@ -73,20 +73,20 @@ class ScalarTable:
         commit.put(key, packed(rows, key if self._bound else None))
 
     def accept(self) -> None:
-        """The commit succeeded."""
+        """Marks the staged scalars as written."""
         if self._staged is not None:
             self._edge, self._open = self._staged
             self._staged = None
 
     def discard(self) -> None:
-        """The commit failed; it will be staged anew."""
+        """Reverts the staged scalars after a failed commit."""
         self._staged = None
 
     def resume(self, rows: Rows) -> None:
-        """Takes all scalars of a run that is continued.
+        """Restores the scalars of a resumed run.
 
         Raises:
-            DamagedRunError: some of the open block are lost; it could not be written whole.
+            DamagedRunError: Scalars of the open block are lost, so that it cannot be completed.
         """
         self._edge = len(rows) // SCALAR_BLOCK * SCALAR_BLOCK
         self._open = rows[self._edge :].copy()
@@ -102,17 +102,17 @@ class ScalarTable:
 
 
 class ScalarReader:
-    """The reader's side: keeps what it has read, and reads only what is new. Thread-safe."""
+    """Reader side: caches what it has read and reads only new data. Thread-safe."""
 
     def __init__(self, database: Database) -> None:
         self.losses: list[str] = []
-        """What could not be read."""
+        """Parts that could not be read."""
         self._db = database
         self._rows = np.empty(0, ROW)
         self._lock = threading.Lock()
 
     def rows(self, count: int) -> Rows:
-        """Returns the first `count` scalars; those that cannot be read have the step `LOST`."""
+        """Returns the first `count` scalars; unreadable ones have the step `LOST`."""
         with self._lock:
             if len(self._rows) < count:
                 self._read(count)
@@ -124,7 +124,7 @@ class ScalarReader:
         edge = count // SCALAR_BLOCK * SCALAR_BLOCK
         known = len(self._rows)
         if known < edge:
-            known = known // SCALAR_BLOCK * SCALAR_BLOCK  # its block is whole by now
+            known = known // SCALAR_BLOCK * SCALAR_BLOCK  # its block is complete by now
             self._refuse_many_missing(known, edge)
         keys = dict(self._keys(known, edge, count))
         values = self._values(list(keys))
@@ -132,7 +132,7 @@ class ScalarReader:
         self._rows = np.concatenate([self._rows[:known], *parts])
 
     def _refuse_many_missing(self, known: int, edge: int) -> None:
-        """Refuses a count of numbers of which few are there; room is made for all of them."""
+        """Refuses a count far above the scalars that exist, as memory is allocated for all."""
         wanted = (edge - known) // SCALAR_BLOCK
         if wanted <= _MANY_BLOCKS:
             return
@@ -144,9 +144,9 @@ class ScalarReader:
             )
 
     def _keys(self, known: int, edge: int, count: int) -> Iterator[tuple[str, int]]:
-        """Yields the keys of the rows from `known` on, and how many each holds.
+        """Yields the keys of the rows from `known` on, and the number of rows in each.
 
-        Blocks are whole; each piece of the open block ends where the next one begins.
+        Blocks are complete; each piece of the open block ends where the next one starts.
         """
         for at in range(known, edge, SCALAR_BLOCK):
             yield scalar_block_key(at), SCALAR_BLOCK
@@ -154,12 +154,12 @@ class ScalarReader:
         found = self._db.keys(scalar_piece_key(at), scalar_piece_key(count)) if at < count else []
         starts = [int(key[-DIGITS:]) for key in found]
         if at < count and (not starts or starts[0] > at):
-            starts.insert(0, at)  # its key is gone
+            starts.insert(0, at)  # its key is missing
         for first, last in pairwise([*starts, count]):
             yield scalar_piece_key(first), last - first
 
     def _values(self, keys: Sequence[str]) -> list[bytes | None]:
-        """Reads keys side by side; those that cannot be read, one by one, are None."""
+        """Reads keys concurrently; unreadable ones are None."""
         try:
             return [*self._db.read_all(keys, most=MOST_BYTES)]
         except DamagedRunError:
@@ -186,7 +186,7 @@ class ScalarReader:
 
 
 def packed(rows: Rows, key: str | None) -> bytes:
-    """Returns rows as the bytes that are stored under a key; None: in format version 2."""
+    """Returns rows as stored bytes for a key; None: format version 2."""
     steps = rows["step"]
     columns = [np.diff(steps, prepend=np.int64(0)), rows["value"], rows["name"], rows["type"]]
     content = zlib.compress(b"".join(_by_significance(column) for column in columns), 1)
@@ -198,18 +198,18 @@ def _seal(content: bytes, key: str) -> bytes:
 
 
 def unpacked(value: bytes, key: str | None) -> Rows:
-    """Returns the rows of stored bytes; zlib.error or ValueError if they are damaged.
+    """Decodes stored bytes to rows. Raises zlib.error or ValueError if they are damaged.
 
     Args:
-        value: the bytes.
-        key: under which they are stored; None in format version 2.
+        value: stored bytes.
+        key: key of the bytes; None in format version 2.
     """
     if key is not None:
         value, seal = value[:-4], value[-4:]
         if seal != _seal(value, key):
             raise ValueError("its checksum does not fit")
     decoder = zlib.decompressobj()
-    data = decoder.decompress(value, SCALAR_BLOCK * ROW.itemsize + 1)  # no key holds more
+    data = decoder.decompress(value, SCALAR_BLOCK * ROW.itemsize + 1)  # the maximum of a key
     if not decoder.eof or decoder.unused_data:
         raise ValueError("it does not end where it should")
     count, rest = divmod(len(data), ROW.itemsize)

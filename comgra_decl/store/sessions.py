@@ -1,8 +1,8 @@
-"""A run that was resumed: which of its records still count.
+"""Sessions of a resumed run: which of its records still count.
 
-The programs that write a run one after another are its sessions. Each but the first one is a line
-of `head.sessions`, which says how much of the run was there when it began, and who writes it. Which
-step it went on with is known only when it has trained one; the note of type `RESUMED` says it.
+The programs that write a run one after another are its sessions. Each one after the first has a
+line in `head.sessions` with its writer and the run's size at its start. The step at which it
+continued is known once it has trained a step; a note of type `RESUMED` holds it.
 """
 
 from __future__ import annotations
@@ -24,8 +24,8 @@ class Session:
     Attributes:
         record: number of its first record.
         scalar: number of its first scalar.
-        step: its first step; None while that is not known.
-        started: in unix seconds; None for the first one, whose start is the run's.
+        step: its first step; None while unknown.
+        started: start in Unix seconds; None for the first session, which starts with the run.
     """
 
     record: int
@@ -51,13 +51,13 @@ def superseded(
     trained: NDArray[np.bool_],
     begins: Sequence[tuple[int, int | None]],
 ) -> NDArray[np.bool_]:
-    """Returns which of some lines gave way to later ones: the newest session wins.
+    """Returns which lines are superseded by later ones: the newest session wins.
 
     Args:
-        steps: of each line, in the order in which they were written.
-        trained: whether it is of a training step; an evaluation before the first step that a
-            session repeats still counts, unless it was made again.
-        begins: of each session, its first line and its first step.
+        steps: step of each line, in the order of writing.
+        trained: whether each line belongs to a training step; an evaluation before the first
+            repeated step still counts unless it was repeated, too.
+        begins: first line and first step of each session.
     """
     gone = np.zeros(len(steps), bool)
     for first, step in begins:

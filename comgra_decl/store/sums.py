@@ -1,11 +1,11 @@
-"""Checksums over key and content of every chunk, so that one cannot stand in another's place.
+"""Checksums over each chunk's key and content, which detect swapped chunks.
 
-What zstd checks is that a chunk is whole, not that it is the one that was asked for: if a data file
-is replaced by another of the same run, chunks of another step of the same length are found where
-those of this one were. So a CRC-32 of a chunk's name and numbers is stored apart, by the same
-commit: under `sums/row/<record>`, `sums/blk/<first record>`, `sums/raw/<record>` and
-`sums/records/<first record>` those of all arrays of that kind. They are compared when a chunk is
-read for the first time. A run of format version 2 has none.
+zstd checks that a chunk is intact, not that it is the requested one: if a data file is replaced
+by another of the same run, reads find chunks of another step of the same length. So the same commit
+stores a CRC-32 of each chunk's name, numbers and content separately: under `sums/row/<record>`,
+`sums/blk/<first record>`, `sums/raw/<record>` and `sums/records/<first record>`, for all arrays of
+that kind. Readers compare a chunk when they read it for the first time. Runs of format version 2
+have no such checksums.
 """
 
 from __future__ import annotations
@@ -33,20 +33,20 @@ Data = NDArray[np.generic]
 Known = Mapping[str, Mapping[int, int]]
 """Array name to chunk number (within its record or block) to checksum."""
 
-_AT_ONCE = 16 << 20  # bytes of chunks that are read to be compared
-_KEPT = 16 << 20  # bytes of checksums that are kept in memory
-_MOST_CHECKED = 200_000  # chunks of which it is kept that they were compared
-_MOST = 64 << 20  # bytes of a key
+_AT_ONCE = 16 << 20  # bytes of chunks read at once for comparison
+_KEPT = 16 << 20  # maximum bytes of cached checksums
+_MOST_CHECKED = 200_000  # maximum number of chunks remembered as compared
+_MOST = 64 << 20  # maximum bytes of a key
 
 
 class SumsOfCommit:
-    """The writer's side: gathers the checksums of what one commit writes."""
+    """Writer side: collects the checksums of one commit."""
 
     def __init__(self) -> None:
         self._found: dict[str, dict[str, dict[int, int]]] = {}
 
     def add(self, form: ArrayForm, first: int, data: Data, lane: int) -> None:
-        """Takes what is written at (first, lane) of an array: whole chunks."""
+        """Adds the whole chunks written at (first, lane) of an array."""
         low = (first, lane, *[0] * (data.ndim - 2))
         box = tuple((at, at + extent) for at, extent in zip(low, data.shape, strict=True))
         for place, part in _chunks(form, box):
@@ -55,19 +55,19 @@ class SumsOfCommit:
             chunks[_number(form, place)] = _sum(form, place, data[part])
 
     def join(self, others: SumsReader) -> set[str]:
-        """Adds what others lie under the same keys; returns the keys."""
+        """Merges existing checksums under the same keys. Returns these keys."""
         for key, names in self._found.items():
             for name, chunks in others.of_key(key).items():
                 names[name] = {**chunks, **names.get(name, {})}
         return {*self._found}
 
     def __iter__(self) -> Iterator[tuple[str, Known]]:
-        """Yields the keys to be written, and what they hold."""
+        """Yields the keys to write and their checksums."""
         yield from self._found.items()
 
 
 class SumsReader:
-    """The reader's side: compares each chunk once. Thread-safe."""
+    """Reader side: compares each chunk once. Thread-safe."""
 
     def __init__(self, database: Database) -> None:
         self._db = database
@@ -77,10 +77,10 @@ class SumsReader:
         self._lock = threading.Lock()
 
     def read(self, handle: ts.TensorStore, form: ArrayForm, index: Sequence[int | slice]) -> Data:
-        """Returns what an index selects; chunks that hold it are compared the first time.
+        """Returns an index of an array; compares its chunks on first read.
 
         Raises:
-            DamagedRunError: one is not the one that was written there.
+            DamagedRunError: A chunk differs from the one written there.
         """
         box = box_of(form, index)
         places = [place for place, _ in _chunks(form, box)]
@@ -91,7 +91,7 @@ class SumsReader:
             self.compare(form, whole, data)
             self._note(form, places)
             part: Data = data[_within(index, box, whole)]
-            return part if part.size == data.size else part.copy()  # or it would keep all of it
+            return part if part.size == data.size else part.copy()  # frees the chunks
         self._check(handle, form, places)
         found: Data = handle[tuple(index)].read().result()
         return found
@@ -99,7 +99,7 @@ class SumsReader:
     def _check(
         self, handle: ts.TensorStore, form: ArrayForm, places: Sequence[tuple[int, ...]]
     ) -> None:
-        """Compares chunks, some at a time: they may be many more than what is asked of them."""
+        """Compares chunks in portions: they may be far larger than the requested part."""
         size = max(1, int(np.prod(form.chunk)) * handle.dtype.numpy_dtype.itemsize)
         at_once = max(1, _AT_ONCE // size)
         known = self._sums(sorted({key_of(form, place) for place in places}))
@@ -117,15 +117,15 @@ class SumsReader:
             self._checked.update((form.name, place) for place in places)
 
     def compare(self, form: ArrayForm, box: Box, data: Data) -> None:
-        """Compares chunks that were read already.
+        """Compares chunks that were already read.
 
         Args:
-            form: their array.
-            box: where they are; its edges are those of chunks.
-            data: what was read there.
+            form: form of their array.
+            box: their box; its edges align with chunks.
+            data: data read from the box.
 
         Raises:
-            DamagedRunError: one is not the one that was written there.
+            DamagedRunError: A chunk differs from the one written there.
         """
         parts = list(_chunks(form, box))
         known = self._sums(sorted({key_of(form, place) for place, _ in parts}))
@@ -133,7 +133,7 @@ class SumsReader:
             self._compare(known[key_of(form, place)], form, place, data[part])
 
     def of_key(self, key: str) -> Known:
-        """Returns the checksums that a key holds."""
+        """Returns the checksums in a key."""
         return self._sums([key])[key]
 
     def _compare(self, known: Known, form: ArrayForm, place: tuple[int, ...], data: Data) -> None:
@@ -160,7 +160,7 @@ class SumsReader:
             if self._bytes > _KEPT:
                 self._known, self._bytes = {}, 0
             self._known[key] = known
-            self._bytes += 12 * size  # as a dict
+            self._bytes += 12 * size  # size as a dict
 
     def _parsed(self, key: str, value: bytes) -> Known:
         try:
@@ -170,7 +170,7 @@ class SumsReader:
 
 
 def packed(key: str, known: Known) -> bytes:
-    """Returns the bytes of a key: a line of JSON that names and counts, numbers, a checksum."""
+    """Encodes the bytes of a key: a JSON line with names and counts, numbers, a checksum."""
     names = json.dumps({name: len(chunks) for name, chunks in known.items()}).encode()
     numbers = [np.array([*chunks.items()], "<u4").T.tobytes() for chunks in known.values()]
     content = b"".join([names, b"\n", *numbers])
@@ -178,7 +178,7 @@ def packed(key: str, known: Known) -> bytes:
 
 
 def unpacked(key: str, value: bytes) -> Known:
-    """Returns what `packed` has made bytes of; ValueError or its like if they are not the same."""
+    """Decodes bytes from `packed`. Raises ValueError or similar if they are damaged."""
     content, seal = value[:-4], int.from_bytes(value[-4:], "little")
     if len(value) < 4 or zlib.crc32(content, zlib.crc32(key.encode())) != seal:
         raise ValueError("its checksum does not fit")
@@ -192,14 +192,14 @@ def unpacked(key: str, value: bytes) -> Known:
 
 
 def key_of(form: ArrayForm, place: Sequence[int]) -> str:
-    """Returns the key that holds the checksum of a chunk."""
+    """Returns the key of a chunk's checksum."""
     kind = form.name if form.name == RECORDS_ARRAY else form.name.rpartition("/")[2]
     kind = "raw" if form.name.startswith("raw/") else kind
     return sums_key(kind, place[0] * form.chunk[0])
 
 
 def box_of(form: ArrayForm, index: Sequence[int | slice]) -> Box:
-    """Returns what an index selects; what it says nothing of, it selects whole."""
+    """Returns the box that an index selects; missing dims are selected completely."""
     ends = []
     for axis, extent in enumerate(form.shape):
         chosen = index[axis] if axis < len(index) else slice(None)
@@ -212,7 +212,7 @@ def box_of(form: ArrayForm, index: Sequence[int | slice]) -> Box:
 
 
 def _chunks(form: ArrayForm, box: Box) -> Iterator[tuple[tuple[int, ...], tuple[slice, ...]]]:
-    """Yields the chunks that a box touches, and where each is within the box."""
+    """Yields the chunks that a box touches and their positions within it."""
     if any(low >= high for low, high in box):
         return
     spans = [
@@ -231,7 +231,7 @@ def _chunks(form: ArrayForm, box: Box) -> Iterator[tuple[tuple[int, ...], tuple[
 
 
 def _aligned(form: ArrayForm, box: Box) -> Box:
-    """Returns the whole chunks that a box touches, as far as they are within the array."""
+    """Returns the whole chunks that a box touches, clipped to the array."""
     return tuple(
         (low // chunk * chunk, max(low, min(-(-high // chunk) * chunk, extent)))
         for (low, high), chunk, extent in zip(box, form.chunk, form.shape, strict=True)
@@ -239,7 +239,7 @@ def _aligned(form: ArrayForm, box: Box) -> Box:
 
 
 def _within(index: Sequence[int | slice], box: Box, whole: Box) -> tuple[int | slice, ...]:
-    """Returns where what an index selects is in what was read of the array."""
+    """Returns an index relative to the box that was read."""
     return tuple(
         slice(low - start, high - start)
         if axis >= len(index) or isinstance(index[axis], slice)
@@ -253,7 +253,7 @@ def _bytes(box: Box, handle: ts.TensorStore) -> int:
 
 
 def _inside(form: ArrayForm, place: Sequence[int]) -> tuple[slice, ...]:
-    """Returns where a chunk is, as far as it is within the array."""
+    """Returns a chunk's box, clipped to the array."""
     return tuple(
         slice(at * chunk, min((at + 1) * chunk, extent))
         for at, chunk, extent in zip(place, form.chunk, form.shape, strict=True)
@@ -261,7 +261,7 @@ def _inside(form: ArrayForm, place: Sequence[int]) -> tuple[slice, ...]:
 
 
 def _number(form: ArrayForm, place: Sequence[int]) -> int:
-    """Returns the number of a chunk among those of its record or block."""
+    """Returns a chunk's number within its record or block."""
     number = 0
     for at, chunk, extent in zip(place[1:], form.chunk[1:], form.shape[1:], strict=True):
         number = number * -(-extent // chunk) + at

@@ -1,7 +1,7 @@
-"""The numeric facts of records, from whichever of their three copies can be read.
+"""Numeric facts of records, read from any of their three copies.
 
-They lie in the large chunks of `records`, in blocks and in rows. A record whose facts can be read
-nowhere is lost: it is told, and left out of everything, so that the others can be seen.
+The copies are the large chunks of `records`, blocks and rows. A record whose facts are unreadable
+in all copies is lost: it is reported and left out, so that the others remain visible.
 """
 
 from __future__ import annotations
@@ -21,10 +21,10 @@ Read = Callable[[str, slice], Facts]
 """Reads the facts [records, SYSTEM_COLUMNS] of some records from an array."""
 
 LOST = -1.0
-"""The step of a record whose facts are lost."""
+"""Step of a record whose facts are lost."""
 
 _MOST_LOST = 2000
-"""Lost records after which the rest is not looked for: a whole run would take minutes."""
+"""Lost records after which reading stops: checking a whole run would take minutes."""
 
 _NONE = {
     RecordColumn.STEP: LOST,
@@ -38,7 +38,7 @@ _NONE = {
 
 
 class FactsReader:
-    """Reads the facts of records in as few reads as the damage allows."""
+    """Reads facts of records in as few reads as the damage allows."""
 
     def __init__(self, read: Read, block: int) -> None:
         self._read = read
@@ -46,7 +46,7 @@ class FactsReader:
         self.losses: list[str] = []
 
     def facts(self, first: int, last: int) -> list[Facts]:
-        """Returns the facts of the records [first, last), in parts."""
+        """Returns the facts of records [first, last), in parts."""
         parts, at = [], first
         for level, (_, chunk) in enumerate(self._copies):
             edge = last // chunk * chunk
@@ -56,7 +56,7 @@ class FactsReader:
         return parts
 
     def _whole(self, level: int, first: int, last: int) -> list[Facts]:
-        """Reads records that are in whole chunks of a copy, from others where it is damaged."""
+        """Reads records in whole chunks of a copy, falling back to other copies where damaged."""
         name, chunk = self._copies[level]
         try:
             return [self._read(name, slice(first, last))]
@@ -75,7 +75,7 @@ class FactsReader:
 
 
 def _bounds(first: int, last: int, chunk: int) -> Sequence[tuple[int, int]]:
-    """Cuts records where the chunks end."""
+    """Splits records at chunk edges."""
     edges = [first, *range((first // chunk + 1) * chunk, last, chunk), last]
     return list(pairwise(edges))
 

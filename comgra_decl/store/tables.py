@@ -1,4 +1,4 @@
-"""The tables of a run: rows of JSON that only ever grow, as they were read so far."""
+"""Append-only JSON tables of a run, as read so far."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from .logs import read_slot
 from .plausible import check_form, check_shape, check_slot
 
 WRONG = (KeyError, TypeError, ValueError, IndexError, OverflowError, AttributeError)
-"""What reading JSON of a wrong form raises."""
+"""Exceptions raised for malformed JSON."""
 
 
 @dataclass
@@ -33,7 +33,7 @@ class Tables:
     shapes: list[tuple[int, ...]] = field(default_factory=list)
 
     def snapshot(self) -> Tables:
-        """Returns a copy that later rows do not reach."""
+        """Returns a copy that later rows do not affect."""
         return replace(
             self,
             slots=list(self.slots),
@@ -46,7 +46,7 @@ class Tables:
         )
 
     def take(self, log: str, number: int, row: Any) -> None:
-        """Takes a row of a log; one of `WRONG` if it has not the form in which it is written."""
+        """Adds a row of a log; raises one of `WRONG` if it is malformed."""
         if log == "slots":
             self.slots.append(check_slot(read_slot(number, row)))
         elif log == "names":

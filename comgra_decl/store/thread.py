@@ -1,4 +1,4 @@
-"""The writer thread: takes raw steps from the training, bounded by bytes, and commits them."""
+"""The writer thread: queues raw steps from training, bounded by bytes, and commits them."""
 
 from __future__ import annotations
 
@@ -22,26 +22,25 @@ from .writer import RunWriter
 Done = TypeVar("Done")
 
 _log = logging.getLogger("comgra_decl")
-_FIRST_PAUSE, _LONGEST_PAUSE = 0.25, 5.0  # seconds between attempts while the disk is full
-_SAID_PATIENCE = 5.0  # seconds for which what was said of steps waits for a record to go with,
-_SAID_SHARE, _SAID_LONGEST = 0.01, 20.0  # more in old runs: a commit of its own takes 4 kB
-_BLOCK_PATIENCE = 3.0  # most seconds that records wait for the rest of their block
-_STRETCH, _LONGEST_INTERVAL = 0.005, 10.0  # share of a run's age between its commits: few files
-_LOOK = 1.0  # seconds between looks, while waiting for room, whether the thread still lives
+_FIRST_PAUSE, _LONGEST_PAUSE = 0.25, 5.0  # seconds between retries while the disk is full
+_SAID_PATIENCE = 5.0  # seconds that logged numbers wait for a record's commit,
+_SAID_SHARE, _SAID_LONGEST = 0.01, 20.0  # more in old runs: a separate commit takes 4 kB
+_BLOCK_PATIENCE = 3.0  # maximum seconds that records wait to complete a block
+_STRETCH, _LONGEST_INTERVAL = 0.005, 10.0  # commit interval relative to a run's age: limits files
+_LOOK = 1.0  # seconds between checks that the thread is alive, while waiting for space
 
 
 class WriterThread:
     """Commits records in the background, at most one commit in flight.
 
-    The first record is committed at once, later ones at least `commit_interval` seconds apart; in
+    Commits the first record immediately and later ones at least `commit_interval` seconds apart. In
     a run older than a minute the interval grows to 0.5 % of its age, at most ten seconds, because
-    each commit makes a file. Earlier when half of `queue_bytes` is taken, up to three seconds later
-    when at the present pace a block of records will be whole by then: it need not be stored as
-    rows as well. What was said of
-    steps goes along, after five seconds at the latest (twenty in a run of hours). While the queue
-    is full, `put` blocks: nothing is lost silently. A commit that fails because the disk is full is
-    repeated for `patience` seconds; any other error is reported once, and from then on everything
-    is dropped, so that the training goes on.
+    each commit creates a file. Commits earlier if half of `queue_bytes` is used, and up to three
+    seconds later if that completes a block of records at the current pace, which then need not be
+    stored as rows as well. Logged numbers are stored with the next commit, after at most five
+    seconds (twenty in a run of hours). While the queue is full, `put` blocks: nothing is dropped
+    silently. A commit that fails because the disk is full is retried for `patience` seconds. Any
+    other error is reported once; all later data is dropped, so that training continues.
     """
 
     def __init__(
@@ -59,16 +58,16 @@ class WriterThread:
         """Starts the thread.
 
         Args:
-            writer_factory: makes (or hands over) the run's writer; called on the thread.
+            writer_factory: creates or returns the run's writer; called on the thread.
             transform: turns raw steps, in order, into batches; called on the thread.
-            commit_interval: least seconds between commits; 0: commit whatever there is, always.
-            queue_bytes: most bytes waiting or being written.
-            on_error: told of the error that ends the tracing, once; on the thread, unless that has
-                died unheard.
-            patience: seconds for which a full disk is waited for.
-            flush: given where `transform` drops steps or holds them back; returns, on the thread,
-                what is left of those when no more come.
-            last: asked once, on the thread, for what goes into the last commit.
+            commit_interval: minimum seconds between commits; 0: commit each record immediately.
+            queue_bytes: maximum bytes waiting or being written.
+            on_error: called once with the error that ends tracing, on the thread, unless the thread
+                died without reporting it.
+            patience: seconds to wait for space on a full disk.
+            flush: needed if `transform` drops or delays steps; called on the thread at the end,
+                returns the remaining batches.
+            last: called once on the thread; returns batches for the last commit.
         """
         self._factory = writer_factory
         self._transform = transform
@@ -80,20 +79,20 @@ class WriterThread:
         self._last = last
         self._queue: deque[RawStep] = deque()
         self._batches: list[StepBatch] = []  # reduced, for the next commit
-        self._ready = 0  # steps in them
+        self._ready = 0  # number of steps in `_batches`
         self._waiting_said: deque[Said] = deque()
         self._said: list[Said] = []  # settled, for the next commit
-        self._said_since = 0.0  # when the first of those waiting came
+        self._said_since = 0.0  # arrival time of the first one waiting
         self._bytes = 0  # waiting, reduced and in flight
         lock = threading.Lock()
-        self._room = threading.Condition(lock)  # for those who put
-        self._work = threading.Condition(lock)  # for the thread: woken rarely, it costs the GIL
+        self._room = threading.Condition(lock)  # wakes callers of `put`
+        self._work = threading.Condition(lock)  # wakes the thread, rarely: waking takes the GIL
         self._due = 0.0
         self._started = time.monotonic()
         self._since = 0.0  # end of the last commit
         self._closing = False
         self._failed = False
-        self._told_end = False  # the thread has ended, and all that there is to say is said
+        self._told_end = False  # the thread has ended and has reported any error
         self._lacks: str | None = None
         self._usage = Usage()
         self._pid = os.getpid()
@@ -102,12 +101,12 @@ class WriterThread:
 
     @property
     def thread(self) -> threading.Thread:
-        """The thread itself, whose processor time is part of what recording costs."""
+        """The thread; its processor time is part of the recording cost."""
         return self._thread
 
     def put(self, raw: RawStep) -> None:
-        """Hands over one step; blocks while the queue is full, drops it after a fatal error."""
-        if os.getpid() != self._pid:  # a forked child: its copy of the lock may be held for ever
+        """Queues one step. Blocks while the queue is full; drops the step after a fatal error."""
+        if os.getpid() != self._pid:  # a forked child's copy of the lock may stay locked forever
             return
         self._report_death()
         size = raw.nbytes
@@ -120,7 +119,7 @@ class WriterThread:
                 self._work.notify()
 
     def put_said(self, said: Said) -> None:
-        """Hands over what was said of steps, under the same limit as `put`."""
+        """Queues logged numbers, under the same limit as `put`."""
         if os.getpid() != self._pid:
             return
         self._report_death()
@@ -135,15 +134,15 @@ class WriterThread:
             self._bytes += size
 
     def say(self, said: Said) -> None:
-        """Adds what `transform` itself has to say; on the thread, which must not wait for room."""
+        """Adds output of `transform` itself; runs on the thread, which must not wait for space."""
         self._said.append(said)
         self._release(-said.nbytes)
 
     def close(self, timeout: float | None = None) -> None:
-        """Commits what is waiting, marks the run as finished and ends the thread.
+        """Commits the queue, marks the run as finished and ends the thread.
 
         Args:
-            timeout: seconds to wait; what is not committed by then is given up and reported.
+            timeout: seconds to wait; data not committed by then is dropped and reported.
         """
         if os.getpid() != self._pid:
             return
@@ -157,11 +156,11 @@ class WriterThread:
         self._report_death()
 
     def lack(self, error: BaseException) -> None:
-        """Takes note that nothing more comes because of an error, for those who read the run."""
+        """Records an error that ended the data, which `close` stores for readers of the run."""
         self._lacks = f"{type(error).__name__}: {error}"
 
     def fail(self, error: BaseException) -> None:
-        """Drops what waits, takes nothing more, and reports the first error; from any thread."""
+        """Drops queued data, accepts no more, and reports the first error. Thread-safe."""
         with self._work:
             first, self._failed = not self._failed, True
             self._queue.clear()
@@ -173,21 +172,21 @@ class WriterThread:
             self._on_error(error)
 
     def _report_death(self) -> None:
-        """Fails if the thread has died without a word: nothing would be written any more.
+        """Fails if the thread has died without reporting an error.
 
-        It answers for whatever is raised below `_run`. What it cannot catch is raised around
-        that: by a profiler or debugger that follows all threads, say.
+        `_run` reports everything raised below it, but not errors raised around it, for example by
+        a profiler or debugger that traces all threads.
         """
         if not (self._told_end or self._thread.is_alive()):
             self.fail(StoreError("the thread that writes has died"))
 
     def _has_room(self, size: int) -> bool:
-        """Waits, with the lock held, until the queue takes `size` bytes; False: it is over."""
+        """Waits, holding the lock, until the queue accepts `size` bytes; False if it is closed."""
         if self._bytes and self._bytes + size > self._limit and not self._ended:
             since = time.monotonic()
             while self._bytes and self._bytes + size > self._limit and not self._ended:
                 if not self._room.wait(_LOOK) and not self._thread.is_alive():
-                    return False  # the next call reports it
+                    return False  # the next call reports the error
             self._usage.waited += time.monotonic() - since
         return not self._ended
 
@@ -197,7 +196,7 @@ class WriterThread:
 
     @property
     def _pressed(self) -> bool:
-        """Half of the queue is taken: make room now, so that the training need not wait."""
+        """Whether half of the queue is used: commit now, so that training need not wait."""
         return self._bytes > 0 and 2 * self._bytes >= self._limit
 
     # -- on the thread
@@ -217,17 +216,17 @@ class WriterThread:
             try:
                 self.fail(error)
             finally:
-                if not isinstance(error, MemoryError):  # writing takes some
+                if not isinstance(error, MemoryError):  # writing needs memory
                     _close_after(writer, error)
         finally:
             self._told_end = True
-            self._batches, self._said = [], []  # the training may need their memory
+            self._batches, self._said = [], []  # free memory for the training
             self._flush = self._last = None
 
     def _gather(self, writer: RunWriter) -> bool:
-        """Waits until the next commit is due; False when nothing is left to commit.
+        """Waits until the next commit is due. Returns False if nothing is left to commit.
 
-        Under pressure the steps are reduced meanwhile, to a fraction of their raw size.
+        Under pressure it reduces steps early, to a fraction of their raw size.
         """
         while True:
             with self._work:
@@ -240,7 +239,7 @@ class WriterThread:
                     return False
                 due = self._closing or self._pause(writer, time.monotonic()) <= 0
                 steps = [self._queue.popleft() for _ in range(self._share(writer))]
-                # under pressure steps go first: numbers would end the commit within a block
+                # under pressure steps go first: numbers would cut the commit inside a block
                 said = list(self._waiting_said) if due or (self._pressed and not steps) else []
                 closing = self._closing
                 if said:
@@ -249,7 +248,7 @@ class WriterThread:
             self._settle(said)
             if closing:
                 self._end()
-            elif due and not self._batches:  # all dropped or held back: look again in a while
+            elif due and not self._batches:  # all dropped or delayed: retry later
                 now = time.monotonic()
                 self._due = now + self._spacing(now)
             if (due or said or self._pressed) and (self._batches or self._said):
@@ -258,7 +257,7 @@ class WriterThread:
                 return False
 
     def _pause(self, writer: RunWriter, now: float) -> float:
-        """How many seconds the next commit can wait; 0 or less: it is due."""
+        """Returns the seconds until the next commit is due; 0 or less: due now."""
         said = math.inf
         if self._waiting_said:
             patience = min(_SAID_LONGEST, _SAID_SHARE * (now - self._started))
@@ -266,7 +265,7 @@ class WriterThread:
         return min(said, self._pause_of_records(writer, now))
 
     def _spacing(self, now: float) -> float:
-        """How many seconds to leave between two commits of a run of this age."""
+        """Returns the seconds between two commits of a run of this age."""
         if not self._interval:
             return 0.0
         return max(self._interval, min(_LONGEST_INTERVAL, _STRETCH * (now - self._started)))
@@ -285,10 +284,10 @@ class WriterThread:
         return rest if waited + rest <= _BLOCK_PATIENCE else 0.0
 
     def _share(self, writer: RunWriter) -> int:
-        """How many of the waiting steps to take now.
+        """Returns how many of the queued steps to take now.
 
-        A fast run fills whole blocks between two commits. Ending the commit at a block's end
-        saves storing the rest twice (as rows now, in a block later); it waits for the next one.
+        A fast run fills whole blocks between two commits. Ending the commit at a block's end avoids
+        storing the remainder twice (as rows now, in a block later); it waits for the next commit.
         """
         queued, block = len(self._queue), writer.block_steps
         waiting = self._ready + queued
@@ -297,7 +296,7 @@ class WriterThread:
         return max(0, (writer.records + waiting) // block * block - writer.records - self._ready)
 
     def _reduce(self, steps: list[RawStep]) -> None:
-        """Turns raw steps into batches, which take less room."""
+        """Turns raw steps into batches, which take less memory."""
         if not steps:
             return
         raw = sum(step.nbytes for step in steps)
@@ -311,7 +310,7 @@ class WriterThread:
         self._release(raw - sum(batch.nbytes for batch in batches))
 
     def _end(self) -> None:
-        """Asks once for what is still held back."""
+        """Collects delayed and final batches, once."""
         flush, self._flush = self._flush, None
         last, self._last = self._last, None
         held_back = flush() if flush is not None else []
@@ -337,15 +336,15 @@ class WriterThread:
         self._release(sum(b.nbytes for b in batches) + sum(part.nbytes for part in said))
 
     def _release(self, size: int) -> None:
-        """Makes room for those who put."""
+        """Frees queue space and wakes callers of `put`."""
         with self._room:
             self._bytes = max(0, self._bytes - size)
             self._room.notify_all()
 
     def _patiently(self, action: Callable[[], Done]) -> Done:
-        """Repeats a commit, or the creation of a run, that a full disk refuses; says so once.
+        """Retries an action that fails on a full disk; warns once.
 
-        Patience begins where the first attempt ends: a store out of reach may hold that up longer.
+        Patience starts after the first attempt, which an unreachable store may delay much longer.
         """
         give_up = math.inf
         pause = _FIRST_PAUSE
@@ -364,7 +363,7 @@ class WriterThread:
 
 
 def _close_after(writer: RunWriter | None, error: BaseException) -> None:
-    """Leaves word in the run, if it can still be written."""
+    """Records the error in the run if it is still writable."""
     if writer is None:
         return
     try:

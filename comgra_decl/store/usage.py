@@ -1,4 +1,4 @@
-"""What writing a run takes of the machine: processor time, and time the training waited."""
+"""Cost of writing a run: processor time, and time that the training waited."""
 
 from __future__ import annotations
 
@@ -6,32 +6,32 @@ import time
 from pathlib import Path
 
 _POOL = "ts_pool_worker"
-"""How TensorStore names its threads; they compress and write."""
+"""Name prefix of TensorStore's threads, which compress and write."""
 
 _TASKS = Path("/proc/self/task")
 
 
 class Usage:
-    """Adds up what the writer takes. Used on the writer thread, but for `waited`."""
+    """Accumulates the writer's cost. Used on the writer thread, except `waited`."""
 
     def __init__(self) -> None:
-        self.waited = 0.0  # seconds for which the training waited for room in the queue
+        self.waited = 0.0  # seconds that the training waited for space in the queue
         self._started = time.monotonic()
-        self._pool = 0.0  # processor seconds of TensorStore's threads, also of those that ended
+        self._pool = 0.0  # processor seconds of TensorStore's threads, including those that ended
         self._seen = _pool_seconds()
         self._own = 0.0
 
     def start(self) -> None:
-        """Begins to count the processor time of the calling thread, the writer's."""
+        """Starts counting the processor time of the calling thread, the writer's."""
         self._own = time.thread_time()
 
     def document(self) -> dict[str, float]:
-        """Returns the sums so far, in seconds.
+        """Returns the totals so far, in seconds.
 
         `cpu`: processor time of the writer thread and of TensorStore's threads, which work for it
         unless the program uses TensorStore itself; `wall`: time since the start; `share`: cpu /
-        wall, 1 being a whole core; `waited`: for which the training waited. Where the system
-        does not tell the time of threads (not Linux), that of the writer thread alone.
+        wall, 1 being a whole core; `waited`: time that the training waited. On systems without
+        per-thread times (not Linux), `cpu` covers the writer thread only.
         """
         now = _pool_seconds()
         self._pool += sum(max(0.0, spent - self._seen.get(t, 0.0)) for t, spent in now.items())
@@ -43,12 +43,12 @@ class Usage:
 
 
 def _pool_seconds() -> dict[str, float]:
-    """Returns the processor seconds of TensorStore's threads that are alive, by thread."""
+    """Returns the processor seconds of TensorStore's live threads, by thread."""
     spent = {}
     try:
         for task in _TASKS.iterdir():
             if (task / "comm").read_text().startswith(_POOL):
                 spent[task.name] = int((task / "schedstat").read_text().split()[0]) / 1e9
-    except (OSError, ValueError, IndexError):  # a thread ended meanwhile, or no such files
+    except (OSError, ValueError, IndexError):  # a thread just ended, or there is no /proc
         return spent
     return spent

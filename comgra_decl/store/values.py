@@ -1,4 +1,4 @@
-"""Raw values: one array per (dtype, [samples, *dims]), in which every slot has a lane."""
+"""Raw values: one array per (dtype, [samples, *dims]), with a lane per slot."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from .dense import runs_of
 from .layout import RAW_DTYPES, ArrayForm, raw_form, round_up
 from .logs import Log
 
-_DIRECT_BYTES = 256 << 10  # larger tensors are written from where they lie, without stacking
+_DIRECT_BYTES = 256 << 10  # larger tensors are written in place, without stacking
 
 
 @dataclass
@@ -38,7 +38,7 @@ class ValuePiece:
 
 
 class ValueTable:
-    """Assigns arrays and lanes to slots, and turns the values of a commit into few writes."""
+    """Assigns arrays and lanes to slots, and groups a commit's values into few writes."""
 
     def __init__(self, arrays: Log, lanes: Log) -> None:
         self._arrays_log = arrays
@@ -49,13 +49,13 @@ class ValueTable:
     def resume(
         self, forms: Mapping[str, ArrayForm], lanes: Mapping[str, Mapping[int, int]]
     ) -> None:
-        """Takes the arrays and lanes of a run that is continued."""
+        """Restores the arrays and lanes of a resumed run."""
         self._arrays = {
             name: _RawArray(form, dict(lanes.get(name, {}))) for name, form in forms.items()
         }
 
     def pieces(self, values: Sequence[dict[int, NDArray[Any]]]) -> Iterator[ValuePiece]:
-        """Yields the writes of a commit; `values[i]` are those of its i-th record, by slot."""
+        """Yields the writes of a commit; `values[i]` maps slots to values of its i-th record."""
         grouped: dict[str, list[tuple[int, int, NDArray[Any]]]] = {}
         for offset, by_slot in enumerate(values):
             for slot, value in by_slot.items():
@@ -66,7 +66,7 @@ class ValueTable:
             yield from _stacked(self._arrays[name], entries)
 
     def index(self, values: Sequence[dict[int, NDArray[Any]]]) -> list[list[Any]]:
-        """Returns which values each record has: runs of [offset, {array: [slots]}]."""
+        """Returns which values each record has, as runs of [offset, {array: [slots]}]."""
         present: list[dict[str, list[int]]] = []
         for by_slot in values:
             record: dict[str, list[int]] = {}
@@ -77,11 +77,11 @@ class ValueTable:
         return runs_of(present)
 
     def accept(self) -> None:
-        """The commit succeeded."""
+        """Marks the staged arrays and lanes as written."""
         self._staged = []
 
     def discard(self) -> None:
-        """The commit failed: forget the arrays and lanes it would have made."""
+        """Removes the arrays and lanes staged by the failed commit."""
         for name, slot in reversed(self._staged):
             if slot is None:
                 del self._arrays[name]
@@ -110,7 +110,7 @@ def _form(dtype: np.dtype[Any], shape: tuple[int, ...]) -> ArrayForm:
 
 
 def _storable(value: NDArray[Any]) -> NDArray[Any]:
-    """Widens the few dtypes that zarr has no name for; all others are stored as they are."""
+    """Widens the few dtypes that zarr does not support; returns others unchanged."""
     if not _has_name(value.dtype):
         return value.astype(np.float32)
     return value if value.dtype.isnative else value.astype(value.dtype.newbyteorder("="))

@@ -1,9 +1,9 @@
-"""Checks a run: reads everything below `head`, and explains what is damaged.
+"""Verifies a run: reads everything below `head` and explains damage.
 
-Every chunk and every key is read and decoded. The checksums in them (zstd's, zlib's) tell a
-flipped bit, TensorStore a truncated file; a deleted file reads as empty, which no chunk is. Where
-something is damaged, the newest version of the database is looked for that is whole: data is
-written once, so a version before the loss holds all that was committed until then.
+Reads and decodes every chunk and key. Their checksums (zstd's, zlib's) detect flipped bits, and
+TensorStore truncated files; a deleted file reads as empty bytes, which no chunk is. If something is
+damaged, it searches for the newest intact version of the database: data is written once, so a
+version before the damage holds everything committed until then.
 """
 
 from __future__ import annotations
@@ -30,10 +30,10 @@ from .sums import SumsReader
 from .view import View
 
 Progress = Callable[[str, int, int], None]
-"""Told what is being done, how much of it is done and how much there is."""
+"""Called with the current action, the amount done, and the total."""
 
 _ELEMENTS = 4 << 20
-"""Read at once: with float32 16 MB."""
+"""Elements per read: 16 MB of float32."""
 
 _SPEC = re.compile(r" \[(?:tensorstore_spec|source locations)=")
 _PLACE = re.compile(r'Error reading "[^"]*" in version v\d+ of OCDBT database at [^:]*: ')
@@ -45,23 +45,23 @@ _TABLES = {
     "record": "a whole record, since its facts are lost",
     "records": "whole records, since their facts are lost",
 }
-"""Tables without which the rest of a run can be seen, and what they hold."""
+"""Tables that are not essential for reading a run, and their contents."""
 
 _TOLD = 200
-"""Damages told one by one; a run that has lost a folder would have a million."""
+"""Maximum damages listed individually; a run that lost a folder would have a million."""
 
 
 @dataclass(frozen=True)
 class Damage:
-    """Something that cannot be read.
+    """An unreadable part of a run.
 
     Attributes:
-        where: the key, or the array.
-        lost: what cannot be seen for that, in words.
-        reason: what reading it said.
-        records: the first and the last record it concerns, None if it is not about records.
+        where: key or array.
+        lost: description of the lost data.
+        reason: error message of the read.
+        records: first and last affected record; None if not about records.
         steps: their steps.
-        heals: it is stored in a block as well, which is what compacting the run keeps.
+        heals: whether a block holds the data as well, which compaction keeps.
     """
 
     where: str
@@ -74,19 +74,19 @@ class Damage:
 
 @dataclass
 class Verdict:
-    """What a check has found.
+    """Result of a verification.
 
     Attributes:
         path: the run's folder.
-        state: of the run, None if it cannot be told.
-        records: records that `head` counts.
-        checked: chunks and keys that were read.
-        damages: what could not be read; at most a few hundred.
-        more: whether there were more.
-        version: the version of the database that was checked; they are counted from 1.
-        whole_version: the newest version in which everything can be read, None if there is none.
-        whole_records: the records it holds.
-        whole_step: the last training step among them.
+        state: state of the run; None if unknown.
+        records: number of records according to `head`.
+        checked: number of chunks and keys read.
+        damages: unreadable parts; at most a few hundred.
+        more: whether there were more damages.
+        version: database version that was checked, counted from 1.
+        whole_version: newest version without damage; None if there is none.
+        whole_records: number of records in it.
+        whole_step: its last training step.
     """
 
     path: Location
@@ -102,21 +102,21 @@ class Verdict:
 
     @property
     def whole(self) -> bool:
-        """Whether everything can be read."""
+        """Whether everything is readable."""
         return not self.damages
 
 
 def verify(path: Where, *, progress: Progress | None = None) -> Verdict:
-    """Reads all of a run, also of one that is being written: as of the moment of the call.
+    """Reads a whole run, even while it is being written, as of the call.
 
     Args:
         path: the run's folder, or its place in a bucket.
-        progress: told of every step of the work.
+        progress: called with the progress.
 
     Raises:
-        RunNotFoundError: there is no run.
-        FormatError: the run was written in a newer format.
-        StoreError: it is in a bucket that cannot be reached.
+        RunNotFoundError: There is no run.
+        FormatError: The run has a newer format.
+        StoreError: The run is in an unreachable bucket.
     """
     verdict = Verdict(location(path), version=newest_version(path))
     told = progress or _silent
@@ -139,7 +139,7 @@ def verify(path: Where, *, progress: Progress | None = None) -> Verdict:
 
 
 def damages_beside(run: Location) -> list[Damage]:
-    """Returns what cannot be read of what lies beside the databases of a run."""
+    """Returns the damages in files beside a run's databases."""
     return [
         Damage(file_of(name), f"what {name} has shown", why)
         for name, why in noted_checks(run).damaged.items()
@@ -147,7 +147,7 @@ def damages_beside(run: Location) -> list[Damage]:
 
 
 def _joined(one: Damage, next_: Damage) -> Damage | None:
-    """Returns both as one if the second goes on where the first ends."""
+    """Returns the union of two adjacent damages; None if they are not adjacent."""
     if one.records is None or next_.records is None or one.steps is None or next_.steps is None:
         return None
     same = (one.where, one.lost, one.reason) == (next_.where, next_.lost, next_.reason)
@@ -158,7 +158,7 @@ def _joined(one: Damage, next_: Damage) -> Damage | None:
 
 
 class _Check:
-    """Reads one version of a run, piece by piece."""
+    """Reads one version of a run in pieces."""
 
     def __init__(self, verdict: Verdict, progress: Progress, *, version: int | None = None) -> None:
         self._verdict = verdict
@@ -167,8 +167,8 @@ class _Check:
         self.reader: Reader | None = None
 
     def damages(self) -> Iterator[Damage]:
-        """Yields what cannot be read."""
-        # no cache: it would answer in place of the disk
+        """Yields unreadable parts."""
+        # no cache, so that data comes from disk
         context = new_context(cache_bytes=0, copy_threads=2)
         try:
             reader = Reader(self._verdict.path, version=self._version, context=context)
@@ -183,7 +183,7 @@ class _Check:
         yield from self._arrays(reader.database, view)
 
     def _keys(self, view: View) -> Iterator[Damage]:
-        """Reads the JSON that opening the run has not read."""
+        """Reads JSON keys that opening the run does not read."""
         for said in view.losses:
             table = said.partition(" ")[0]
             yield Damage(table, _TABLES.get(table, "a part of the run"), said.partition(": ")[2])
@@ -225,7 +225,7 @@ class _Check:
 def _unreadable(
     database: Database, handle: ts.TensorStore, part: Region, sums: SumsReader | None
 ) -> Iterator[tuple[Region, str]]:
-    """Yields the chunks of a region that cannot be read, and why."""
+    """Yields the unreadable chunks of a region and the reasons."""
     try:
         data = handle[part.index].read().result()
         if sums is not None:
@@ -269,7 +269,7 @@ def _edge(view: View) -> int:
 
 
 def _scalars(database: Database, count: int, tell: Callable[[int], None]) -> Iterator[Damage]:
-    """Reads the numbers said of any step."""
+    """Reads the scalars."""
     edge = count // SCALAR_BLOCK * SCALAR_BLOCK
     keys = [scalar_block_key(at) for at in range(0, edge, SCALAR_BLOCK)]
     try:
@@ -291,21 +291,21 @@ def _scalars(database: Database, count: int, tell: Callable[[int], None]) -> Ite
 
 
 def _key_in(error: DamagedRunError) -> str:
-    """Returns the key that a message names, as all of them do."""
+    """Returns the key that an error message names; all messages name one."""
     parts = str(error).split("'")
     return parts[1] if len(parts) > 2 else "head"
 
 
 def _reason(error: Exception) -> str:
-    """Returns what an error says, without what the rest of the damage says already."""
+    """Returns an error's message without the parts that the damage already contains."""
     text = str(error.args[0] if error.args else error)
     text = _PLACE.sub("", _SPEC.split(text)[0])
     return text.rpartition(_QUOTED)[2].strip() if _QUOTED in text else text
 
 
 def _find_whole(verdict: Verdict, progress: Progress) -> None:
-    """Finds the newest whole version by halving: a later version holds what an earlier does."""
-    low, high = 0, verdict.version or 0  # `high` is not whole, `low` is (or there is none)
+    """Finds the newest intact version by bisection: later versions include earlier data."""
+    low, high = 0, verdict.version or 0  # `high` is damaged, `low` is intact (or 0)
     tries = max(1, (high - low).bit_length())
     at = 0
     while high - low > 1:
@@ -323,7 +323,7 @@ def _find_whole(verdict: Verdict, progress: Progress) -> None:
 
 
 def _before_all(path: Location, version: int) -> bool:
-    """Whether there was no head yet: a copy, or a compacted run, gets it with its last version."""
+    """Whether a version has no head yet: copies and compactions write it with the last one."""
     try:
         found = Database(path, new_context(cache_bytes=0), version=version).read_bytes(HEAD_KEY)
     except DamagedRunError:
@@ -332,7 +332,7 @@ def _before_all(path: Location, version: int) -> bool:
 
 
 def _whole(path: Location, version: int) -> Reader | None:
-    """Opens a version if everything in it can be read."""
+    """Opens a version if it is completely readable; None otherwise."""
     check = _Check(Verdict(path), _silent, version=version)
     return check.reader if _is_empty(check.damages()) else None
 
@@ -342,4 +342,4 @@ def _is_empty(items: Iterable[object]) -> bool:
 
 
 def _silent(what: str, done: int, total: int) -> None:
-    """Says nothing of the progress."""
+    """Ignores the progress."""

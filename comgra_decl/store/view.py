@@ -1,4 +1,4 @@
-"""A consistent view of a run: every read stays below the `head.n` it was made for."""
+"""A consistent view of a run: all reads stay below the view's `head.n`."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ Index = tuple[int | slice, ...]
 
 
 class View:
-    """Reads of the first `n` records. Immutable to its users, thread-safe."""
+    """Reads of the first `n` records. Immutable, thread-safe."""
 
     def __init__(
         self,
@@ -56,10 +56,10 @@ class View:
         self._db = db
         self._tables = tables
         self._bound = bound
-        self._scalar_count = int(head.get("scalars", 0))  # an older run has none
+        self._scalar_count = int(head.get("scalars", 0))  # older runs have none
         self._scalars = scalars
         self.sums = sums
-        """Compares chunks with their checksums; None in a run of format version 2."""
+        """Compares chunks with their checksums; None in format version 2."""
         self._head_sessions = head.get("sessions", [])
         self._documents: Mapping[str, int] = head["documents"]
         self._handles: dict[str, ts.TensorStore] = {}
@@ -68,7 +68,7 @@ class View:
 
     @property
     def tables(self) -> Tables:
-        """The tables that the view looks things up in; not to be changed."""
+        """Lookup tables of the view; must not be changed."""
         return self._tables
 
     @property
@@ -88,7 +88,7 @@ class View:
 
     @property
     def scalars(self) -> NDArray[np.void]:
-        """All scalars, in the order in which they were said; fields as in `scalars.ROW`."""
+        """All scalars in logging order; fields as in `scalars.ROW`."""
         return self._scalars.rows(self._scalar_count)
 
     @property
@@ -98,19 +98,19 @@ class View:
 
     @property
     def losses(self) -> list[str]:
-        """What is left out because it is damaged; empty where the run is whole, as far as read."""
+        """Parts left out because of damage, as far as read; empty if none."""
         return [*self._tables.losses, *self._scalars.losses]
 
     @cached_property
     def sessions(self) -> list[Session]:
-        """The programs that wrote the run, one after another: more than one if it was resumed."""
+        """Programs that wrote the run, in order; more than one if it was resumed."""
         return read_sessions(self._head_sessions, self.notes)
 
     @cached_property
     def superseded(self) -> NDArray[np.bool_]:
-        """Which records [n] do not count.
+        """Records [n] that do not count, as a boolean mask.
 
-        A later session did their steps again, or damage has taken their facts.
+        A later session repeated their steps, or damage destroyed their facts.
         """
         steps = self.records[:, RecordColumn.STEP]
         modes = self.names("mode")
@@ -122,7 +122,7 @@ class View:
 
     @cached_property
     def superseded_scalars(self) -> NDArray[np.bool_]:
-        """Which scalars do not count: they gave way to a later session, or are damaged."""
+        """Scalars that do not count: superseded by a later session, or damaged."""
         steps: NDArray[np.float64] = self.scalars["step"].astype(np.float64)
         trained = np.ones(len(steps), bool)
         again = superseded(steps, trained, [(s.scalar, s.step) for s in self.sessions])
@@ -130,23 +130,23 @@ class View:
         return again | lost
 
     def names(self, table: str) -> list[str]:
-        """Returns the names of a table ("type", "tags", "scalar", ...), by code."""
+        """Returns the names in a table ("type", "tags", "scalar", ...), by code."""
         return self._tables.names.get(table, [])
 
     @property
     def shapes(self) -> list[tuple[int, ...]]:
-        """The shapes that records have where it is not that of the slot table; see `shape`."""
+        """Tensor shapes that differ from the slot table; see `shape`."""
         return self._tables.shapes
 
     @property
     def reshaped(self) -> bool:
-        """Whether any record has another shape of a tensor than the slot table."""
+        """Whether any record has a tensor shape that differs from the slot table."""
         return bool(self.shapes)
 
     def shape(self, slot: int, code: float) -> tuple[int, ...] | None:
-        """Returns the shape of a slot in a record, given what its column "shape" holds.
+        """Returns the shape of a slot in a record, given its value in the column "shape".
 
-        None where the slot is not in the record, or its shape cannot be known.
+        None if the record lacks the slot, or if the shape is unknown.
         """
         if code == 0:
             return self.slots[slot].shape
@@ -154,7 +154,7 @@ class View:
         return self.shapes[int(code) - 1] if known else None
 
     def load_records(self) -> NDArray[np.float64]:
-        """Reads the facts of the records that the tables do not hold yet; returns all."""
+        """Reads facts of records that the tables do not hold yet. Returns all facts."""
         known = self._tables.records
         columns = slice(0, SYSTEM_COLUMNS)
         reader = FactsReader(lambda name, where: self._read(name, where, columns), self._block)
@@ -171,14 +171,14 @@ class View:
     # -- statistics
 
     def row(self, family: str, record: int, *inner: int | slice) -> NDArray[Any]:
-        """Returns a record's array of a family, [width, ...], or what `inner` selects of it.
+        """Returns a record's array of a family, [width, ...], or `inner` of it.
 
-        Slots from `width` on did not exist when the record was written. Statistics of which a part
-        is damaged are given without it.
+        Slots from `width` on did not exist when the record was written. Damaged parts of statistics
+        are NaN.
 
         Raises:
-            DamagedRunError: all of it is damaged, or some of it and the counts of histograms have
-                no NaN.
+            DamagedRunError: Everything is damaged, or a part of histogram counts, which have no
+                NaN.
         """
         self._refuse_lost(record)
         form = "blk" if self.records[record, RecordColumn.FORM] else "row"
@@ -197,23 +197,23 @@ class View:
             return found
 
     def lost(self, family: str, slot: int) -> NDArray[np.bool_] | None:
-        """Returns which records [n] of a slot were found to be damaged; None if none were.
+        """Returns which records [n] of a slot are damaged; None if none are.
 
-        What `series`, `heat` and `rows` have read until now; they give fill values there.
+        Covers what `series`, `heat` and `rows` have read so far; they return fill values there.
         """
         lost = self._salvage.lost(family, slice(0, self.n), slot)
         return None if lost is None else np.logical_or.reduce(lost.reshape(self.n, -1), 1)
 
     def lost_in(self, family: str, *index: int | slice) -> NDArray[np.bool_] | None:
-        """Returns what of (records, slots, ...) was found to be damaged; None if nothing was."""
+        """Returns which entries of (records, slots, ...) are damaged; None if none are."""
         return self._salvage.lost(family, *index)
 
     def has_column(self, record: int, slot: int) -> bool:
-        """Whether the slot existed when the record was written."""
+        """Whether a slot existed when a record was written."""
         return bool(slot < self.records[record, RecordColumn.WIDTH])
 
     def series(self, family: str, slot: int, *inner: int | slice) -> NDArray[Any]:
-        """Returns one slot (or "kpi" column) over all records, [n, ...]; fill where too early."""
+        """Returns one slot (or "kpi" column) over all records, [n, ...]; fill before it existed."""
         column = RecordColumn.KPIS if family == "kpi" else RecordColumn.WIDTH
         parts = [
             (name, records, self._salvage.read(name, records, slot, *inner))
@@ -228,7 +228,7 @@ class View:
         return result
 
     def heat(self, family: str, *inner: int | slice) -> NDArray[Any]:
-        """Returns all slots over all records, [n, slots, ...]; fill where too early."""
+        """Returns all slots over all records, [n, slots, ...]; fill before they existed."""
         count = len(self.slots)
         result: NDArray[Any] | None = None
         for name, records, width in self._spans(family, RecordColumn.WIDTH):
@@ -240,7 +240,7 @@ class View:
         return self._empty(family, (slice(0, count), *inner)) if result is None else result
 
     def rows(self, family: str, first: int, last: int) -> NDArray[Any]:
-        """Returns all slots over the records from `first` to `last` - 1; fill where too early."""
+        """Returns all slots over records `first` to `last` - 1; fill before they existed."""
         count = len(self.slots)
         result: NDArray[Any] | None = None
         for name, records, width in self._spans(family, RecordColumn.WIDTH):
@@ -255,10 +255,10 @@ class View:
         return self._empty(family, (slice(0, count),)) if result is None else result
 
     def _spans(self, family: str, column: int) -> Iterator[tuple[str, slice, int]]:
-        """Yields (array name, records, width) such that each span can be read in one piece.
+        """Yields (array name, records, width) of spans that can each be read in one piece.
 
-        Whole blocks come from the block array, the records after them from the row array. A
-        block is as wide as its last record, whose commit wrote it.
+        Complete blocks come from the block array, later records from the row array. A block is as
+        wide as its last record, whose commit wrote it.
         """
         block = self._block
         edge = self.n // block * block
@@ -280,7 +280,7 @@ class View:
     # -- values and JSON
 
     def padded_row(self, family: str, record: int) -> NDArray[Any]:
-        """Returns what was written of a record's row, [1, columns, ...], padding included."""
+        """Returns a record's stored row, [1, columns, ...], including padding."""
         kpis = family == "kpi"
         column = RecordColumn.KPIS if kpis else RecordColumn.WIDTH
         width = int(self.records[record, column])
@@ -289,7 +289,7 @@ class View:
     def value(
         self, record: int, slot: int, sample: int | None = None, part: Part = ...
     ) -> NDArray[Any] | None:
-        """Returns a part of a slot's raw value [samples, *dims] (or of one sample's [*dims]).
+        """Returns a slot's raw value [samples, *dims], or of one sample [*dims], or a part of it.
 
         None if there is no value, or no such sample.
         """
@@ -311,12 +311,12 @@ class View:
         return lane
 
     def value_slots(self, record: int) -> list[int]:
-        """Returns the slots of which a record holds raw values."""
+        """Returns the slots whose raw values a record holds."""
         stored = self._fact("values", record) or {}
         return sorted(slot for slots in stored.values() for slot in slots)
 
     def stored_values(self, record: int) -> dict[str, list[int]]:
-        """Returns the arrays that hold raw values of a record, and the slots in each."""
+        """Returns the arrays with a record's raw values, and the slots in each."""
         return dict(self._fact("values", record) or {})
 
     def samples(self, record: int) -> list[int]:
@@ -328,7 +328,7 @@ class View:
         return dict(self._fact("extra", record) or {})
 
     def document(self, name: str) -> Any:
-        """Returns the newest document of that name, None if there is none."""
+        """Returns the newest document of a name; None if there is none."""
         if name not in self._documents:
             return None
         key = document_key(name)
@@ -352,7 +352,7 @@ class View:
             raise DamagedRunError(f"{self._db.path}: key {key!r} is wrong at {error}.") from error
 
     def _fact(self, name: str, record: int) -> Any:
-        """Looks up a run-length encoded fact; the last one holds until other facts are stored."""
+        """Returns a run-length encoded fact; the last one holds until the facts change."""
         self._refuse_lost(record)
         first = int(self.records[record, RecordColumn.FACTS])
         found = None
@@ -406,7 +406,7 @@ class View:
 def _equal_spans(
     name: str, start: int, step: int, widths: NDArray[np.float64]
 ) -> Iterator[tuple[str, slice, int]]:
-    """Yields the runs of equal widths; each width covers `step` records."""
+    """Yields runs of equal widths; each width covers `step` records."""
     edges = np.flatnonzero(np.diff(widths)) + 1
     for first, last in zip([0, *edges], [*edges, len(widths)], strict=True):
         if first < last:

@@ -25,11 +25,11 @@ from .remote import Objects
 
 _FULL = (errno.ENOSPC, errno.EDQUOT)
 
-_NODE_CACHE = 16 << 20  # keeps index nodes, so that a commit does not read them again
+_NODE_CACHE = 16 << 20  # caches index nodes, so that commits need not reread them
 
 
 class RunWriter:
-    """The only writer of a run. Not thread-safe: one thread commits."""
+    """The only writer of a run. Not thread-safe: a single thread commits."""
 
     def __init__(self, database: Database, meta: RunMeta) -> None:
         """Use `create`."""
@@ -42,14 +42,14 @@ class RunWriter:
         self._closed = False
         self._generation = 1
         self.usage: dict[str, float] = {}
-        """What writing has taken so far; told in `head` with the next commit."""
+        """Cost of writing so far; stored in `head` with the next commit."""
 
     @classmethod
     def create(cls, path: Where, meta: RunMeta) -> RunWriter:
-        """Creates the run in folder (or place) `path`, which may exist but not hold a run.
+        """Creates the run at `path`, which may exist but must not hold a run.
 
         Raises:
-            StoreError: there is a run already, or the folder cannot be written.
+            StoreError: A run exists, or the folder is not writable.
         """
         meta.writer = writer_identity()
         place = location(path)
@@ -60,24 +60,24 @@ class RunWriter:
         database = Database(place, new_context(cache_bytes=_NODE_CACHE))
         database.bound = meta.bound
         writer = cls(database, meta)
-        writer._generation = newest_version(place) or 1  # TensorStore begins with an empty one
+        writer._generation = newest_version(place) or 1  # TensorStore starts with an empty version
         try:
             writer._create()
         except TransientStoreError:
-            writer._take_back()  # whoever tries again, or gives up, leaves no empty run
+            writer._take_back()  # leave no empty run behind, whether or not it is retried
             raise
         return writer
 
     @classmethod
     def resume(cls, reader: Reader, meta: RunMeta) -> RunWriter:
-        """Goes on with a run; `appending.append_to` says whether that may be.
+        """Resumes a run; `appending.append_to` checks the preconditions.
 
         Args:
-            reader: of the run, as it is now.
-            meta: what is to be known of the program that goes on with it.
+            reader: reader of the run's current state.
+            meta: metadata of the resuming program.
 
         Raises:
-            StoreError: another writer was quicker, or the folder cannot be written.
+            StoreError: Another writer was faster, or the folder is not writable.
         """
         database = Database(reader.path, new_context(cache_bytes=_NODE_CACHE))
         database.bound = reader.meta.bound
@@ -107,12 +107,12 @@ class RunWriter:
         return self._contents.block_steps
 
     def commit(self, batches: Sequence[StepBatch], said: Sequence[Said] = ()) -> None:
-        """Stores the batches and what was said of steps, all or nothing, durably.
+        """Stores batches and logged numbers atomically and durably.
 
         Raises:
-            TransientStoreError: the disk is full or the store away; nothing was stored and the
-                same call may be repeated.
-            StoreError: it cannot work (another writer, no permission, damage).
+            TransientStoreError: The disk is full or the store unreachable; nothing was stored, and
+                the call may be retried.
+            StoreError: Permanent failure (another writer, no permission, damage).
         """
         self._check_usable()
         batches = [batch for batch in batches if batch.steps or batch.documents]
@@ -128,7 +128,7 @@ class RunWriter:
         self._contents.accept()
 
     def close(self, *, error: str | None = None) -> None:
-        """Marks the run as finished, or as stopped by `error`; again: does nothing."""
+        """Marks the run as finished, or as stopped by `error`. Idempotent."""
         if self._closed or os.getpid() != self._pid:
             return
         with self._db.writing("the end of the run"):
@@ -147,18 +147,18 @@ class RunWriter:
             self._finish(commit, _first_head(self._meta))
 
     def _take_back(self) -> None:
-        """Removes what an attempt to create the run has left, unless it has succeeded after all."""
+        """Removes the remains of a failed creation, unless it succeeded after all."""
         place = self._db.place
         with suppress(OSError):
             if isinstance(place, Path) and self._db.read_bytes(RUN_KEY) is None:
                 shutil.rmtree(place, ignore_errors=True)
-                place.parent.rmdir()  # unless there is something else
+                place.parent.rmdir()  # fails if the folder is not empty
 
     def _begin(self) -> Commit:
-        """Starts a commit, fenced: it fails if anyone else has committed meanwhile."""
+        """Starts a fenced commit, which fails if another writer has committed."""
         commit = Commit(self._db)
         found = commit.read(HEAD_KEY)
-        if not found:  # empty: TensorStore's word for a file that is missing
+        if not found:  # TensorStore returns empty bytes for a missing file
             raise self._db.gone()
         if found != self._head_bytes:
             raise StoreError(f"{self._db.path}: another writer has changed this run.")
@@ -168,7 +168,7 @@ class RunWriter:
         head["time"] = time.time()
         head["usage"] = self.usage
         if self._db.bound:
-            # tells a reader who gets to see an old head, in an old data file, that it is old
+            # lets a reader recognize an old head in an old data file
             head["generation"] = self._generation + 1
         encoded = self._db.encode(HEAD_KEY, head)
         commit.put(HEAD_KEY, encoded)
@@ -181,7 +181,7 @@ class RunWriter:
         self._generation += 1
 
     def _landed(self, head: bytes) -> bool:
-        """Whether a commit that reported an error is there nevertheless (a late fsync failed)."""
+        """Whether a commit that reported an error succeeded nevertheless (a late fsync failed)."""
         try:
             return self._db.read_bytes(HEAD_KEY) == head
         except ComgraError:
@@ -195,7 +195,7 @@ class RunWriter:
 
 
 def resumed_head(head: Mapping[str, Any], meta: RunMeta) -> dict[str, Any]:
-    """Returns the head with which another program goes on with a run."""
+    """Returns the head for a program that resumes a run."""
     line = {
         "record": head["n"],
         "scalar": head.get("scalars", 0),

@@ -154,13 +154,13 @@ def test_a_named_pipe_is_no_file_of_a_run(tmp_path: Path, which: str) -> None:
     os.mkfifo(path)
     verdict = verify(run)
     assert not verdict.whole
-    assert "is no plain file" in f"{verdict.damages[0].where} {verdict.damages[0].reason}"
+    assert "is not a plain file" in f"{verdict.damages[0].where} {verdict.damages[0].reason}"
     for act in (compact, lambda run: copy_run(run, tmp_path / "copy")):
-        with pytest.raises(DamagedRunError, match="is no plain file"):
+        with pytest.raises(DamagedRunError, match="is not a plain file"):
             act(run)
     assert not (tmp_path / "copy").exists()
     if which == "manifest":
-        with pytest.raises(DamagedRunError, match="is no plain file"):
+        with pytest.raises(DamagedRunError, match="is not a plain file"):
             Reader(run)
 
 

@@ -1,1 +1,1 @@
-"""The viewer's own browser components: graph, step bar and URL."""
+"""Browser components of the viewer, such as the graph, the step bar and the URL."""

@@ -1,11 +1,11 @@
-"""What the viewer's browser components have in common.
+"""Base class of the viewer's browser components.
 
-A component draws what its parameters say and sends small messages back. Nothing in a message is
-trusted: each component checks it against what it shows before any callback sees it.
+A component draws its parameters and sends small messages back. Messages are untrusted: each
+component checks them against what it shows before any callback runs.
 
-The browser side keeps at most one message in flight. It waits for `ready` before the first one
-(messages that arrive before Panel has finished loading a page are lost half-way) and for a change
-of `ack` before the next; of several clicks made meanwhile only the newest is sent.
+The browser keeps at most one message in flight. It waits for `ready` before the first one, since
+messages sent before Panel has loaded the page are lost, and for a change of `ack` before the
+next. Of several clicks in the meantime it sends only the newest.
 """
 
 from __future__ import annotations
@@ -29,21 +29,21 @@ _LOG = logging.getLogger(__name__)
 
 
 def source(*names: str) -> str:
-    """Returns files of this folder joined, so that a component travels as one piece of text.
+    """Returns the joined source of files in this folder.
 
-    The text is handed to Panel as such: paths would be fetched one by one, do not work in every
-    template, and not at all in a notebook.
+    Panel receives text rather than paths: it would fetch paths one by one, which fails in some
+    templates and in notebooks.
     """
     return "\n".join((_FOLDER / name).read_text(encoding="utf-8") for name in names)
 
 
 class Component(MessagingComponent):
-    """A browser component that answers with checked messages.
+    """A browser component that sends checked messages.
 
     Attributes:
-        ready: Whether somebody answers: True once the page is loaded (`pn.state.onload`; at once in
-            a notebook), never in a saved file.
-        ack: Counts handled messages. The component raises it itself after the callbacks returned.
+        ready: Whether the server answers messages: True once the page has loaded
+            (`pn.state.onload`; immediately in a notebook), never in a saved file.
+        ack: Number of handled messages, increased after the callbacks have returned.
     """
 
     __abstract = True
@@ -56,45 +56,44 @@ class Component(MessagingComponent):
         super().__init__(**params)
 
     def on_message(self, callback: Callback) -> None:
-        """Calls `callback` with every message that has passed the check, in order.
+        """Calls `callback` with every message that passed the check, in order.
 
-        The component's own parameters already say what the message says (`selected`, `index`,
-        `follow`, `query`).
-        The browser hears that a message is done when the callbacks have returned, so they should
-        do their work before returning.
+        By then the component's parameters (`selected`, `index`, `follow`, `query`) already match
+        the message. The browser sends its next message after the callbacks have returned, so they
+        should finish their work before returning.
         """
         self._callbacks.append(callback)
 
     def put(self, **changes: Any) -> None:
-        """Sets own parameters, those that are new; `param.update` reads all others before it."""
+        """Sets own parameters that have changed; `param.update` reads all parameters first."""
         with pn.io.hold():
             for name, value in changes.items():
                 if getattr(self, name) != value:
                     setattr(self, name, value)
 
     def check(self, message: Message) -> bool:
-        """Whether a message means something here and now; to be given by each component."""
+        """Whether a message is valid for what is shown; each component implements it."""
         raise NotImplementedError
 
     def accept(self, message: Message) -> None:
-        """Takes a checked message over into the own parameters, before any callback."""
+        """Copies a checked message into own parameters, before the callbacks run."""
 
     def hand_over(self, name: str, content: bytes, *, kind: str) -> None:
-        """Gives the user a file; nothing of it stays, neither here nor in the page.
+        """Sends a file to the user; neither the server nor the page keeps it.
 
-        For components whose source has `handover.js`.
+        Requires `handover.js` in the component's source.
 
         Args:
-            name: What the file is called; "" puts the content, a text, on the clipboard.
-            content: What is in it.
-            kind: Its media type.
+            name: File name; "" copies the content, a text, to the clipboard.
+            content: Content of the file.
+            kind: MIME type.
         """
         encoded = base64.b64encode(content).decode()
         self.send_to_browser({"name": name, "kind": kind, "content": encoded})
 
     def on_browser_message(self, data: Any) -> None:
-        """Checks a message, hands it to the callbacks, and acknowledges it."""
-        with pn.io.hold():  # all that follows from it, and the answer, in one message
+        """Checks a message, passes it to the callbacks, and acknowledges it."""
+        with pn.io.hold():  # one message for all changes and the acknowledgement
             try:
                 self._act_on(data)
             finally:

@@ -1,7 +1,7 @@
-// Labelled drop-downs and button rows. Everything is updated in place: a menu that the user has
-// open keeps its place while other fields change.
+// Drop-downs and button rows with labels, updated in place: an open menu keeps its position while
+// other fields change.
 
-const MANY = 20; // a menu with more options than this can be searched
+const MANY = 20; // menus with more options get a search box
 
 export function render({ model }) {
   const outbox = new Outbox(model);
@@ -42,11 +42,11 @@ export function render({ model }) {
     };
   }
 
-  // Narrows a long menu down to the options that hold all words typed; Enter takes the first.
+  // Filters a long menu by options that contain all typed words; Enter picks the first.
   function finder(holder, field) {
     const input = htmlElement(holder, "input", "finder");
-    Object.assign(input, { type: "search", placeholder: `Find among ${field.options.length}` });
-    input.setAttribute("aria-label", `Find: ${field.label}`);
+    Object.assign(input, { type: "search", placeholder: `Search ${field.options.length} options` });
+    input.setAttribute("aria-label", `Search ${field.label}`);
     return (select) => {
       const found = () => {
         const words = input.value.toLowerCase().split(/\s+/).filter(Boolean);
@@ -100,7 +100,7 @@ export function render({ model }) {
     };
   }
 
-  // A number with the range it may have; sent when the user is done with it.
+  // A number input with a range; sends when the user has finished.
   function number(holder, field) {
     const input = htmlElement(holder, "input");
     input.type = "number";
@@ -119,7 +119,7 @@ export function render({ model }) {
     };
   }
 
-  // Buttons that do something once; none of them stays chosen.
+  // Buttons that trigger an action; none stays selected.
   function actions(holder, field) {
     const row = htmlElement(holder, "div", "buttons actions");
     for (const option of field.options) {

@@ -1,4 +1,4 @@
-"""Labelled menus, numbers and buttons, drawn natively so that a choice arrives at once."""
+"""Menus, numbers and buttons with labels, as native HTML elements for fast response."""
 
 from __future__ import annotations
 
@@ -11,15 +11,15 @@ from comgra_decl.viewer.components.base import Component, Message, source
 
 
 class Chooser(Component):
-    """A column of choices; says `{field: value}` when the user picks one.
+    """A column of selectors; sends `{field: value}` when the user picks a value.
 
     Attributes:
-        layout: The choices as JSON: `[{"title": str, "fields": [field, ...]}, ...]` from top to
+        layout: Selectors as JSON: `[{"title": str, "fields": [field, ...]}, ...]` from top to
             bottom; each field is `{"name": str, "label": str, "value": str, "help": str,
             "style": "menu" | "buttons" | "actions" | "number", "options": [{"value": str, "label":
             str, "group": str}, ...], "low": int, "high": int}`. A menu with fewer than two options
-            is shown but cannot be changed; a number lies between `low` and `high`. A text, because
-            param compares and Bokeh searches nested lists, which takes longer than all the rest.
+            is disabled; a number lies between `low` and `high`. JSON text, because param and Bokeh
+            compare nested lists slowly.
     """
 
     layout = param.String(default="[]")
@@ -29,12 +29,12 @@ class Chooser(Component):
 
     @property
     def groups(self) -> list[dict[str, Any]]:
-        """What can be chosen now."""
+        """The current selectors."""
         groups: list[dict[str, Any]] = json.loads(self.layout)
         return groups
 
     def check(self, message: Message) -> bool:
-        """Whether the value is one of the options of its field, or a number in its range."""
+        """Whether the value is an option of its field, or a number in its range."""
         ((name, value),) = message.items()
         for group in self.groups:
             for field in group["fields"]:

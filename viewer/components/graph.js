@@ -1,16 +1,16 @@
-// The dependency graph. What the user does is shown at once and told to Python afterwards.
+// The graph component: shows user actions immediately and then reports them to Python.
 
-const EDGES_DRAWN = 300; // up to so many edges are drawn all at once without being asked
-const EDGES_MOST = 2000; // and with more than this not at all
-const REST = 60; // ms after which the pointer is looking and not passing
-const LABELS_QUICK = 200; // with more boxes than this, labels are hidden while the zoom changes
+const EDGES_DRAWN = 300; // draw all edges by default up to this number
+const EDGES_MOST = 2000; // never draw all edges above this number
+const REST = 60; // ms until a pointer counts as resting
+const LABELS_QUICK = 200; // above this number of boxes, hide labels while zooming
 
 class Graph {
   constructor(model) {
     this.model = model;
     this.outbox = new Outbox(model);
-    this.allEdges = null; // null: by their number; else what the user wants
-    this.anchor = null; // the box that stays in place when the scene changes
+    this.allEdges = null; // null: decided by their number; else the user's choice
+    this.anchor = null; // box that stays in place when the scene changes
     this.#build();
     this.camera = new Camera(() => this.#place());
     this.boxes = new Boxes(this.layers.nodes);
@@ -44,12 +44,12 @@ class Graph {
     tools.append(saveMenu("the graph", [
       ["PNG picture", () => this.#save(".png")],
       ["SVG drawing", () => this.#save(".svg")],
-      ["CSV nodes and numbers", () => this.outbox.post({ save: "csv" }), true],
+      ["CSV of nodes and values", () => this.outbox.post({ save: "csv" }), true],
     ], () => this.model.ready));
     this.legend = htmlElement(tools, "div", "legend");
     this.stage = htmlElement(this.root, "div", "stage");
     this.svg = svgElement(this.stage, "svg", { class: "canvas", role: "group",
-      "aria-label": "Dependency graph. Arrow keys walk along the edges, Enter opens a fold." });
+      "aria-label": "Dependency graph. Arrow keys follow edges, Enter expands a group." });
     this.#defs();
     this.world = svgElement(this.svg, "g", { class: "world" });
     this.layers = {};
@@ -59,7 +59,7 @@ class Graph {
     this.shield = htmlElement(this.stage, "div", "shield");
     this.bandLayer = htmlElement(this.stage, "div", "bands");
     this.info = htmlElement(this.stage, "div", "info");
-    this.empty = htmlElement(this.stage, "div", "empty", "No graph has been recorded yet.");
+    this.empty = htmlElement(this.stage, "div", "empty", "No graph recorded yet.");
     const corner = htmlElement(this.stage, "div", "corner");
     this.minimapFrame = htmlElement(corner, "div", "minimap");
     const zoom = htmlElement(corner, "div", "buttons zoom");
@@ -92,7 +92,7 @@ class Graph {
   // ---- from the model
 
   #setScene() {
-    if (!this.camera.size.width) return; // not on screen yet: no fonts, no colours, no size
+    if (!this.camera.size.width) return; // not visible yet: fonts, colours and size are unknown
     const old = this.index;
     const scene = this.model.scene;
     this.index = new SceneIndex(scene);
@@ -108,7 +108,7 @@ class Graph {
     this.#settle(old);
   }
 
-  // After a change of the scene, keeps in place what the user looks at.
+  // After a change of the scene, keeps the view anchored.
   #settle(old) {
     const anchor = this.anchor ?? this.selected;
     this.anchor = null;
@@ -122,7 +122,7 @@ class Graph {
     this.camera.auto = auto;
   }
 
-  // The box of an id, or what stands for it: the leftmost box inside, or the fold around it.
+  // Returns the box of an id or its substitute: the leftmost box inside, or the enclosing fold.
   #at(index, id) {
     const inside = [...index.boxes.values()].filter((box) => box.id.startsWith(`${id}.`));
     const leftmost = inside.sort((a, b) => a.x - b.x)[0];
@@ -138,14 +138,14 @@ class Graph {
 
   #resize() {
     const { clientWidth: width, clientHeight: height } = this.stage;
-    if (!width || !height) return; // not shown
+    if (!width || !height) return; // not visible
     this.camera.size = { width, height };
     if (!this.index) this.#setScene();
     else if (this.camera.auto) this.#start();
     else this.#place();
   }
 
-  // Paint and legend change together, but are told one after the other.
+  // Paint and legend change together but arrive in separate events.
   #recolourSoon() {
     if (this.recolouring) return;
     this.recolouring = true;
@@ -186,7 +186,7 @@ class Graph {
     this.minimap.place();
   }
 
-  // Every zoom lays out all labels again, three quarters of its cost; many wait until it is over.
+  // Every zoom lays out all labels again, three quarters of its cost, so large graphs wait.
   #hideLabels() {
     this.svg.classList.add("zooming");
     clearTimeout(this.labels);
@@ -201,7 +201,7 @@ class Graph {
   #drawAllEdges() {
     const many = this.index.edges.length > EDGES_MOST;
     this.edgesButton.disabled = many;
-    this.edgesButton.title = many ? "Too many edges to draw them all" : "Draw all edges";
+    this.edgesButton.title = many ? "Too many edges to draw" : "Draw all edges";
     this.edgesButton.setAttribute("aria-pressed", String(this.edgesShown));
     this.layers.all.replaceChildren();
     if (!this.edgesShown) return;
@@ -234,14 +234,14 @@ class Graph {
       .join(" \u00b7 ");
   }
 
-  // ---- what the user does
+  // ---- user actions
 
   get selected() { return this.highlight.selected; }
 
   #select(id, { tell = true, further = false } = {}) {
     clearTimeout(this.looking);
     const told = tell && id !== this.selected && this.index.boxes.has(id);
-    if (told) this.outbox.post({ select: id }); // first: Python works while this is drawn
+    if (told) this.outbox.post({ select: id }); // first, so that Python works while this is drawn
     this.highlight.select(id, further);
     this.#tellInfo();
   }
@@ -280,11 +280,11 @@ class Graph {
   }
 
   #seek(text) {
-    this.sought = true; // until the server has opened what it lies in
+    this.sought = true; // until the server has expanded its scopes
     this.outbox.post({ search: text });
   }
 
-  // Who has looked for a node wants to read it, and to walk on from there.
+  // After a search, zooms to a readable size and moves the focus to the node.
   #visit(box) {
     this.camera[this.camera.k < FAR ? "centre" : "reveal"](box);
     this.boxes.get(box.id).focus({ preventScroll: true });

@@ -12,23 +12,23 @@ _SEARCH_LENGTH = 300
 
 
 class GraphView(Component):
-    """Draws a `Scene` and says what the user clicked.
+    """Draws a `Scene` and reports clicks.
 
-    Messages: `{"select": box id}`, `{"look": box id}` (the pointer has come to rest there),
-    `{"expand": box id}`, `{"collapse": scope or box id}`, `{"save": "csv"}` and `{"search": text}`,
-    where the text is what the user typed or the full name of a node that is inside a fold.
+    Messages: `{"select": box id}`, `{"look": box id}` (the pointer rests there), `{"expand": box
+    id}`, `{"collapse": scope or box id}`, `{"save": "csv"}` and `{"search": text}`, where the text
+    is user input or the full name of a node inside a folded group.
 
     Attributes:
         scene: `Scene.as_json()`.
         selected: Id of the highlighted box, or "". The browser highlights a clicked box itself
             before it sends the message.
         heat: Paint per box id, `{"fill": "#rrggbb", "text": second line, "hatched": bool}`;
-            boxes that are not named are drawn as missing. None: colours by kind.
+            other boxes are drawn as missing. None: colours by kind.
         legend: `{"title": str, "low": str, "high": str, "colors": ["#rrggbb", ...]}` for the heat;
-            optionally `"log": bool` (said on screen) and `"help": str` (a tooltip).
+            optionally `"log": bool` (shown as text) and `"help": str` (a tooltip).
         info: One line about the selected node, shown below the graph.
-        loose: `{"of": box id, "boxes": [box ids]}`: which boxes beside a selected one are joined
-            with another role of it than the chosen one; they are drawn thinner.
+        loose: `{"of": box id, "boxes": [box ids]}`: boxes connected only to other roles of the
+            selected node; they are drawn thinner.
     """
 
     scene = param.Dict(default={"boxes": [], "edges": [], "width": 0, "height": 0, "bands": []})
@@ -54,7 +54,7 @@ class GraphView(Component):
     _stylesheets: ClassVar[list[str]] = [source("graph.css")]
 
     def check(self, message: Message) -> bool:
-        """Whether the message names something that is on screen (or a short text to search)."""
+        """Whether the message names a visible element, or is a short search text."""
         ((action, value),) = message.items()
         if not isinstance(value, str):
             return False
@@ -65,12 +65,12 @@ class GraphView(Component):
         return value in self._known(action)
 
     def accept(self, message: Message) -> None:
-        """Selects what the browser already shows as selected."""
+        """Selects the box that the browser already highlights."""
         if "select" in message:
             self.selected = message["select"]
 
     def _known(self, action: str) -> set[str]:
-        """Returns the ids that an action may name."""
+        """Returns the ids that are valid for an action."""
         boxes: list[dict[str, Any]] = self.scene["boxes"]
         if action in ("select", "look"):
             return {box["id"] for box in boxes}

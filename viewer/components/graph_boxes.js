@@ -1,8 +1,8 @@
-// Draws the boxes and paints them. A drawn box is kept as long as its picture stays the same, so
-// that opening a scope moves what was there instead of drawing everything again.
+// Draws and colours the boxes. A box is kept while its appearance stays the same, so that expanding
+// a scope moves existing boxes instead of redrawing everything.
 
-const MOVE_AT_MOST = 250; // more boxes than this jump to their places
-const SQUEEZE = 0.8; // of its width, the least that a label is drawn with before it is shortened
+const MOVE_AT_MOST = 250; // above this number, boxes jump without animation
+const SQUEEZE = 0.8; // narrowest width factor of a label before it is shortened
 
 class Boxes {
   constructor(layer) {
@@ -72,7 +72,7 @@ class Boxes {
     return group;
   }
 
-  // The dotted edge of a box that nothing feeds, or that feeds nothing.
+  // Draws the dotted edge of a box without inputs or consumers.
   #open(group, x, h, round) {
     svgElement(group, "line", { class: "cover", x1: x, x2: x, y1: round, y2: h - round });
     svgElement(group, "line", { class: "open", x1: x, x2: x, y1: round, y2: h - round });
@@ -84,7 +84,7 @@ class Boxes {
     return width;
   }
 
-  // Letters that stand a little closer are read more easily than a name without its middle.
+  // Slightly squeezed letters are easier to read than a name with its middle cut out.
   #fit(label, text, room) {
     const width = this.#width(text);
     const squeezed = width > room && width * SQUEEZE <= room;
@@ -105,8 +105,8 @@ class Boxes {
     return cut();
   }
 
-  // Paints by a statistic, or by kind if `heat` is null. Colours go straight to the elements that
-  // wear them: whatever a group hands down makes the browser style everything below it again.
+  // Colours boxes by a statistic, or by kind if `heat` is null. Sets colours on the elements
+  // themselves: inherited ones make the browser restyle everything below the group.
   paint(heat) {
     for (const [id, item] of this.drawn) {
       const paint = heat ? heat[id] || { missing: true } : null;
@@ -160,7 +160,7 @@ function spoken(box, ins, outs) {
   return [box.id, box.kind, fold, `${ins} in`, `${outs} out`].filter(Boolean).map(visible).join(", ");
 }
 
-// Black or white, whichever is easier to read on the colour (relative luminance of WCAG 2).
+// Returns black or white, whichever contrasts more with the colour (relative luminance, WCAG 2).
 function inkOn(colour) {
   const hex = colour.length === 4 ? colour.replace(/[0-9a-f]/gi, "$&$&") : colour;
   const channel = (i) => {

@@ -1,22 +1,22 @@
-// Pan and zoom: how scene units become pixels of the stage.
+// Pan and zoom: maps scene units to pixels of the stage.
 
 const ZOOM_MAX = 2.5;
-const FIT_MAX = 1.15; // a small graph is not blown up
-const READABLE = 0.6; // a first view does not show less than this, if it can help it
-const FAR = 0.45; // below, labels are hidden
-const START = 0.9; // zoom of a first view that cannot show everything readably
+const FIT_MAX = 1.15; // limit for small graphs
+const READABLE = 0.6; // minimum zoom of the first view, where possible
+const FAR = 0.45; // hide labels below this zoom
+const START = 0.9; // zoom of a first view that shows only a part
 
 class Camera {
   constructor(changed) {
-    this.changed = changed; // called once in a frame in which it moved
+    this.changed = changed; // called once per frame with movement
     this.due = null;
     this.k = 1;
     this.x = 0;
     this.y = 0;
     this.size = { width: 0, height: 0 };
-    this.inset = { top: 12, right: 16, bottom: 34, left: 16 }; // kept free by bands and texts
+    this.inset = { top: 12, right: 16, bottom: 34, left: 16 }; // space for bands and texts
     this.scene = { width: 1, height: 1 };
-    this.auto = true; // nobody has moved it yet
+    this.auto = true; // not moved by the user yet
     this.frame = null;
   }
 
@@ -72,7 +72,7 @@ class Camera {
     this.auto = true;
   }
 
-  // The first view: everything if that is readable, else a readable part around `box`.
+  // Sets the first view: everything if readable, else a readable part around `box`.
   start(box) {
     if (this.fitZoom >= READABLE || !box) return this.fit();
     const { x, y, width, height } = this.inner;
@@ -96,7 +96,7 @@ class Camera {
     this.auto = false;
   }
 
-  // Moves as little as possible so that the box can be seen, with some room around it.
+  // Moves as little as possible to show the box with some margin.
   reveal(box) {
     const { x, y, width, height } = this.inner;
     const room = (start, length, from, extent) => {

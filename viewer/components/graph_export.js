@@ -1,4 +1,4 @@
-// The graph as a file of its own: all of it, with every colour written down, no style sheet.
+// Exports the whole graph as a standalone SVG with inlined colours.
 
 const LOOKS = ["fill", "stroke", "stroke-width", "stroke-dasharray", "stroke-linecap", "opacity",
   "fill-opacity", "stroke-opacity", "font-size", "font-weight", "font-family", "text-anchor",
@@ -38,7 +38,7 @@ function copyLooks(from, to) {
   });
 }
 
-// `color(srgb r g b / a)`, what browsers make of color-mix, is unknown to drawing programs.
+// Drawing programs do not know `color(srgb r g b / a)`, the browsers' result of color-mix.
 function plainColour(value) {
   const mixed = /^color\(srgb ([\d.e-]+) ([\d.e-]+) ([\d.e-]+)(?: \/ ([\d.e-]+))?\)$/.exec(value);
   if (!mixed) return value;
@@ -46,9 +46,9 @@ function plainColour(value) {
   return mixed[4] === undefined ? `rgb(${r}, ${g}, ${b})` : `rgba(${r}, ${g}, ${b}, ${mixed[4]})`;
 }
 
-const LARGEST = 8192; // pixels on a side; browsers refuse much larger pictures
+const LARGEST = 8192; // maximum pixels per side; browsers refuse much larger images
 
-// The same as a picture, twice as fine as on screen where that is not too large.
+// Exports a PNG at twice the screen resolution, or less if that is too large.
 async function picture(svg, { width, height }) {
   const scale = Math.min(2, LARGEST / Math.max(width, height));
   const sheet = document.createElement("canvas");

@@ -1,4 +1,4 @@
-// The find box: suggests nodes as the user types, also those hidden inside folds.
+// The search box: suggests nodes as the user types, including those inside folds.
 
 const SUGGESTIONS = 8;
 
@@ -55,7 +55,7 @@ class FindBox {
     }
     const more = this.found.length - SUGGESTIONS;
     if (more > 0) htmlElement(this.list, "div", "more", `and ${more} more`);
-    if (!this.found.length) htmlElement(this.list, "div", "more", "no node has this in its name");
+    if (!this.found.length) htmlElement(this.list, "div", "more", "no matching nodes");
     this.list.hidden = false;
     this.input.setAttribute("aria-expanded", "true");
     this.#mark();

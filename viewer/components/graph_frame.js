@@ -1,10 +1,10 @@
-// What stands around the drawing: legend, scope bands, minimap.
+// Around the drawing: legend, scope bands, minimap.
 
 const KINDS = ["input", "parameter", "buffer", "computed", "target", "loss"];
-const BAND_ROWS = 3; // deeper scopes are closed by keyboard
+const BAND_ROWS = 3; // deeper scopes can be collapsed by keyboard only
 const BAND_HEIGHT = 20;
 
-// Fills the legend: the kinds on screen, or the scale of the heat.
+// Fills the legend: visible kinds, or the colour scale of the statistic.
 function drawLegend(element, index, heat, legend) {
   element.replaceChildren();
   element.title = heat ? legend?.help || "" : "";
@@ -38,7 +38,7 @@ function drawScale(element, index, heat, legend) {
   if (paints.some((paint) => !paint)) extra("missing", "not recorded");
 }
 
-// The opened scopes as brackets above their columns; a click closes one.
+// Draws expanded scopes as brackets above their columns; a click collapses one.
 class Bands {
   constructor(element, close) {
     this.element = element;
@@ -72,7 +72,7 @@ class Bands {
       const hidden = right < 4 || left > camera.size.width - 4 || right - left < 7;
       button.style.display = hidden ? "none" : "";
       if (hidden) continue;
-      const start = Math.max(left, 2); // the name stays in sight while its scope does
+      const start = Math.max(left, 2); // keep the name visible while its scope is
       button.style.left = `${start}px`;
       button.style.width = `${Math.min(right, camera.size.width - 2) - start}px`;
       button.classList.toggle("cut-left", start > left);
@@ -82,7 +82,7 @@ class Bands {
   }
 }
 
-// The whole drawing in a corner, with the part in view; only where not everything is in view.
+// The minimap: the whole drawing with the visible part marked; hidden if everything is visible.
 class Minimap {
   constructor(element, camera) {
     this.element = element;
@@ -119,7 +119,7 @@ class Minimap {
     const paper = this.canvas.getContext("2d");
     paper.setTransform(pixels * this.scale, 0, 0, pixels * this.scale,
       pixels * this.left, pixels * this.top);
-    const least = 1.5 / this.scale; // at least this large, or a deep network fades away
+    const least = 1.5 / this.scale; // minimum size, or deep networks fade away
     for (const box of index.boxes.values()) {
       paper.fillStyle = heat ? safeColour(heat[box.id]?.fill, "#8888") : colours[box.kind] || "#888";
       paper.fillRect(box.x, box.y, Math.max(least, box.w), Math.max(least, box.h));

@@ -14,7 +14,7 @@ class Highlight {
     this.loose = {};
   }
 
-  // Starts again on another scene.
+  // Resets to another scene.
   reset(index, selected) {
     this.index = index;
     this.hovered = null;
@@ -23,7 +23,7 @@ class Highlight {
     this.#draw();
   }
 
-  // `further` shows one hop more of the node that is selected already.
+  // `further` adds one hop for the selected node.
   select(id, further = false) {
     const again = id === this.selected;
     const hops = again && further ? 1 + (this.hops % HOPS_MOST) : 1;
@@ -34,7 +34,7 @@ class Highlight {
     this.#draw();
   }
 
-  // Whether that is another node than before.
+  // Returns whether the node has changed.
   hover(id) {
     if (id === this.hovered) return false;
     this.hovered = id;
@@ -46,7 +46,7 @@ class Highlight {
     return true;
   }
 
-  // Which boxes are joined with another role of the selected node than the chosen one.
+  // Sets the boxes connected only to other roles of the selected node.
   loosen(loose) {
     this.loose = loose;
     const ids = loose.of === this.selected ? loose.boxes : [];
@@ -70,7 +70,7 @@ class Highlight {
     this.loosen(this.loose);
   }
 
-  // The one node that the Tab key stops at.
+  // Returns the only node in the Tab order.
   #takeFocus(id) {
     this.layers.nodes.querySelector('[tabindex="0"]')?.setAttribute("tabindex", -1);
     this.boxes.get(id)?.setAttribute("tabindex", 0);

@@ -1,7 +1,7 @@
-// What the browser needs to know about a scene besides the drawing: who feeds whom, which boxes
-// share a column, and the ways that edges take between them.
+// Facts about a scene that the browser derives: neighbours, boxes per column, and the routes of
+// edges.
 
-const LANE_NEAR = 150; // an edge makes no detour longer than this around other boxes
+const LANE_NEAR = 150; // maximum detour of an edge around boxes
 
 class SceneIndex {
   constructor(scene) {
@@ -36,7 +36,7 @@ class SceneIndex {
 
   dependents(id) { return (this.after.get(id) || []).map((edge) => edge[1]); }
 
-  // The neighbour that an arrow key leads to, or undefined.
+  // Returns the neighbour in an arrow key's direction, or undefined.
   step(id, key) {
     const box = this.boxes.get(id);
     if (key === "ArrowUp" || key === "ArrowDown") {
@@ -52,13 +52,13 @@ class SceneIndex {
     return ids.sort((a, b) => away(a) - away(b))[0];
   }
 
-  // The innermost opened scope around a box, or undefined.
+  // Returns the innermost expanded scope around a box, or undefined.
   scopeOf(id) {
     const inside = (band) => id === band.id || id.startsWith(`${band.id}.`);
     return this.bands.filter(inside).sort((a, b) => b.id.length - a.id.length)[0]?.id;
   }
 
-  // The path of an edge as the `d` of an SVG path.
+  // Returns the path of an edge as the `d` attribute of an SVG path.
   route(source, sink) {
     const a = this.boxes.get(source);
     const b = this.boxes.get(sink);
@@ -74,7 +74,7 @@ class SceneIndex {
     return `M${x1} ${y1}${curve(x1, y1, xa, lane)}L${xb} ${lane}${curve(xb, lane, x2, y2)}`;
   }
 
-  // A height at which a horizontal line meets no box of the columns; null: go straight.
+  // Returns a height at which a horizontal line crosses no box of the columns; null: go straight.
   #lane(columns, y1, y2) {
     const free = (y) => columns.every(({ boxes }) =>
       boxes.every((box) => y < box.y - 5 || y > box.y + box.h + 5));
@@ -88,7 +88,7 @@ class SceneIndex {
     return Math.abs(near - middle) <= LANE_NEAR ? near : null;
   }
 
-  // An edge that goes back to the left (a recurrence) runs below everything between.
+  // A backward edge (a recurrence) runs below everything in between.
   #loop(x1, y1, x2, y2, first, last) {
     const columns = this.columns.slice(first, last + 1);
     const y = Math.max(...columns.map((column) => column.bottom)) + 14;

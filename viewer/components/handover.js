@@ -1,4 +1,4 @@
-// Gives the user what Python made: a file to keep, or a text on the clipboard.
+// Delivers what Python created: a download, or text for the clipboard.
 
 function handOver(message) {
   const file = message.data ?? message;
@@ -18,7 +18,7 @@ function offer(blob, name) {
   setTimeout(() => URL.revokeObjectURL(link.href), 10_000);
 }
 
-// The clipboard of today exists on trusted addresses only (this machine, https).
+// The clipboard API exists on trusted origins only (this machine, https).
 function toClipboard(text) {
   const old = () => {
     const area = document.createElement("textarea");

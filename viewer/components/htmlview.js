@@ -1,4 +1,4 @@
-// Shows the HTML that Python made; elements with `data-send` behave as buttons.
+// Shows HTML from Python; elements with `data-send` act as buttons.
 
 export function render({ model }) {
   const outbox = new Outbox(model);
@@ -11,7 +11,7 @@ export function render({ model }) {
 
   const marked = (event) => event.composedPath().find((e) => e.dataset && e.dataset.send);
 
-  // The focus stays on the same choice when the content is replaced under it.
+  // Keeps the focus on the same element when the content is replaced.
   function draw() {
     const focused = root.getRootNode().activeElement;
     const token = focused && focused.dataset ? focused.dataset.send : null;

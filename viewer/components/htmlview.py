@@ -1,4 +1,4 @@
-"""A piece of HTML, made and escaped in Python, whose marked parts answer to a click."""
+"""HTML created and escaped in Python, with clickable elements."""
 
 from __future__ import annotations
 
@@ -10,16 +10,16 @@ from comgra_decl.viewer.components.base import Component, Message, source
 
 
 class HtmlView(Component):
-    """Shows HTML and says which of its marked elements the user chose.
+    """Shows HTML and reports clicks on marked elements.
 
-    Mark an element with `data-send="token"`; a click on it, or Enter or Space while it has the
-    focus, sends `{"send": token}`. Scripts in the HTML do not run, but names that come from a run
-    must be escaped all the same.
+    Mark an element with `data-send="token"`; a click, or Enter or Space while it has the focus,
+    sends `{"send": token}`. Scripts in the HTML do not run, but names from a run must still be
+    escaped.
 
     Attributes:
-        html: What to show.
-        tokens: The tokens that `html` may send; anything else is ignored.
-        css: Style of the content, fixed at construction.
+        html: HTML to show.
+        tokens: Tokens that `html` may send; all others are ignored.
+        css: CSS of the content, fixed at construction.
     """
 
     html = param.String(default="")
@@ -27,8 +27,8 @@ class HtmlView(Component):
     css = param.String(default="")
 
     _esm = source("shared.js", "handover.js", "htmlview.js")
-    _rename: ClassVar[dict[str, str | None]] = {"tokens": None}  # for Python's own check
+    _rename: ClassVar[dict[str, str | None]] = {"tokens": None}  # used in Python only
 
     def check(self, message: Message) -> bool:
-        """Whether the message is one of the tokens on screen."""
+        """Whether the message is a token of the current HTML."""
         return message.get("send") in self.tokens

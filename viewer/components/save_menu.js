@@ -1,4 +1,4 @@
-// A small button that offers files: a menu of a few entries, by mouse and by keyboard.
+// A button with a menu of downloads, for mouse and keyboard.
 
 const SAVE_CSS = `
 .save { --ink: var(--panel-on-surface-color, #1c2333); position: relative; }
@@ -19,8 +19,8 @@ const SAVE_CSS = `
   background: color-mix(in srgb, var(--ink) 9%, transparent); }
 `;
 
-// `entries` are what an entry says, what it does, and whether it needs an answer of the server; the
-// first letters are its name. `answered` tells whether there will be one.
+// Each entry is [label, action, whether it needs the server]; the label's first word is its name.
+// `answered` returns whether the server answers.
 function saveMenu(label, entries, answered) {
   const root = htmlElement(null, "div", "save");
   htmlElement(root, "style", "", SAVE_CSS);
@@ -70,12 +70,12 @@ function saveMenu(label, entries, answered) {
     event.stopPropagation();
   });
   for (const name of ["pointerdown", "click", "dblclick"]) {
-    root.addEventListener(name, (event) => event.stopPropagation()); // not into the figure
+    root.addEventListener(name, (event) => event.stopPropagation()); // keep events from the figure
   }
   return root;
 }
 
-// A name that every system takes, with the node and the step where the address tells them.
+// Returns a file name valid on every system, with node and step from the URL.
 function fileName(title, ending) {
   const at = new URLSearchParams(location.search);
   const step = at.get("step");

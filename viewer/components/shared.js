@@ -1,5 +1,5 @@
-// What all components of the viewer share. Files are joined into one module by base.py, so there
-// are no imports; the last file of a component exports `render`.
+// Shared by all components of the viewer. base.py joins the files into one module, so there are
+// no imports; the last file of a component exports `render`.
 
 const SVG = "http://www.w3.org/2000/svg";
 
@@ -11,7 +11,7 @@ function svgElement(parent, tag, attributes = {}) {
   return element;
 }
 
-// What cannot be seen is spelt out, as by visible.py: a right-to-left mark would turn a name around.
+// Spells out invisible characters, as visible.py does: a right-to-left mark would reverse a name.
 const UNSEEN = new RegExp("[\\0-\\x08\\x0b-\\x1f\\x7f-\\x9f\\xad\\u061c\\u180e\\u200b\\u200e\\u200f\\u2028-\\u202e"
   + "\\u2060-\\u206f\\ufeff\\ufff9-\\ufffb\\ud800-\\udfff\\u{e0000}-\\u{e007f}]", "gu");
 const hex = (code, digits) => code.toString(16).padStart(digits, "0");
@@ -24,7 +24,7 @@ function visible(text) {
   });
 }
 
-// Adds an HTML element to `parent`. Text is set as text: names in a run are not to be trusted.
+// Adds an HTML element to `parent`. Sets text as text: names in a run are untrusted.
 function htmlElement(parent, tag, className = "", text = "") {
   const element = document.createElement(tag);
   if (className) element.className = className;
@@ -33,19 +33,19 @@ function htmlElement(parent, tag, className = "", text = "") {
   return element;
 }
 
-// Only plain colours reach a style; `url(...)` there would be a request to somewhere.
+// Allows only plain colours in styles; `url(...)` would request another host.
 function safeColour(value, fallback = "none") {
   return /^#([0-9a-f]{3}|[0-9a-f]{6})$/i.test(value || "") ? value : fallback;
 }
 
-// Whether the user is writing somewhere; looks through shadow roots.
+// Returns whether the user is typing; looks through shadow roots.
 function isTyping(event) {
   const target = event.composedPath()[0];
   return target instanceof HTMLElement &&
     (target.isContentEditable || /^(input|textarea|select)$/i.test(target.tagName));
 }
 
-// Keys that work wherever the focus is, as long as the component is on screen.
+// Keys that work wherever the focus is, while the component is visible.
 function onPageKey(element, handle) {
   const listener = (event) => {
     if (!element.isConnected) {
@@ -59,8 +59,8 @@ function onPageKey(element, handle) {
   document.addEventListener("keydown", listener);
 }
 
-// Bokeh paints figures in the next frame. What has come with an answer is painted while that frame
-// is still awaited; then only the browser's own work is left for it.
+// Bokeh paints figures in the next frame. This paints updates while the browser still waits for that
+// frame, so that only the browser's own work remains.
 const painting = new MessageChannel(); // after Bokeh's own promises, unlike a microtask
 painting.port1.onmessage = () => {
   for (const view of figures()) {
@@ -69,8 +69,8 @@ painting.port1.onmessage = () => {
   }
 };
 
-// The figures on the page, looked for only when there are other models than before: there are
-// hundreds of views.
+// The figures on the page; searched only when the models have changed, since there are hundreds of
+// views.
 const known = { models: 0, views: [] };
 function figures() {
   if (!window.Bokeh) return [];
@@ -82,16 +82,16 @@ function figures() {
   return known.views.filter((view) => view.el.isConnected);
 }
 
-// Whenever Bokeh paints a glyph it writes a style sheet with its extent, for an element that is
-// empty, and the browser works out the styles of the figure anew.
+// For every painted glyph Bokeh rewrites the style sheet of an empty element, and the browser
+// restyles the whole figure.
 function unplaced(figure) {
   for (const view of figure.computed_renderer_views ?? []) {
     if (view.model.type === "GlyphRenderer") view.update_position = () => {};
   }
 }
 
-// Sends messages one at a time and never before the page is ready. A message waits for the answer
-// to the one before; waiting messages of the same kind are replaced, so the newest wins.
+// Sends messages one at a time and never before the page is ready. A message waits for the reply to
+// the previous one; a waiting message replaces an earlier one of the same kind.
 class Outbox {
   constructor(model) {
     this.model = model;
@@ -104,10 +104,10 @@ class Outbox {
     });
   }
 
-  // Whether everything said has been answered.
+  // Returns whether all messages have been answered.
   get idle() { return this.timer === null && !this.waiting.length; }
 
-  // With `first`, what the browser shows by itself is painted first: the answer would delay it.
+  // With `first`, lets the browser paint its own update first, which the reply would delay.
   post(message, { first = false } = {}) {
     const kind = Object.keys(message)[0];
     const last = this.waiting.at(-1);
@@ -120,7 +120,7 @@ class Outbox {
   flush() {
     if (!this.model.ready || this.timer !== null || !this.waiting.length) return;
     this.model.send_msg(this.waiting.shift());
-    this.timer = setTimeout(() => this.answered(), 1500); // an answer that never comes
+    this.timer = setTimeout(() => this.answered(), 1500); // in case the reply is lost
   }
 
   answered() {

@@ -1,12 +1,12 @@
 // The bar of recorded steps. Steps arrive as arithmetic runs (start, stride, count), so 100,000
-// regular steps are three numbers; positions in between are computed, never stored.
+// regular steps are three numbers; positions in between are computed, not stored.
 
-const LEFT = 10; // room at both ends of the axis, for the handle
+const LEFT = 10; // margin at both ends of the axis, for the handle
 const RIGHT = 14;
 const AXIS = 24; // height of the axis line
-const TICK_GAP = 2.5; // px; ticks closer than this become a solid stretch
+const TICK_GAP = 2.5; // px; closer ticks merge into a solid bar
 
-// With a thin space between thousands, as everywhere on the page.
+// Formats numbers with thin spaces between thousands, as everywhere on the page.
 const counted = (number) => number.toLocaleString("en").replaceAll(",", "\u202f");
 
 class Steps {
@@ -38,7 +38,7 @@ class Steps {
     return value - this.step(below) < this.step(above) - value ? below : above;
   }
 
-  // The first run for which `holds`, which is false for all runs before and true after.
+  // Returns the first run for which `holds`, which is false for all earlier and true for all later.
   #search(holds) {
     let [low, high] = [0, this.runs.length - 1];
     while (low < high) {
@@ -105,7 +105,7 @@ class StepBar {
 
   #draw() {
     this.width = this.track.clientWidth;
-    if (!this.width) return; // not shown
+    if (!this.width) return; // not visible
     this.root.dataset.drawn = this.steps.count;
     this.axis.setAttribute("d", `M${LEFT} ${AXIS}H${this.width - RIGHT}`);
     this.#drawTicks();
@@ -114,7 +114,7 @@ class StepBar {
     this.#drawHandle();
   }
 
-  // Single ticks where they can be told apart, a solid stretch where they cannot.
+  // Draws single ticks where they are distinguishable, else a solid bar.
   #drawTicks() {
     let [ticks, dense, end, stretch] = ["", "", -Infinity, null];
     const close = () => {
@@ -177,7 +177,7 @@ class StepBar {
     const step = count && this.index >= 0 ? this.steps.step(at) : null;
     this.number.textContent = step === null ? "\u2013" : counted(step);
     const place = `${counted(at + 1)} / ${counted(count)}`;
-    this.position.textContent = step === null ? "no step recorded yet" : place;
+    this.position.textContent = step === null ? "no steps recorded yet" : place;
     this.position.style.minWidth = `${2 * counted(count).length + 3}ch`;
     this.handle.hidden = step === null;
     if (step !== null) this.handle.style.transform = `translateX(${this.#x(step)}px)`;
@@ -190,7 +190,7 @@ class StepBar {
     for (const [name, value] of Object.entries(aria)) this.track.setAttribute(name, value);
   }
 
-  // ---- what the user does
+  // ---- user actions
 
   #go(index) {
     if (!this.steps.count) return;
@@ -238,7 +238,7 @@ class StepBar {
     track.addEventListener("pointerleave", () => { this.bubble.hidden = true; });
     track.addEventListener("keydown", (event) => this.#key(event));
     onPageKey(this.root, (event) => {
-      // with Shift, keyboards say "<" and ">", or ";" and ":", or the same as without
+      // with Shift, keyboards send "<" and ">", or ";" and ":", or the same as without
       const by = { ",": -1, ".": 1, "<": -1, ">": 1, ";": -1, ":": 1 }[event.key];
       if (by) this.#go(this.index + by * (event.shiftKey || !",.".includes(event.key) ? 10 : 1));
     });

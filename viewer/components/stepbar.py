@@ -12,17 +12,17 @@ from comgra_decl.viewer.components.base import Component, Message, source
 
 
 class StepBar(Component):
-    """Shows every recorded step on a true axis and says where the user moved.
+    """Shows every recorded step on a linear axis and reports navigation.
 
-    Messages: `{"index": position in steps}` and `{"follow": bool}`. When the user moves away from
-    the newest step, `{"follow": False}` comes before the index.
+    Messages: `{"index": position in steps}` and `{"follow": bool}`. When the user leaves the newest
+    step, `{"follow": False}` comes before the index.
 
     Attributes:
         steps: The recorded steps, ascending: a list or an integer array.
         index: Position of the current step in `steps`; -1 without steps.
         marks: Flags above the axis, `{"index": int, "color": "#rrggbb", "title": str}`.
-        follow: Whether the newest step is shown as it comes.
-        runs: What the browser gets of `steps`, see `arithmetic_runs`; set by the component.
+        follow: Whether to show the newest step as it arrives.
+        runs: Compact form of `steps` for the browser, see `arithmetic_runs`; set by the component.
     """
 
     steps = param.ClassSelector(default=[], class_=(list, tuple, np.ndarray))
@@ -43,7 +43,7 @@ class StepBar(Component):
         self.runs = arithmetic_runs(self.steps)
 
     def check(self, message: Message) -> bool:
-        """Whether the index is one of a recorded step, or `follow` is a truth value."""
+        """Whether the index is valid, or `follow` is a boolean."""
         ((action, value),) = message.items()
         if action == "follow":
             return isinstance(value, bool)
@@ -51,15 +51,15 @@ class StepBar(Component):
         return action == "index" and is_index and 0 <= value < len(self.steps)
 
     def accept(self, message: Message) -> None:
-        """Moves to where the browser already is."""
+        """Moves to the position that the browser already shows."""
         self.param.update(**message)
 
 
 def arithmetic_runs(steps: ArrayLike) -> list[int]:
     """Returns ascending steps as `[start, stride, count, start, stride, count, ...]`.
 
-    A schedule records in regular strides for long stretches, so a list of 100,000 steps becomes a
-    handful of numbers. A run of one step has stride 0.
+    Schedules record in regular strides, so a list of 100,000 steps becomes a handful of numbers. A
+    run of one step has stride 0.
 
     Args:
         steps: Integers `[n]`, ascending.
@@ -71,7 +71,7 @@ def arithmetic_runs(steps: ArrayLike) -> list[int]:
     start = 0
     for bend in [*bends.tolist(), len(values) - 1]:
         if bend < start:
-            continue  # the step at this bend already ended the run before
+            continue  # the previous run already ends at this step
         stride = int(gaps[start]) if bend > start else 0
         runs += [int(values[start]), stride, bend - start + 1]
         start = bend + 1

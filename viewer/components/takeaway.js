@@ -1,11 +1,11 @@
-// A button in the corner of every figure: a picture of it, a drawing of it, its numbers.
+// A download button in the corner of every figure: PNG, SVG, CSV.
 
-const LOOK_AGAIN = 500; // ms; Bokeh empties a figure when it draws it anew
+const LOOK_AGAIN = 500; // ms; Bokeh empties a figure before redrawing it
 
 export function render({ model, el }) {
   el.style.display = "none";
   const outbox = new Outbox(model);
-  const drawn = new Map(); // id of a figure -> its button
+  const drawn = new Map(); // figure id -> its button
 
   function put({ id, label: said }) {
     const label = visible(said);
@@ -18,7 +18,7 @@ export function render({ model, el }) {
     ], () => model.ready);
     menu.style.cssText = "position: absolute; right: 2px; top: 0; z-index: 20";
     view.shadow_el.append(menu);
-    view.el.setAttribute("role", "group"); // a canvas says nothing to a screen reader
+    view.el.setAttribute("role", "group"); // a canvas is invisible to screen readers
     view.el.setAttribute("aria-label", label);
     drawn.set(id, menu);
   }
@@ -39,7 +39,7 @@ export function render({ model, el }) {
 
 const named = (view, ending) => fileName(view.model.title?.text?.text ?? view.model.title?.text ?? "", ending);
 
-// Figures have no ground of their own; on another page their text would be lost.
+// Figures have a transparent background; text would be unreadable on other pages.
 async function picture(view) {
   const { canvas } = view.export("png");
   const sheet = document.createElement("canvas");

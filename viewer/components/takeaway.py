@@ -1,4 +1,4 @@
-"""Buttons in the corners of figures, which hand on what they show as files."""
+"""Download buttons in the corners of figures."""
 
 from __future__ import annotations
 
@@ -8,12 +8,12 @@ from comgra_decl.viewer.components.base import Component, Message, source
 
 
 class Takeaway(Component):
-    """Puts a button into each of the figures; pictures are made in the browser.
+    """Adds a download button to each figure; the browser renders PNG and SVG itself.
 
-    Says `{"csv": id}` when the user wants the numbers of a figure; `hand_over` gives them.
+    Sends `{"csv": id}` when the user requests a figure's data; reply with `hand_over`.
 
     Attributes:
-        figures: `{"id": id of the Bokeh model, "label": what a screen reader calls it}`.
+        figures: `{"id": id of the Bokeh model, "label": accessible name}`.
     """
 
     figures = param.List(default=[])
@@ -21,5 +21,5 @@ class Takeaway(Component):
     _esm = source("shared.js", "handover.js", "save_menu.js", "takeaway.js")
 
     def check(self, message: Message) -> bool:
-        """Whether the message names a figure that is on the page."""
+        """Whether the message names a figure on the page."""
         return any(figure["id"] == message.get("csv") for figure in self.figures)

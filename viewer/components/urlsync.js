@@ -1,4 +1,4 @@
-// Keeps the address of the page equal to the model's query and reports Back and Forward.
+// Keeps the page's URL equal to the model's query and reports Back and Forward.
 
 const REPLACE_DELAY = 200; // ms; browsers refuse more than about 100 changes in 30 s
 
@@ -29,7 +29,7 @@ export function render({ model, el }) {
     outbox.post({ query: location.search });
   };
 
-  history.replaceState(null, "", location.href); // so that the first Back has where to go
+  history.replaceState(null, "", location.href); // so that the first Back has a target
   model.on("query", change);
   window.addEventListener("popstate", restore);
   restore();

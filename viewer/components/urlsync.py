@@ -1,4 +1,4 @@
-"""The page's address, kept equal to what is shown."""
+"""Keeps the page's URL in sync with the state."""
 
 from __future__ import annotations
 
@@ -10,14 +10,14 @@ _QUERY_LENGTH = 8000
 
 
 class UrlSync(Component):
-    """Writes the query part of the address and reports Back and Forward.
+    """Writes the URL query and reports Back and Forward.
 
-    Messages: `{"query": "?..."}`, once when the page is ready and whenever the user goes back or
-    forward in the history. What it says comes from outside: look it up, never trust it.
+    Messages: `{"query": "?..."}`, once when the page is ready and on each history navigation. The
+    query is untrusted input.
 
     Attributes:
-        query: Query part of the address, "" or "?key=value&...".
-        push: Whether the next change of `query` is a new entry in the history (a node, a section)
+        query: Query part of the URL: "" or "?key=value&...".
+        push: Whether the next change of `query` adds a history entry (a node, a section)
             or replaces the current one (a step). Set both in one `param.update`.
     """
 
@@ -27,10 +27,10 @@ class UrlSync(Component):
     _esm = source("shared.js", "urlsync.js")
 
     def check(self, message: Message) -> bool:
-        """Whether the message is a query of sane length."""
+        """Whether the message is a query of reasonable length."""
         query = message.get("query")
         return isinstance(query, str) and len(query) <= _QUERY_LENGTH
 
     def accept(self, message: Message) -> None:
-        """Takes over what the address says already."""
+        """Copies the query that the browser already shows."""
         self.query = message["query"]

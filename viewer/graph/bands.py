@@ -1,4 +1,4 @@
-"""Brackets above the columns that say which opened scope a box belongs to."""
+"""Brackets above the columns that label the expanded scope of each box."""
 
 from __future__ import annotations
 
@@ -12,16 +12,16 @@ Span = tuple[float, float]
 
 
 def bands(scopes: Iterable[Opened], boxes: Sequence[Box]) -> tuple[Band, ...]:
-    """Returns the bracket of each scope, in the first row below its parent's that is free.
+    """Returns each scope's bracket, in the first free row below its parent's.
 
-    A bracket spans what its scope computes. It also reaches over the scope's parameters, which
-    stand one column before their consumer, as far as that column is not its neighbour's.
+    A bracket spans what its scope computes. It also covers the scope's parameters, one column
+    before their consumer, unless that column belongs to a neighbour.
     """
     scopes = list(scopes)
     wanted = {inner.id for scope in scopes for inner in scope.scopes}
     full = _spans(wanted, boxes)
     core = _spans(wanted, [box for box in boxes if box.kind not in CONSTANT_KINDS])
-    rows: list[list[Span]] = []  # what is taken in each row
+    rows: list[list[Span]] = []  # occupied spans per row
     levels: dict[str, int] = {}
     found: list[Band] = []
     for scope in scopes:
@@ -37,7 +37,7 @@ def bands(scopes: Iterable[Opened], boxes: Sequence[Box]) -> tuple[Band, ...]:
 
 
 def _free_row(rows: list[list[Span]], span: Span, level: int) -> int:
-    """Returns the first row from `level` on where nothing overlaps `span`, adding one if needed."""
+    """Returns the first row from `level` on without overlap, adding one if needed."""
     while level < len(rows) and any(a < span[1] and span[0] < b for a, b in rows[level]):
         level += 1
     rows.extend([] for _ in range(level + 1 - len(rows)))
@@ -45,7 +45,7 @@ def _free_row(rows: list[list[Span]], span: Span, level: int) -> int:
 
 
 def _spans(scopes: AbstractSet[str], boxes: Iterable[Box]) -> dict[str, Span]:
-    """Returns the left and right end of what is drawn of each scope."""
+    """Returns the left and right end of each scope's boxes."""
     spans: dict[str, Span] = {}
     for box in boxes if scopes else ():
         left, right = box.x, box.x + box.w

@@ -1,7 +1,7 @@
-"""Folding by module scope: which nodes are drawn alone and which share a box.
+"""Folding by module scope: which nodes get a box of their own and which share one.
 
-A scope is any proper dotted prefix of a node's name. A scope that is not opened is one box. The
-node of a module (`blocks.0`) and the scope of the same name fold into the same box; opened, the
+A scope is a proper dotted prefix of a node's name. A collapsed scope is one box. The node of a
+module (`blocks.0`) and the scope of the same name share that box; once the scope is expanded, the
 node gets a box of its own beside its children.
 """
 
@@ -19,7 +19,7 @@ SHORTEST_ROW = 3
 
 @dataclass(eq=False)
 class Scope:
-    """A name in the module tree: its own node, if it has one, and the names below it."""
+    """A name in the module tree: its own node, if any, and the names below it."""
 
     id: str
     name: str
@@ -27,11 +27,11 @@ class Scope:
     children: dict[str, Scope] = field(default_factory=dict)
     order: int = 0
     size: int = 0
-    shape: int = 0  # equal for scopes that look the same inside
+    shape: int = 0  # equal for scopes with the same structure
     ranked: list[Scope] = field(default_factory=list)  # children by first execution
 
     def nodes(self) -> Iterator[GraphNode]:
-        """Yields the own node first, then those below in order of execution."""
+        """Yields the scope's own node first, then those below in execution order."""
         if self.own is not None:
             yield self.own
         for child in self.ranked:
@@ -40,7 +40,7 @@ class Scope:
 
 @dataclass(eq=False)
 class Visible:
-    """One box to be drawn: a lone node, a folded scope or a row of identical scopes."""
+    """A box to draw: a single node, a collapsed scope, or a row of identical scopes."""
 
     id: str
     nodes: tuple[GraphNode, ...]
@@ -54,7 +54,7 @@ class Visible:
 
 
 def scope_tree(nodes: Iterable[GraphNode]) -> Scope:
-    """Returns the root of the module tree of `nodes`; of nodes with one name the first counts."""
+    """Returns the root of the module tree; of nodes with equal names the first counts."""
     root = Scope("", "")
     for node in nodes:
         scope, path = root, ""
@@ -70,7 +70,7 @@ def scope_tree(nodes: Iterable[GraphNode]) -> Scope:
 
 
 def _measure(scope: Scope, shapes: dict[object, int]) -> None:
-    """Fills in order, size and shape from the leaves upwards."""
+    """Computes order, size and shape bottom-up."""
     for child in scope.children.values():
         _measure(child, shapes)
     scope.ranked = sorted(scope.children.values(), key=lambda child: (child.order, child.id))
@@ -89,7 +89,7 @@ def _measure(scope: Scope, shapes: dict[object, int]) -> None:
 def visible_boxes(root: Scope, expanded: frozenset[str], limit: int) -> list[Visible]:
     """Returns the boxes to draw.
 
-    Beyond `limit` boxes, rows of identical blocks share one box, the longest rows first.
+    Beyond `limit` boxes, rows of identical blocks share one box; the longest rows are merged first.
     """
     merged: set[str] = set()
     boxes = list(_children(root, expanded, merged))
@@ -105,7 +105,7 @@ def visible_boxes(root: Scope, expanded: frozenset[str], limit: int) -> list[Vis
 
 @dataclass(frozen=True)
 class Opened:
-    """A scope, or a row of identical scopes, that is open on screen inside `parent`."""
+    """An expanded scope, or row of identical scopes, visible inside `parent`."""
 
     id: str
     label: str
@@ -114,7 +114,7 @@ class Opened:
 
 
 def opened_scopes(root: Scope, expanded: frozenset[str]) -> Iterator[Opened]:
-    """Yields what is open on screen, outer scopes first."""
+    """Yields the expanded visible scopes, outer ones first."""
     start = len(root.id) + 1 if root.id else 0
     for row in _rows(root, expanded):
         if len(row) >= SHORTEST_ROW and row_id(row) in expanded:
@@ -128,7 +128,7 @@ def opened_scopes(root: Scope, expanded: frozenset[str]) -> Iterator[Opened]:
 def _children(
     scope: Scope, expanded: frozenset[str], merged: AbstractSet[str]
 ) -> Iterator[Visible]:
-    """Yields the boxes below an opened scope; `merged` names the rows that share one box."""
+    """Yields the boxes below an expanded scope; `merged` names rows that share one box."""
     for row in _rows(scope, expanded) if merged else ([child] for child in scope.ranked):
         if len(row) > 1 and row_id(row) in merged:
             nodes = tuple(node for member in row for node in member.nodes())
@@ -139,7 +139,7 @@ def _children(
 
 
 def _boxes(scope: Scope, expanded: frozenset[str], merged: AbstractSet[str]) -> Iterator[Visible]:
-    """Yields the box of a closed scope, or the own node and what is below of an opened one."""
+    """Yields a collapsed scope's box, or an expanded scope's own node and its children."""
     if not scope.children or scope.id not in expanded:
         yield Visible(scope.id, tuple(scope.nodes()), (scope,), folded=bool(scope.children))
         return
@@ -150,14 +150,14 @@ def _boxes(scope: Scope, expanded: frozenset[str], merged: AbstractSet[str]) -> 
 
 
 def _innermost(scope: Scope) -> Scope:
-    """Returns the scope that is worth a box: one that only wraps a single other is skipped."""
+    """Returns the scope to draw, skipping scopes that only wrap a single other one."""
     while scope.own is None and len(scope.ranked) == 1:
         scope = scope.ranked[0]
     return scope
 
 
 def _closed_rows(scope: Scope, expanded: frozenset[str]) -> Iterator[list[Scope]]:
-    """Yields the rows of identical closed scopes on screen that are not opened themselves."""
+    """Yields the visible rows of identical collapsed scopes that are not expanded themselves."""
     for row in _rows(scope, expanded):
         if len(row) >= SHORTEST_ROW and row_id(row) not in expanded:
             yield row
@@ -167,7 +167,7 @@ def _closed_rows(scope: Scope, expanded: frozenset[str]) -> Iterator[list[Scope]
 
 
 def _rows(scope: Scope, expanded: frozenset[str]) -> Iterator[list[Scope]]:
-    """Yields the children of a scope, identical closed neighbours together."""
+    """Yields a scope's children; identical collapsed neighbours come as one row."""
     row: list[Scope] = []
     for child in scope.ranked:
         if row and _same(row[-1], child, expanded):
@@ -181,9 +181,9 @@ def _rows(scope: Scope, expanded: frozenset[str]) -> Iterator[list[Scope]]:
 
 
 def _same(one: Scope, other: Scope, expanded: frozenset[str]) -> bool:
-    """Whether two neighbours may share a box: numbered blocks that look the same inside.
+    """Whether two neighbours may share a box: numbered blocks with the same structure.
 
-    A query and a key projection look the same, too, but are not one thing repeated.
+    Query and key projections have the same structure, too, but are not repeated blocks.
     """
     if not one.children or one.shape != other.shape:
         return False
@@ -198,14 +198,15 @@ def row_id(row: Sequence[Scope]) -> str:
 
 
 def default_expansion(nodes: Iterable[GraphNode], *, limit: int = 60) -> frozenset[str]:
-    """Returns the scopes to open at first, so that at most about `limit` boxes are visible.
+    """Returns the scopes to expand at first, so that at most about `limit` boxes are visible.
 
-    The tree is opened level by level. Scopes that look the same inside are opened together or
+    Expands the tree level by level. Scopes with the same structure are expanded together or not
+    at all, so that a drawing never shows one block expanded and its twin collapsed.
     not at all, so that a picture never shows one block open and its twin closed.
 
     Args:
         nodes: The nodes of the graph.
-        limit: The number of boxes not to exceed, as long as the topmost level allows it.
+        limit: Maximum number of boxes, if the top level allows it.
     """
     root, expanded = scope_tree(nodes), frozenset[str]()
     rows: set[str] = set()
@@ -222,12 +223,12 @@ def default_expansion(nodes: Iterable[GraphNode], *, limit: int = 60) -> frozens
 
 
 def _all_below(rows: Iterable[str], scopes: Sequence[Scope]) -> bool:
-    """Whether every row lies in one of the scopes, so opening these joined nothing elsewhere."""
+    """Whether every row lies in one of the scopes, so that expanding them merged nothing else."""
     return all(any(row.startswith(f"{scope.id}.") for scope in scopes) for row in rows)
 
 
 def _closed_below(scopes: Iterable[Scope]) -> list[list[Scope]]:
-    """Returns the scopes right below `scopes`, those of equal shape together."""
+    """Returns the scopes directly below `scopes`, grouped by equal shape."""
     twins: dict[int, list[Scope]] = {}
     for child in (_innermost(child) for scope in scopes for child in scope.ranked):
         if child.children:
@@ -236,14 +237,14 @@ def _closed_below(scopes: Iterable[Scope]) -> list[list[Scope]]:
 
 
 def expansion_for(name: str, expanded: frozenset[str]) -> frozenset[str]:
-    """Returns `expanded` with every scope opened that hides the node `name`."""
+    """Returns `expanded` plus every scope that hides the node `name`."""
     parts = name.split(".")
     return expanded | {".".join(parts[:depth]) for depth in range(1, len(parts))}
 
 
 def closed(scope: str, expanded: frozenset[str]) -> frozenset[str]:
-    """Returns `expanded` with `scope` and everything below it closed."""
-    below, row = f"{scope}.", f"{scope}.."  # a row that starts here is beside, not below
+    """Returns `expanded` without `scope` and everything below it."""
+    below, row = f"{scope}.", f"{scope}.."  # a row that starts at this scope is a sibling
     return frozenset(
         s for s in expanded if s != scope and (not s.startswith(below) or s.startswith(row))
     )

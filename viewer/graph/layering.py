@@ -12,7 +12,7 @@ from dataclasses import dataclass
 
 Edge = tuple[int, int]
 
-#: Half of the sweeps go right, half left; on recorded and on random graphs more changed nothing.
+#: Half go right, half left; more sweeps changed nothing on recorded and random graphs.
 _SWEEPS = 6
 
 
@@ -21,9 +21,9 @@ class Digraph:
     """An acyclic graph of the vertices `0 .. size - 1`.
 
     Attributes:
-        before: The predecessors of each vertex.
-        after: The successors of each vertex.
-        ranked: All vertices, each one after its predecessors.
+        before: Predecessors of each vertex.
+        after: Successors of each vertex.
+        ranked: All vertices in topological order.
     """
 
     before: list[list[int]]
@@ -47,15 +47,15 @@ def acyclic(size: int, edges: Sequence[Edge]) -> Digraph:
 
 
 def columns(graph: Digraph, inputs: Sequence[bool], constants: Sequence[bool]) -> list[int]:
-    """Returns the column of each vertex: the length of its longest path from the left.
+    """Returns the column of each vertex: the length of the longest path to it from the left.
 
-    Inputs and constants stand right before their first consumer instead of far to the left, and
-    so does what is made of constants alone.
+    Inputs, constants and what derives from constants alone stand right before their first
+    consumer instead of far to the left.
 
     Args:
         graph: The graph.
-        inputs: Which vertices are given from outside and differ from step to step.
-        constants: Which vertices are given and stay, like parameters.
+        inputs: Which vertices are external inputs that differ between steps.
+        constants: Which vertices are external and persist, like parameters.
     """
     column, loose = [0] * len(graph.ranked), list(constants)
     for vertex in graph.ranked:
@@ -100,7 +100,7 @@ def _sweep(grid: list[list[int]], near: list[list[int]], place: list[float]) -> 
 
 
 def _settle(rows: list[int], place: list[float]) -> None:
-    """Writes down the places of a column, counted from its middle."""
+    """Stores the positions of a column's vertices, relative to its middle."""
     at = (1 - len(rows)) / 2
     for vertex in rows:
         place[vertex] = at
@@ -118,10 +118,10 @@ def _neighbours(size: int, edges: Sequence[Edge]) -> tuple[list[list[int]], list
 
 
 def _topological(before: list[list[int]], after: list[list[int]]) -> list[int]:
-    """Returns the vertices so that sources precede sinks; what lies behind a cycle is missing."""
+    """Returns the vertices with sources before sinks; vertices behind a cycle are missing."""
     waiting = list(map(len, before))
     ranked = [vertex for vertex, count in enumerate(waiting) if not count]
-    for vertex in ranked:  # grows while it is read
+    for vertex in ranked:  # grows during iteration
         for sink in after[vertex]:
             waiting[sink] -= 1
             if not waiting[sink]:
@@ -144,7 +144,7 @@ def _components(before: list[list[int]], after: list[list[int]]) -> list[int]:
 
 
 def _finish_order(after: list[list[int]]) -> list[int]:
-    """Returns the vertices in the order in which a depth-first walk leaves them."""
+    """Returns the vertices in the order in which a depth-first search leaves them."""
     seen, finished = [False] * len(after), list[int]()
     for root in range(len(after)):
         if seen[root]:

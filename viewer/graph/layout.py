@@ -1,7 +1,7 @@
-"""From the recorded graph to a drawing: fold, arrange in columns, place.
+"""Turns the recorded graph into a drawing: folds it, assigns columns, places boxes.
 
-The only entry points the viewer needs; everything here is plain Python without Panel, and the same
-input always gives the same scene.
+Entry points for the viewer; plain Python without Panel. The same input always gives the same
+scene.
 """
 
 from __future__ import annotations
@@ -46,18 +46,18 @@ def build_scene(
     expanded: frozenset[str],
     limit: int = 60,
 ) -> Scene:
-    """Returns the drawing of a graph with some of its module scopes opened.
+    """Returns the drawing of a graph with some of its module scopes expanded.
 
-    Every node is in exactly one box. Edges inside a box disappear, parallel ones become one that
-    carries a gradient if any of them does; edges that name unknown nodes are ignored. All edges go
-    from left to right, but for those that close a cycle (a group used again, a recurrent net).
+    Every node is in exactly one box. Edges inside a box disappear. Parallel edges are merged and
+    carry a gradient if any of them does. Edges with unknown nodes are ignored. Edges go from left
+    to right, except those that close a cycle (a reused group, a recurrent net).
 
     Args:
         nodes: The nodes of the graph, in any order.
         edges: `(source name, sink name, carries gradient)`, in any order.
-        expanded: Opened scopes: names of boxes with `folded`, as sent by `{"expand": id}`.
-        limit: With more boxes than this, at least three numbered neighbours that look the same
-            inside share one box (the longest rows first), unless that box is in `expanded`.
+        expanded: Expanded scopes: names of boxes with `folded`, as sent by `{"expand": id}`.
+        limit: With more boxes than this, three or more numbered neighbours of the same structure
+            share one box (longest rows first), unless that box is in `expanded`.
     """
     root = scope_tree(nodes)
     visible = sorted(visible_boxes(root, expanded, limit), key=lambda box: (box.order, box.id))
@@ -70,7 +70,7 @@ def build_scene(
 
 
 def _placed(visible: Sequence[Visible], links: _Links) -> tuple[Box, ...]:
-    """Returns the boxes with their places."""
+    """Returns the boxes with their positions."""
     kinds, labels = [_kind(box) for box in visible], [_label(box) for box in visible]
     graph = acyclic(len(visible), list(links))
     inputs = [kind == "input" for kind in kinds]
@@ -103,17 +103,17 @@ def _placed(visible: Sequence[Visible], links: _Links) -> tuple[Box, ...]:
 
 
 def box_of(scene: Scene, name: str) -> str | None:
-    """Returns the id of the box that holds the node `name`, or None if there is none."""
+    """Returns the id of the box that contains the node `name`, or None."""
     return next((box.id for box in scene.boxes if name in box.members), None)
 
 
 def node_of(scene: Scene, box: str) -> str | None:
-    """Returns the node that stands for a box (of a fold, the module itself), or None."""
+    """Returns the node that represents a box (for a fold, the module itself), or None."""
     return next((b.members[0] for b in scene.boxes if b.id == box), None)
 
 
 def _links(visible: Sequence[Visible], edges: Iterable[tuple[str, str, bool]]) -> _Links:
-    """Returns the edges between boxes, by number, and whether any of them carries gradient."""
+    """Returns the edges between boxes by number, and whether they carry gradient."""
     holder = {node.name: i for i, box in enumerate(visible) for node in box.nodes}
     links: _Links = {}
     for source, sink, gradient in edges:
@@ -133,7 +133,7 @@ def _kind(box: Visible) -> str:
 
 
 def _members(box: Visible) -> tuple[str, ...]:
-    """Returns the names in a box, led by the module's own node or else by the last computed."""
+    """Returns the names in a box, first the module's own node or else the last computed."""
     names = [node.name for node in box.nodes]
     if box.scopes[0].own is None:
         first = box.scopes[0].nodes()
@@ -144,7 +144,7 @@ def _members(box: Visible) -> tuple[str, ...]:
 
 
 def _label(box: Visible) -> str:
-    """Returns the short name to write into a box; the bands above say the rest."""
+    """Returns a box's short label; the bands above show the rest of the name."""
     first, last = box.scopes[0], box.scopes[-1]
     if len(box.scopes) > 1:
         return f"{_short(first)}\u2013{last.name}"
@@ -152,7 +152,7 @@ def _label(box: Visible) -> str:
 
 
 def _short(scope: Scope) -> str:
-    """Returns the last part of a name, with the one before where it says too little alone."""
+    """Returns a name's last part, with the one before it if the last alone is ambiguous."""
     parts = scope.id.split(".")
     kind = scope.own.kind if scope.own else ""
     vague = scope.name.isdigit() or kind in ("parameter", "buffer")
@@ -160,13 +160,13 @@ def _short(scope: Scope) -> str:
 
 
 def _badge(box: Visible) -> str:
-    """Returns the number drawn beside the label of a fold."""
+    """Returns the number beside a fold's label."""
     if len(box.scopes) > 1:
         return f"\u00d7{len(box.scopes)}"
     return str(len(box.nodes)) if box.folded else ""
 
 
 def _title(box: Visible) -> str:
-    """Returns the own node's title."""
+    """Returns the title of the box's own node."""
     own = box.scopes[0].own
     return own.title if own is not None else ""

@@ -1,7 +1,7 @@
-"""What the graph view draws: nodes in, boxes with places out.
+"""Data of the graph view: nodes as input, positioned boxes as output.
 
-All lengths are in scene units; one unit is one CSS pixel at 100 % zoom. The origin is the upper
-left corner of the drawing, x grows to the right and y downwards.
+Lengths are in scene units; one unit is one CSS pixel at 100 % zoom. The origin is the upper left
+corner, x grows to the right and y downwards.
 """
 
 from __future__ import annotations
@@ -9,13 +9,13 @@ from __future__ import annotations
 from dataclasses import dataclass, fields
 from typing import Any
 
-#: Kinds of node, in the order of the legend.
+#: Node kinds, in legend order.
 KINDS = ("input", "parameter", "buffer", "computed", "target", "loss")
 
-#: Kinds that come from outside the graph, so having no dependency says nothing about them.
+#: Kinds from outside the graph, for which a missing dependency is normal.
 SOURCE_KINDS = frozenset({"input", "parameter", "buffer", "target"})
 
-#: Kinds that do not depend on the step's input; what is made of them alone is drawn beside them.
+#: Kinds independent of the step's input; values derived from them alone are drawn beside them.
 CONSTANT_KINDS = frozenset({"parameter", "buffer", "target"})
 
 
@@ -24,12 +24,11 @@ class GraphNode:
     """One node of the recorded graph.
 
     Attributes:
-        name: Dotted name; its proper prefixes are the module scopes that hold it.
+        name: Dotted name; its proper prefixes are its module scopes.
         kind: One of `KINDS`.
         order: Position of the node's first execution; smaller ran earlier.
-        title: What to say about the node besides its name, e.g. its shape. Two blocks count as
-            identical only if the titles of their nodes agree (the node's own name in it is
-            ignored).
+        title: Other text about the node, such as its shape. Two blocks are identical only if their
+            nodes' titles agree, ignoring the node's own name.
     """
 
     name: str
@@ -40,23 +39,23 @@ class GraphNode:
 
 @dataclass(frozen=True)
 class Box:
-    """One drawn box: a node, a folded scope, or a row of identical scopes drawn once.
+    """A box: a node, a collapsed scope, or a row of identical scopes.
 
     Attributes:
-        id: The node's name, the folded scope's name, or `first..last` of a row of scopes.
-        label: Short text to draw inside.
-        kind: Colours the box; a fold takes the kind of its own node or of what it computes.
+        id: Name of the node or of the collapsed scope, or `first..last` of a row of scopes.
+        label: Short text inside the box.
+        kind: Node kind, shown as colour; a fold has its own node's kind or that of its outputs.
         x: Left edge.
         y: Upper edge.
         w: Width.
         h: Height.
-        folded: Whether opening the box shows more.
-        count: Nodes inside the fold (of all blocks in a row), else 1.
-        repeat: Number of identical blocks that this box stands for, else 1.
-        members: Names of all nodes inside; the first one stands for the box.
-        title: Longer text for tooltips; may be empty.
-        no_in: No other box feeds this one, though its kind calls for it.
-        no_out: This box feeds no other, though its kind calls for it.
+        folded: Whether the box can be expanded.
+        count: Number of nodes inside a fold (of all blocks in a row), else 1.
+        repeat: Number of identical blocks in this box, else 1.
+        members: Names of all nodes inside; the first represents the box.
+        title: Tooltip text; may be empty.
+        no_in: Whether the box lacks inputs although its kind needs them.
+        no_out: Whether the box has no consumer although its kind needs one.
     """
 
     id: str
@@ -77,14 +76,14 @@ class Box:
 
 @dataclass(frozen=True)
 class Band:
-    """The extent of an opened scope, drawn as a bracket above the columns it covers.
+    """Extent of an expanded scope, drawn as a bracket above its columns.
 
-    It spans what the scope computes and, where there is room, its parameters beside that.
+    Spans what the scope computes and, where there is room, its parameters.
 
     Attributes:
-        id: Name of the scope; closing it folds everything below.
-        label: The part of the name that its parent's band does not already say.
-        level: Row of the bracket, 0 for the outermost; brackets of one row never overlap.
+        id: Name of the scope; collapsing it folds everything below.
+        label: Part of the name that the parent's band does not show.
+        level: Row of the bracket, 0 for the outermost; brackets in a row never overlap.
         x: Left end.
         w: Width.
     """
@@ -103,9 +102,9 @@ class Scene:
     Attributes:
         boxes: In order of first execution.
         edges: `(source box id, sink box id, carries gradient)`, sorted by the boxes' order.
-        width: Of the whole drawing.
-        height: Of the whole drawing.
-        bands: Opened scopes, outermost first.
+        width: Width of the drawing.
+        height: Height of the drawing.
+        bands: Expanded scopes, outermost first.
     """
 
     boxes: tuple[Box, ...]
@@ -115,7 +114,7 @@ class Scene:
     bands: tuple[Band, ...] = ()
 
     def as_json(self) -> dict[str, Any]:
-        """Returns the scene as plain lists and dicts, what `GraphView.scene` takes."""
+        """Returns the scope as plain lists and dicts for `GraphView.scene`."""
         return {
             "boxes": [_plain(box, _BOX_FIELDS) for box in self.boxes],
             "edges": [list(edge) for edge in self.edges],
@@ -130,7 +129,7 @@ _BAND_FIELDS = tuple(field.name for field in fields(Band))
 
 
 def _plain(item: object, names: tuple[str, ...]) -> dict[str, Any]:
-    """Returns the fields of a dataclass; `dataclasses.asdict` copies deeply and is far slower."""
+    """Returns the fields of a dataclass; `dataclasses.asdict` copies deeply, which is slower."""
     plain = {name: getattr(item, name) for name in names}
     if "members" in plain:
         plain["members"] = list(plain["members"])

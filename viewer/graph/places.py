@@ -1,4 +1,4 @@
-"""Where the boxes of sorted columns stand and how large they are."""
+"""Positions and sizes of the boxes, given sorted columns."""
 
 from __future__ import annotations
 
@@ -7,16 +7,16 @@ from unicodedata import east_asian_width
 
 from comgra_decl.viewer.graph.model import SOURCE_KINDS
 
-MARGIN = 36.0  # edges that go around boxes need it above and below
+MARGIN = 36.0  # room for edges that go around boxes
 COLUMN_GAP = 40.0
 ROW_GAP = 11.0
 BOX_HEIGHT = 36.0
-SOURCE_HEIGHT = 26.0  # what feeds a node is drawn smaller than what it computes
+SOURCE_HEIGHT = 26.0  # sources are drawn smaller than computed nodes
 MIN_WIDTH, MAX_WIDTH = 62.0, 196.0
-FONT_SIZE, PADDING = 12.0, 24.0  # of a label; the browser squeezes or shortens what is wider
+FONT_SIZE, PADDING = 12.0, 24.0  # of a label; the browser squeezes or shortens wider ones
 
-# Widths in hundredths of the font size, of the widest font that systems have for sans-serif (DejaVu
-# Sans; Verdana is alike): what fits there fits in Roboto and Arial, too.
+# Widths in hundredths of the font size, of the widest common sans-serif font (DejaVu Sans; Verdana
+# is similar). Labels that fit there also fit in Roboto and Arial.
 _GLYPHS = {
     32: " ',.Iijl|/\\",
     40: '!"()-:;[]frt',
@@ -28,21 +28,21 @@ _GLYPHS = {
     84: "#+<=>^~",
 }
 _WIDTHS = {glyph: width for width, glyphs in _GLYPHS.items() for glyph in glyphs}
-_OTHER, _FULL = 64, 100  # digits and all other scripts; Chinese, Japanese and Korean
+_OTHER, _FULL = 64, 100  # digits and other scripts; Chinese, Japanese and Korean
 
 Size = tuple[float, float]
 Rect = tuple[float, float, float, float]
 
 
 def box_size(label: str, kind: str, badge: str) -> Size:
-    """Returns the width and height of a box with a label and, if not empty, a number beside it."""
+    """Returns the width and height of a box with a label and an optional badge."""
     text = text_width(label) + (text_width(badge) + 8 if badge else 0)
     width = min(MAX_WIDTH, max(MIN_WIDTH, text + PADDING))
     return float(round(width)), SOURCE_HEIGHT if kind in SOURCE_KINDS else BOX_HEIGHT
 
 
 def text_width(text: str) -> float:
-    """Returns how wide a label is drawn, for the widest of the usual fonts."""
+    """Returns the width of a label in the widest common font."""
     return sum(map(_glyph_width, text)) * FONT_SIZE / 100
 
 
@@ -61,17 +61,17 @@ def place(
 ) -> list[Rect]:
     """Returns `(x, y, width, height)` of each box; the drawing starts `MARGIN` from the axes.
 
-    What a column computes is centred on one line, so that a chain of layers is drawn straight;
-    what feeds it from outside stands above and below, on the side of its consumers.
+    Computed boxes are centred on one line, so that a chain of layers is straight. Sources stand
+    above and below, on their consumers' side.
 
     Args:
         grid: Box numbers of each column, from top to bottom.
         sizes: Width and height of each box.
-        rank: For each box, how far it stands off: the lowest rank of a column is on the line.
-        after: The boxes that consume each box.
+        rank: Distance class of each box: a column's lowest rank is on the line.
+        after: Consumers of each box.
     """
-    middle = [0.0] * len(sizes)  # of each box, relative to the common centre line
-    for rows in reversed(grid):  # consumers are placed before what feeds them
+    middle = [0.0] * len(sizes)  # middle of each box, relative to the centre line
+    for rows in reversed(grid):  # place consumers before their sources
         _stack(rows, sizes, rank, after, middle)
     top = min((y - size[1] / 2 for y, size in zip(middle, sizes, strict=True)), default=0.0)
     rects, x = [(0.0, 0.0, 0.0, 0.0)] * len(sizes), MARGIN
@@ -92,7 +92,7 @@ def _stack(
     after: Sequence[Sequence[int]],
     middle: list[float],
 ) -> None:
-    """Writes the vertical middles of one column."""
+    """Stores the vertical middles of one column."""
     lowest = min(rank[i] for i in rows)
     spine = [i for i in rows if rank[i] == lowest]
     above: list[int] = []

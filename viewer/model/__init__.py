@@ -1,1 +1,1 @@
-"""What the panes show, as plain dataclasses computed from a run; no Panel, no browser."""
+"""View models: plain dataclasses computed from a run, without Panel or a browser."""

@@ -1,4 +1,4 @@
-"""All that is known of a run besides its records: what was declared, what came of it, facts."""
+"""Facts about a run besides its records: spec, capture report, config, environment."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ Facts = tuple[tuple[str, str], ...]
 
 @dataclass(frozen=True, slots=True)
 class Entry:
-    """What became of one entry of the spec's `nodes`."""
+    """Capture counts of one entry of the spec's `nodes`."""
 
     name: str
     matched: int
@@ -29,7 +29,7 @@ class Entry:
 
 @dataclass(frozen=True, slots=True)
 class About:
-    """The Run section. `remarks` are sentences that someone should read."""
+    """Data of the Run section; `remarks` are warnings to show first."""
 
     summary: Facts
     entries: tuple[Entry, ...]
@@ -40,7 +40,7 @@ class About:
 
 
 def about(view: RunView) -> About:
-    """Returns the facts of a run as text, its spec and config as YAML."""
+    """Returns the run's facts as text, its spec and config as YAML."""
     run = view.run
     report = run.report or {}
     return About(
@@ -54,7 +54,7 @@ def about(view: RunView) -> About:
 
 
 def schedule(view: RunView) -> str:
-    """Returns the part of the spec that says which steps are recorded, as YAML."""
+    """Returns the spec's schedule, which selects the recorded steps, as YAML."""
     spec = _plain_spec(view.run.spec)
     asked = spec.get("schedule") if isinstance(spec, Mapping) else None
     said = {key: value for key, value in (asked or {}).items() if value not in (None, [], {})}
@@ -76,13 +76,13 @@ def _summary(view: RunView) -> Facts:
         ("state", str(run.state)),
         ("records", count(len(records))),
         ("steps", _span(view)),
-        ("types of execution", ", ".join(run.types) or "none yet"),
+        ("step types", ", ".join(run.types) or "none yet"),
         ("nodes", count(len(view.nodes))),
         ("series (slots)", count(len(view.slots))),
-        ("parameters of the model", count(parameters) if parameters else "not known"),
+        ("model parameters", count(parameters) if parameters else "unknown"),
         (
             "cost per record",
-            price_text(run.report or {}) or (duration(cost) if cost else "not known"),
+            price_text(run.report or {}) or (duration(cost) if cost else "unknown"),
         ),
     ]
     return tuple(facts)
@@ -99,7 +99,7 @@ def _entry(name: str, entry: Mapping[str, Any]) -> Entry:
 
 
 def _stopped(error: str | None) -> tuple[str, ...]:
-    return (f"The recording stopped before the training did: {error}",) if error else ()
+    return (f"Recording stopped before training ended: {error}",) if error else ()
 
 
 def _plain_spec(spec: Any) -> Any:
@@ -112,7 +112,7 @@ def _yaml(document: Any) -> str:
 
 
 def _flat(document: Mapping[str, Any], above: str = "") -> list[tuple[str, str]]:
-    """Returns nested facts as lines of `name.of.fact` and text."""
+    """Flattens nested facts into pairs of `dotted.name` and text."""
     lines: list[tuple[str, str]] = []
     for key, value in document.items():
         name = f"{above}{key}"

@@ -1,4 +1,4 @@
-"""What has been read or computed once, up to a size in bytes."""
+"""A cache of computed results, bounded by size in bytes."""
 
 from __future__ import annotations
 
@@ -11,20 +11,20 @@ from typing import Any, TypeVar
 import pandas as pd
 
 T = TypeVar("T")
-_ENTRY = 200  # bytes of key and bookkeeping
+_ENTRY = 200  # bytes of overhead per entry
 
 
 class Cache:
-    """Remembers results; those used least recently leave first.
+    """A least-recently-used cache, bounded by bytes.
 
-    Counting results would bound nothing: one statistic of all tensors at 100,000 steps is as large
-    as ten thousand records. The newest result stays even if it is larger than the limit.
+    Bounding the number of entries would not bound memory: one statistic of all tensors at 100,000
+    steps is as large as ten thousand records. The newest result stays even above the limit.
 
     Args:
-        limit: Bytes to hold.
+        limit: Maximum size in bytes.
 
     Attributes:
-        size: Bytes held now, as `size_of` estimates them.
+        size: Current size in bytes, estimated by `size_of`.
     """
 
     def __init__(self, limit: int) -> None:
@@ -33,7 +33,7 @@ class Cache:
         self.size = 0
 
     def get(self, key: Hashable, compute: Callable[[], T]) -> T:
-        """Returns the result of that key, computed if it is not held."""
+        """Returns the result for a key, computing it if it is not cached."""
         known = self._held.get(key)
         if known is not None:
             self._held.move_to_end(key)
@@ -44,7 +44,7 @@ class Cache:
         return value
 
     def clear(self) -> None:
-        """Forgets everything."""
+        """Removes all entries."""
         self._held.clear()
         self.size = 0
 
@@ -58,9 +58,9 @@ class Cache:
 
 
 def size_of(value: object) -> int:
-    """Returns about how many bytes a result takes: exact for arrays, near for what holds them."""
+    """Returns the estimated size of a result in bytes; exact for arrays."""
     if isinstance(value, pd.DataFrame):
-        return 8 * int(value.size + sum(value.shape))  # asking pandas takes 1 ms for 20 columns
+        return 8 * int(value.size + sum(value.shape))  # `memory_usage` takes 1 ms
     nbytes = getattr(value, "nbytes", None)
     if isinstance(nbytes, int):
         return nbytes
@@ -71,5 +71,5 @@ def size_of(value: object) -> int:
     if is_dataclass(value):
         return sys.getsizeof(value) + sum(size_of(getattr(value, f.name)) for f in fields(value))
     if isinstance(value, str):
-        return 0  # names are shared by all that holds them
+        return 0  # strings are shared between results
     return sys.getsizeof(value)

@@ -1,4 +1,4 @@
-"""The runs below a folder, and the ones that are open; shared by all sessions of a process."""
+"""Runs below a folder and the opened ones, shared by all sessions of a process."""
 
 from __future__ import annotations
 
@@ -14,20 +14,20 @@ from comgra_decl.viewer.model.ranks import rank_in, without_rank
 from comgra_decl.viewer.model.runview import RunView
 
 OPEN_RUNS, HELD = 8, 384 << 20
-"""Runs kept open, and bytes that they may hold together; the least recently used are let go."""
+"""Maximum number of open runs and of bytes they hold; least recently used runs are closed first."""
 
 _BETWEEN_LISTS = 2.0  # seconds
 _BETWEEN_LOOKS = 0.2  # seconds
-_BETWEEN_REQUESTS = 5.0  # seconds, to a bucket, which gets a commit every ten
-_SHARE = 20  # listing may take at most one part in this many of the time
+_BETWEEN_REQUESTS = 5.0  # seconds; a bucket gets a commit every ten
+_SHARE = 20  # listing may take at most 1/20 of the time
 _UNREADABLE = ("damaged", "unreadable")
 
 
 @dataclass(frozen=True, slots=True)
 class RunEntry:
-    """One line of the run selector. `name` is the path below the root.
+    """One run in the run selector. `name` is its path below the root.
 
-    Holds nothing that changes with every record, so that the list keeps still while one looks.
+    Holds nothing that changes with each record, so that the list stays stable.
     """
 
     name: str
@@ -46,8 +46,7 @@ class Catalogue:
     """Lists runs and keeps opened ones fresh.
 
     Args:
-        root: A folder of runs, a group, or a single run; or a place in a bucket. It need not exist
-            yet.
+        root: Folder of runs, a group, a single run, or a location in a bucket. May not exist yet.
     """
 
     def __init__(self, root: Location) -> None:
@@ -63,7 +62,7 @@ class Catalogue:
         self._due: float | None = None  # None: never listed
 
     def poll(self, *, wait: bool = False) -> None:
-        """Lists the runs anew when that is due, in the background unless told to wait for it."""
+        """Refreshes the list of runs if due, in the background unless `wait`."""
         if self._due is None or (wait and time.monotonic() >= self._due):
             self.refresh()
         elif self._listing is not None:
@@ -73,19 +72,19 @@ class Catalogue:
             self._begin()
 
     def refresh(self) -> None:
-        """Lists the runs anew and waits for it."""
+        """Refreshes the list of runs and waits for it."""
         self._take(self._begin())
 
     def entry(self, name: str) -> RunEntry | None:
-        """Returns the listed run of that name, or the one whose rank it names, or None."""
+        """Returns the listed run with that name or with that rank, or None."""
         return next((e for e in self.entries if e.name == without_rank(name)), None)
 
     def path(self, name: str) -> Location | None:
-        """Returns where the run of a listed name lies, or None."""
+        """Returns the location of a listed run, or None."""
         return self._paths.get(without_rank(name))
 
     def default(self) -> str:
-        """Returns the name of the newest run that can be read and has records, or else the first.
+        """Returns the name of the newest readable run with records, or else of the first run.
 
         "" if there is no run.
         """
@@ -95,10 +94,10 @@ class Catalogue:
         return ranked[0].name if ranked else ""
 
     def open(self, name: str) -> RunView:
-        """Returns the run of a listed name, or one rank of it.
+        """Returns a listed run or one of its ranks.
 
         Raises:
-            ComgraError: it cannot be read (any more).
+            ComgraError: The run cannot be read.
         """
         return self._open(without_rank(name)).rank(rank_in(name))
 
@@ -115,18 +114,18 @@ class Catalogue:
         return self._views[name]
 
     def _let_go(self) -> None:
-        """Closes runs until few are left and they hold little; never the one used last."""
+        """Closes least recently used runs until the limits hold; keeps the last one."""
         held = [view.held for view in self._views.values()]
         while len(held) > 1 and (len(held) > OPEN_RUNS or sum(held) > HELD):
             self._views.popitem(last=False)
             held.pop(0)
 
     def look(self, name: str) -> RunView:
-        """Returns the run with whatever is new on disk.
+        """Returns the run with all new records on disk.
 
         Raises:
-            RunNotFoundError: its folder is gone.
-            ComgraError: it cannot be read any more.
+            RunNotFoundError: The run's folder no longer exists.
+            ComgraError: The run can no longer be read.
         """
         name, rank = without_rank(name), rank_in(name)
         view = self._open(name)
@@ -137,7 +136,7 @@ class Catalogue:
             self._looked[name] = now
             if isinstance(path, Path) and not path.exists():
                 self._views.pop(name, None)
-                raise RunNotFoundError(f"The folder of this run is gone: {path}")
+                raise RunNotFoundError(f"The run's folder no longer exists: {path}")
             view.refresh()
             self._let_go()
         return view.rank(rank)
@@ -148,7 +147,7 @@ class Catalogue:
         return self._listing
 
     def _take(self, listing: Future[list[RunSummary]]) -> None:
-        """Takes over a finished listing, newest run first."""
+        """Stores a finished listing, newest run first."""
         try:
             found = listing.result()
             self.problem = ""
@@ -160,7 +159,7 @@ class Catalogue:
         newest = sorted(found, key=lambda run: run.started or 0.0, reverse=True)
         self._paths = {self._name(run): location(run.path) for run in newest}
         entries = tuple(self._entry(run) for run in newest)
-        if entries != self.entries:  # the same object while nothing changes
+        if entries != self.entries:  # keep the same object while nothing changes
             self.entries = entries
 
     def _name(self, run: RunSummary) -> str:

@@ -1,4 +1,4 @@
-"""What can be chosen from: runs, types, roles, iterations, statistics, samples, colours."""
+"""Options of the selectors: runs, types, roles, iterations, statistics, samples, colours."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ class Option:
 
 @dataclass(frozen=True, slots=True)
 class Field:
-    """One thing to choose; `style` is "menu", "buttons", "actions" or "number" (low to high)."""
+    """One selector; `style` is "menu", "buttons", "actions" or "number" (`low` to `high`)."""
 
     name: str
     label: str
@@ -40,16 +40,16 @@ Groups = tuple[tuple[str, tuple[Field, ...]], ...]
 
 
 def run_choice(entries: tuple[RunEntry, ...], chosen: str) -> Field:
-    """Returns the choice among all runs, newest first within their groups."""
+    """Returns the run selector, newest runs first within their groups."""
     chosen = without_rank(chosen)
     options = [Option(entry.name, _run_label(entry), entry.group) for entry in entries]
     if all(option.value != chosen for option in options):
-        options.insert(0, Option(chosen, chosen or "none yet"))
-    return Field("run", "Run", chosen, tuple(options), "Runs below the folder that is shown")
+        options.insert(0, Option(chosen, chosen or "no runs yet"))
+    return Field("run", "Run", chosen, tuple(options), "Runs in the viewer's folder")
 
 
 def choices(view: RunView, at: Selection, colour: str, scale: str, runs: Field) -> Groups:
-    """Returns every choice there is for the current selection, in three groups."""
+    """Returns all selectors for the current selection, in three groups."""
     return (
         ("Run", (runs, *_ranks(view), _types(view, at))),
         ("Tensor", _tensor(view, at)),
@@ -59,49 +59,51 @@ def choices(view: RunView, at: Selection, colour: str, scale: str, runs: Field) 
 
 def _run_label(entry: RunEntry) -> str:
     if not entry.readable:
-        return f"{entry.label} \u00b7 cannot be read"
+        return f"{entry.label} \u00b7 unreadable"
     notes = [entry.state] if entry.state in ("live", "stopped") else []
-    notes += ["no record yet"] if entry.empty else []
+    notes += ["no records yet"] if entry.empty else []
     return " \u00b7 ".join([entry.label, *notes])
 
 
 def _ranks(view: RunView) -> tuple[Field, ...]:
-    """Returns the choice among ranks, where there are several."""
+    """Returns the rank selector if there are several ranks."""
     if len(view.ranks) < 2:
         return ()
-    options = [Option("", f"all {len(view.ranks)} together")]
-    options += [Option(str(rank), f"rank {rank} alone") for rank in view.ranks]
+    options = [Option("", f"all {len(view.ranks)} combined")]
+    options += [Option(str(rank), f"rank {rank} only") for rank in view.ranks]
     missing = view.whole.run.missing_ranks
-    help_ = "Processes of a distributed training; together, their batches are one"
-    help_ += f". Nothing was recorded of {', '.join(map(str, missing))}" if missing else ""
+    help_ = "Processes of distributed training; combined, their batches are merged"
+    help_ += f". Nothing was recorded for rank {', '.join(map(str, missing))}" if missing else ""
     chosen = "" if view.number is None else str(view.number)
     return (Field("rank", "Ranks", chosen, tuple(options), help_),)
 
 
 def _types(view: RunView, at: Selection) -> Field:
     options = tuple(Option(t, t or "all training steps") for t in view.types())
-    return Field("type", "Type of execution", at.type, options, "Which steps to show")
+    return Field("type", "Step type", at.type, options, "Recorded steps to show: train, eval, ...")
 
 
 def _tensor(view: RunView, at: Selection) -> tuple[Field, ...]:
     roles = tuple(Option(role, role) for role in view.roles(at.node))
     numbers = tuple(Option(str(i), str(i)) for i in view.iterations(at.node, at.role))
     fields = [
-        Field("role", "Role", at.role, roles, "Which tensor of the selected node"),
+        Field("role", "Role", at.role, roles, "Tensor of the node: output, weight, ..."),
         Field("iteration", "Iteration", str(at.iteration), numbers,
-              "The k-th call of the node within the step"),
+              "Call of the node within the step, counting from 0"),
     ]  # fmt: skip
     passes = view.gradient_passes()
     if len(passes) > 1:
         options = tuple(Option(p, pass_label(p)) for p in passes)
-        fields.append(Field("gradient", "Gradient", at.gradient, options, "Shown beside forward"))
+        fields.append(
+            Field("gradient", "Gradient", at.gradient, options, "Next to the forward pass")
+        )
     return tuple(fields)
 
 
 def _statistics(view: RunView, at: Selection) -> Field:
     options = tuple(Option(name, name) for name in view.run.statistics)
     help_ = STATISTIC_HELP.get(at.statistic, at.statistic)
-    return Field("statistic", "Statistic", at.statistic, options, f"{help_}, for each sample")
+    return Field("statistic", "Statistic", at.statistic, options, f"{help_}, computed per sample")
 
 
 def _batch(view: RunView, at: Selection) -> Field:
@@ -110,13 +112,13 @@ def _batch(view: RunView, at: Selection) -> Field:
     labels = dict(enumerate(view.sample_labels(at.step, at.type)))
     names = [f"Sample {i} | {labels[i]}" if i in labels else f"Sample {i}" for i in numbers]
     samples = [Option(str(i), name, "one sample") for i, name in zip(numbers, names, strict=True)]
-    help_ = BATCH_HELP.get(at.batch, "one recorded sample alone")
-    return Field("batch", "Batch", at.batch, (*over, *samples), f"Second step: {help_}")
+    help_ = BATCH_HELP.get(at.batch, "one recorded sample")
+    return Field("batch", "Batch", at.batch, (*over, *samples), f"Then: {help_}")
 
 
 def _scale(scale: str) -> Field:
     options = (Option("linear", "linear"), Option("log", "logarithmic"))
-    return Field("scale", "Series axis", scale, options, "The value axis of series", "buttons")
+    return Field("scale", "Y axis", scale, options, "Scale of charts over steps", "buttons")
 
 
 def _colours(view: RunView, colour: str) -> Field:
@@ -124,7 +126,7 @@ def _colours(view: RunView, colour: str) -> Field:
     options = [Option("kind", "kind")] + [Option(p, pass_label(p)) for p in passes]
     options += [Option("difference", "difference"), Option("findings", "findings")]
     rules = [rule for rule in dict.fromkeys([*rules_of(view), painted_rule(view, colour)]) if rule]
-    options += [Option(f"{RULE}{rule}", said(rule), "findings of one rule") for rule in rules]
+    options += [Option(f"{RULE}{rule}", said(rule), "findings of a rule") for rule in rules]
     style = "buttons" if len(options) <= 3 else "menu"
-    help_ = "Colour the graph by kind of tensor, by the statistic, or by what is wrong at this step"
-    return Field("colour", "Graph shows", colour, tuple(options), help_, style)
+    help_ = "Colours nodes by kind of tensor, by the statistic, or by findings at this step"
+    return Field("colour", "Graph colours", colour, tuple(options), help_, style)

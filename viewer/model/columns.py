@@ -1,4 +1,4 @@
-"""Pictures over steps have so many columns and no more: which records each of them shows."""
+"""Downsampling of heat maps: which record each column of a bounded image shows."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ COLUMNS = 360
 def columns(
     steps: Steps, within: Window | None = None, *, most: int = COLUMNS
 ) -> tuple[float, float, NDArray[np.int64]]:
-    """Returns the extent in steps and, for each column, the number of the record it shows.
+    """Returns the extent in steps and each column's record index.
 
-    The extent is that of the records, or of a window where there are more than `most`.
+    The extent covers all records, or a window if there are more than `most`.
     """
     gaps = np.diff(steps)
     if len(steps) <= most and (len(gaps) == 0 or (gaps == gaps[0]).all()):
@@ -30,23 +30,24 @@ def columns(
 
 
 def strongest(numbers: Floats, steps: Steps, x0: float, x1: float, count: int) -> Floats:
-    """Returns of each column the number of largest magnitude, [lines, count].
+    """Returns each column's number of largest magnitude, [lines, count].
 
-    One bad step among many stays in sight. A column without a record shows the one before it.
+    A single outlier among many steps stays visible. A column without a record repeats the one
+    before it.
 
     Args:
-        numbers: What was recorded [lines, k]; NaN where nothing was.
-        steps: When, ascending [k].
-        x0: Where the first column begins.
-        x1: Where the last one ends.
-        count: How many columns there are.
+        numbers: Recorded numbers [lines, k]; NaN where missing.
+        steps: Their steps, ascending [k].
+        x0: Start of the first column.
+        x1: End of the last column.
+        count: Number of columns.
     """
     edges = np.linspace(x0, x1, count + 1)
-    edges[-1] = np.nextafter(x1, np.inf)  # the last step is in the last column
+    edges[-1] = np.nextafter(x1, np.inf)  # include the last step in the last column
     begin = np.searchsorted(steps, edges)
     known = np.pad(numbers[:, : begin[-1]], ((0, 0), (1, 1)), constant_values=np.nan)
     low, high = (pick.reduceat(known, begin[:-1] + 1, axis=1) for pick in (np.fmin, np.fmax))
     found: Floats = np.where(-low > high, low, high)
     empty = begin[1:] == begin[:-1]
-    found[:, empty] = known[:, begin[:-1][empty]]  # the record before
+    found[:, empty] = known[:, begin[:-1][empty]]  # the previous record
     return found

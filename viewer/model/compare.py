@@ -1,4 +1,4 @@
-"""Two runs, or two steps of one run, beside each other."""
+"""Comparison of two runs, or of two steps of one run."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from comgra_decl.viewer.model.statistics import is_recorded
 from comgra_decl.viewer.palette import GREY, SCALE, signed_colour
 
 DIFFERENCE = "difference"
-"""How the address calls a graph that is painted with differences."""
+"""Value of `colour` that paints the graph with differences."""
 
 _SHOWN = 60
 _NAN = math.nan
@@ -29,7 +29,7 @@ _NAN = math.nan
 
 @dataclass(frozen=True, slots=True)
 class Pair:
-    """One number here and there; `recorded` tells on which side a NaN is what was recorded."""
+    """One number of both sides; `recorded` tells per side whether a NaN was recorded."""
 
     here: float
     there: float
@@ -37,19 +37,19 @@ class Pair:
 
     @property
     def difference(self) -> float:
-        """What is here, minus what is there."""
+        """`here` minus `there`."""
         return self.here - self.there
 
     @property
     def ratio(self) -> float:
-        """What is here over what is there; NaN where there it is 0."""
+        """`here` divided by `there`; NaN if `there` is 0."""
         return self.here / self.there if self.there else _NAN
 
     @property
     def relative(self) -> float:
-        """The difference over the mean of both magnitudes: 0 for equals, at most 2 in size.
+        """Difference divided by the mean of both magnitudes: 0 if equal, at most 2 in magnitude.
 
-        NaN if either is.
+        NaN if either number is.
         """
         total = abs(self.here) + abs(self.there)
         if math.isinf(total):
@@ -59,7 +59,7 @@ class Pair:
 
 @dataclass(frozen=True, slots=True)
 class Ranked:
-    """A tensor of both sides and its statistic; `broken` if either is NaN or infinite."""
+    """A tensor of both sides and its statistic; `broken` if either value is NaN or infinite."""
 
     slot: Slot
     pair: Pair
@@ -68,10 +68,10 @@ class Ranked:
 
 @dataclass(frozen=True, slots=True)
 class Ranking:
-    """Tensors by how much they differ, the largest first, those that are not finite before them.
+    """Tensors ranked by difference, largest first; non-finite ones come before them.
 
-    `compared` were recorded at both steps; `only_here` and `only_there` are nodes of one run alone;
-    `absent` counts tensors that both runs have and only one recorded at its step.
+    `compared` counts tensors recorded at both steps. `only_here` and `only_there` list nodes that
+    only one run has. `absent` counts tensors of both runs that one did not record at its step.
     """
 
     rows: tuple[Ranked, ...] = ()
@@ -83,7 +83,7 @@ class Ranking:
 
 @dataclass(frozen=True, slots=True)
 class Overlay:
-    """The series of both sides; `there` is None where one run is compared with itself."""
+    """Series of both sides; `there` is None if one run is compared with itself."""
 
     here: Curve
     there: Curve | None
@@ -91,7 +91,7 @@ class Overlay:
 
 
 def counterpart(there: RunView, slot: Slot | None) -> Slot | None:
-    """Returns the slot of another run that is called the same."""
+    """Returns the slot with the same name in another run."""
     if slot is None:
         return None
     return there.passes(slot.node, slot.role, slot.iteration).get(slot.pass_)
@@ -100,7 +100,7 @@ def counterpart(there: RunView, slot: Slot | None) -> Slot | None:
 def statistics_of(
     view: RunView, slot: Slot | None, other: Other, at: Selection
 ) -> list[tuple[str, Pair]]:
-    """Returns every statistic of a tensor on both sides, by name."""
+    """Returns every statistic of a tensor for both sides, by name."""
     if other.view is None or slot is None:
         return []
     here = _numbers(view, slot, at.step, at)
@@ -118,7 +118,7 @@ def _pair(name: str, here: dict[str, float], there: dict[str, float]) -> Pair:
 def ranking_of(
     view: RunView, other: Other, at: Selection, pass_: str, *, most: int = _SHOWN
 ) -> Ranking:
-    """Returns which tensors of a pass differ most in the selected statistic, `most` of them."""
+    """Returns the tensors of a pass that differ most in the selected statistic, at most `most`."""
     if other.view is None:
         return Ranking()
     pairs = _pairs(view, other, at, pass_)
@@ -143,15 +143,15 @@ def overlay_of(
     relative: bool,
     within: Window | None = None,
 ) -> Overlay:
-    """Returns the selected statistic over the steps, on both sides.
+    """Returns the selected statistic over steps for both sides.
 
     Args:
-        view: The run that is shown.
-        slot: The tensor.
-        other: What to compare with.
-        at: What is selected.
-        relative: Divide each by its first value that is finite and not 0.
-        within: The steps on screen, for a figure that someone has zoomed into.
+        view: Displayed run.
+        slot: Tensor to compare.
+        other: Other side of the comparison.
+        at: Current selection.
+        relative: Whether to divide each series by its first finite, non-zero value.
+        within: Visible steps of a zoomed figure.
     """
     here = curve(view, slot, at, points=WIDE, within=within)
     there = None
@@ -161,7 +161,7 @@ def overlay_of(
         if there.missing and match is not None:
             there = replace(there, missing=f"{other.run}: {there.missing}")
         elif there.missing:
-            there = replace(there, missing=f"{other.run} has no such tensor.")
+            there = replace(there, missing=f"{other.run} does not have this tensor.")
     if relative:
         here, there = started(here), None if there is None else started(there)
     lines = [line.values for line in (here, there) if line is not None]
@@ -169,15 +169,15 @@ def overlay_of(
 
 
 def started(line: Curve) -> Curve:
-    """Returns a curve divided by its first value that is finite and not 0."""
+    """Returns a curve divided by its first finite, non-zero value."""
     known = line.values[np.isfinite(line.values) & (line.values != 0)]
     if not len(known):
-        return replace(line, missing=line.missing or "It never was anything but 0.")
+        return replace(line, missing=line.missing or "All values are 0.")
     return replace(line, values=line.values / known[0], low=line.low[:0], high=line.high[:0])
 
 
 def settings_of(view: RunView, other: Other) -> list[tuple[str, str, str]]:
-    """Returns the settings of spec and configuration in which both runs differ."""
+    """Returns the spec and config settings that differ between both runs."""
     if other.view is None or other.view is view:
         return []
     table = differences([view.run, other.view.run])
@@ -190,13 +190,13 @@ def settings_of(view: RunView, other: Other) -> list[tuple[str, str, str]]:
 def shape_note(
     view: RunView, slot: Slot | None, match: Slot | None, *, other: RunView | None, at: Selection
 ) -> str:
-    """Says in what the two tensors differ before any number does; "" for nothing."""
+    """Returns a note if shapes or dtypes differ; "" otherwise."""
     if slot is None or match is None or other is None:
         return ""
     here, there = view.shape_if_recorded(slot, at), other.shape_if_recorded(match, at)
     if here is not None and there is not None and here != there:
-        return f"The shapes differ: {shape(here)} here, {shape(there)} there."
-    return f"{slot.dtype} here, {match.dtype} there." if slot.dtype != match.dtype else ""
+        return f"Shapes differ: this {shape(here)}, other {shape(there)}."
+    return f"Dtypes: this {slot.dtype}, other {match.dtype}." if slot.dtype != match.dtype else ""
 
 
 def paint_of(
@@ -208,9 +208,9 @@ def paint_of(
     boxes: Iterable[tuple[str, tuple[str, ...]]],
     pass_: str,
 ) -> tuple[dict[str, dict[str, Any]], dict[str, Any] | None]:
-    """Returns the paint of every box and the legend: relative differences of the statistic.
+    """Returns each box's paint, and the legend: relative differences of the statistic.
 
-    A box shows its first member's difference, or else the largest inside it.
+    A box shows its own node's difference, or else the largest inside it.
     """
     if other is None or other.view is None:
         return {}, None
@@ -254,13 +254,13 @@ def _find_pairs(view: RunView, other: Other, at: Selection, pass_: str) -> list[
             continue
         pair = Pair(here.get(slot.id, _NAN), there.get(match.id, _NAN))
         broken = max(bad) > 0 or math.isinf(pair.here) or math.isinf(pair.there)
-        if broken or not math.isnan(pair.relative):  # a statistic may not apply to a tensor
+        if broken or not math.isnan(pair.relative):  # skip statistics that do not apply
             found.append(Ranked(slot, pair, broken))
     return found
 
 
 def _by_node(rows: list[Ranked | None], graph: Graph, at: Selection) -> dict[str, Ranked]:
-    """Returns for each drawn node the selected tensor of it, or else its first."""
+    """Returns each drawn node's selected tensor, or else its first."""
     owners = {(node, role): name for name, (node, role) in graph.parameters.items()}
     values: dict[str, Ranked] = {}
     for row in rows:
@@ -272,7 +272,7 @@ def _by_node(rows: list[Ranked | None], graph: Graph, at: Selection) -> dict[str
 
 
 def _rank(slot: Slot, at: Selection) -> tuple[bool, bool, bool]:
-    """Which tensor stands for its node: the selected one, else an output of this iteration."""
+    """Sort key of a node's tensors: the selected one first, then outputs of this iteration."""
     output, now = slot.role.startswith("output"), slot.iteration == at.iteration
     return (slot.node, slot.role) == (at.node, at.role) and now, output, now
 
@@ -292,7 +292,7 @@ def _paint(
 
 
 def percent(relative: float) -> str:
-    """Returns a relative difference in percent, with its sign."""
+    """Returns a relative difference in percent with its sign."""
     text = f"{number(100 * relative, digits=3)} %"
     return f"+{text}" if relative > 0 else text
 
@@ -305,8 +305,8 @@ def _legend(at: Selection, pass_: str, limit: float) -> dict[str, Any]:
         "high": percent(limit),
         "colors": [signed_colour(float(place)) for place in places],
         "log": False,
-        "help": "Difference of the statistic over the mean of both magnitudes; orange: larger "
-        "here. The scale is that of this step.",
+        "help": "Difference divided by the mean of both magnitudes; orange: larger in this run. "
+        "The scale holds for this step only.",
     }
 
 
@@ -319,7 +319,7 @@ def _numbers(view: RunView, slot: Slot | None, step: int | None, at: Selection) 
 
 
 def there_of(view: RunView, at: Selection) -> Selection:
-    """Returns the selection as the other run can show it: not every run has every type."""
+    """Returns the selection adjusted to the other run, which may lack the step type."""
     type_ = at.type if at.type in view.types() else ""
     sample = at.sample
     known = sample is None or sample < view.run.sample_count

@@ -1,4 +1,4 @@
-"""What a run at a step is compared with: another run, or another step of the same."""
+"""The other side of a comparison: another run, or another step of the same run."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ from comgra_decl.viewer.model.selection import Selection, nearest
 class Other:
     """The other side of a comparison.
 
-    `run` is its name, "" where it is the shown run itself. `view` and `step` are None where there
-    is nothing to compare with; `problem` says why. `pinned` tells a step that someone chose.
+    `run` is its name, or "" for the displayed run. `view` and `step` are None if there is nothing
+    to compare with; `problem` then holds the reason. `pinned`: the user chose the step.
     """
 
     run: str = ""
@@ -28,21 +28,21 @@ class Other:
 def other_of(
     catalogue: Catalogue, view: RunView, at: Selection, *, run: str, step: int | None
 ) -> Other:
-    """Returns what the selection is compared with.
+    """Returns the other side for the current selection.
 
     Args:
-        catalogue: The runs there are.
-        view: The run that is shown.
-        at: What of it is shown.
-        run: Name of the other run; "" or an unknown one: the shown run itself.
-        step: The step to compare with; the nearest recorded one is taken. None: that of `at`, or
-            the first one where a run is compared with itself.
+        catalogue: Available runs.
+        view: Displayed run.
+        at: Current selection.
+        run: Name of the other run; "" or an unknown name: the displayed run.
+        step: Step to compare with; rounded to the nearest recorded one. None: that of `at`, or the
+            first step if a run is compared with itself.
     """
     known = catalogue.entry(run) is not None
     try:
         there = catalogue.look(run) if known else view
     except ComgraError as error:
-        return Other(run, problem=f"{run} cannot be compared with: {error}")
+        return Other(run, problem=f"Cannot compare with {run}: {error}")
     if there is view:
         steps = view.steps(at.type)
         first = int(steps[0]) if len(steps) else None
@@ -51,5 +51,5 @@ def other_of(
         )
     type_ = at.type if at.type in there.types() else ""
     found = nearest(there.steps(type_), at.step if step is None else step)
-    problem = "" if found is not None else f"{run} has no record yet."
+    problem = "" if found is not None else f"{run} has no records yet."
     return Other(run, there, found, problem, step is not None)

@@ -1,4 +1,4 @@
-"""How the distribution of a tensor's values moved over the training, as one picture."""
+"""Heat map of a tensor's value distribution over training."""
 
 from __future__ import annotations
 
@@ -13,20 +13,20 @@ from comgra_decl.viewer.model.selection import Selection
 from comgra_decl.viewer.model.series import Window
 
 ROWS, COLUMNS = 64, 320
-"""About what a figure in a grid has room for; each cell is sent, read and painted."""
-_TAIL = 0.01  # share of the values of a record that its own range leaves out on each side
-_ODD = 0.05  # share of the records whose range is not respected on each side
+"""Maximum rows and columns, about what fits a small figure; every cell is sent and painted."""
+_TAIL = 0.01  # share of a record's values outside its range, per side
+_ODD = 0.05  # share of records that may exceed the range, per side
 
 Floats = NDArray[np.float64]
 
 
 @dataclass(frozen=True, slots=True)
 class Distribution:
-    """A picture [rows, columns] of how dense values lie, each column from 0 to its largest, 1.
+    """Image [rows, columns] of value densities; each column is scaled to a maximum of 1.
 
-    It is the square root of the density, so that tails can be seen beside a peak.
-    It spans steps `x0` to `x1` and values `y0` to `y1`; row 0 is the lowest value. NaN where
-    there is no record. A column shows the newest record at or before it.
+    Holds the square root of the density, so that tails stay visible beside a peak. Spans steps `x0`
+    to `x1` and values `y0` to `y1`; row 0 is the lowest value. NaN where there is no record. A
+    column shows the newest record at or before it.
     """
 
     image: Floats = field(default_factory=lambda: np.full((1, 1), np.nan))
@@ -40,7 +40,7 @@ class Distribution:
 def distribution(
     view: RunView, slot: Slot | None, at: Selection, *, within: Window | None = None
 ) -> Distribution:
-    """Returns the histograms of `slot` over all recorded steps, or those of a window."""
+    """Returns the histograms of `slot` over all recorded steps or a window."""
     if slot is None:
         return Distribution(missing="Not recorded for this tensor.")
     key = ("distribution", slot.id, at.type, within)
@@ -51,7 +51,7 @@ def _distribution(view: RunView, slot: Slot, at: Selection, within: Window | Non
     steps, counts, ranges = view.histograms(slot, at.type)
     known = np.isfinite(ranges).all(axis=1) & (counts.sum(axis=1) > 0)
     if not known.any():
-        return Distribution(missing="No histogram was recorded (see `histogram` in the spec).")
+        return Distribution(missing="No histogram recorded (set `histogram` in the spec).")
     counts = np.where(known[:, None], counts, 0)
     return picture(steps, counts, np.asarray(ranges, float), within=within)
 
@@ -59,7 +59,7 @@ def _distribution(view: RunView, slot: Slot, at: Selection, within: Window | Non
 def picture(
     steps: Steps, counts: NDArray[np.uint32], ranges: Floats, *, within: Window | None = None
 ) -> Distribution:
-    """Returns the picture of histograms `counts` [k, bins] with edges `ranges` [k, 2]."""
+    """Returns the image of histograms `counts` [k, bins] with edges `ranges` [k, 2]."""
     shares = np.cumsum(counts, axis=1, dtype=float)
     total = shares[:, -1:]
     shares = np.divide(shares, total, out=np.full_like(shares, np.nan), where=total > 0)
@@ -76,8 +76,8 @@ def picture(
 def robust_range(shares: Floats, ranges: Floats) -> tuple[float, float]:
     """Returns a value range that holds nearly all values of nearly all records.
 
-    `shares` [k, bins] are cumulative shares. Taken from the outer quantiles of each record and
-    then over the records, so that neither one outlier nor one collapsed record decides.
+    `shares` [k, bins] are cumulative shares. Uses outer quantiles of each record, then over
+    records, so that neither one outlier nor one collapsed record decides.
     """
     known = ~np.isnan(shares[:, 0])
     lows, highs = (_quantile(shares[known], ranges[known], q) for q in (_TAIL, 1 - _TAIL))
@@ -89,7 +89,7 @@ def robust_range(shares: Floats, ranges: Floats) -> tuple[float, float]:
 
 
 def _quantile(shares: Floats, ranges: Floats, q: float) -> Floats:
-    """Returns the value below which the share `q` of each record lies, [k]."""
+    """Returns each record's `q` quantile, [k]."""
     at = np.pad(shares, ((0, 0), (1, 0)))
     bin_ = np.minimum((at <= q).sum(axis=1), shares.shape[1]) - 1
     below, above = (np.take_along_axis(at, (bin_ + i)[:, None], axis=1)[:, 0] for i in (0, 1))
@@ -100,13 +100,13 @@ def _quantile(shares: Floats, ranges: Floats, q: float) -> Floats:
 
 
 def _densities(edges: Floats, shares: Floats, spans: Floats) -> Floats:
-    """Returns the root of the share of each record between each two `edges`, largest = 1.
+    """Returns the root of each record's share between consecutive `edges`, scaled to maximum 1.
 
-    All records at once, [k, rows]: one by one they took most of the time of a change of node.
+    Computes all records at once, [k, rows]; one by one dominated the time of a node change.
     """
     bins = shares.shape[1]
     low, high = spans[:, :1], spans[:, 1:]
-    alone = ~(high > low)  # every value is the same
+    alone = ~(high > low)  # all values are equal
     half = (edges[1] - edges[0]) / 2
     low, high = np.where(alone, low - half, low), np.where(alone, high + half, high)
     place = np.clip((edges - low) / (high - low) * bins, 0, bins)

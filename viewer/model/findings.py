@@ -1,4 +1,4 @@
-"""Findings as the viewer shows them: where a click leads, flags on the step bar, painted boxes."""
+"""Findings for display: link targets, flags on the step bar, node colours."""
 
 from __future__ import annotations
 
@@ -17,10 +17,10 @@ from comgra_decl.viewer.model.verdicts import found
 from comgra_decl.viewer.palette import AMBER, BLUE, RED
 
 COLOURS = {"error": RED, "warning": AMBER, "hint": BLUE}
-"""Of severities, on the step bar, in the pictures and in the graph."""
+"""Colours by severity on the step bar, in heat maps and in the graph."""
 
 RULE = "rule:"
-"""What comes before the name of a rule where one rule alone paints the graph."""
+"""Prefix of a rule name in `colour`, if a single rule paints the graph."""
 
 _CALM = "#dde4ea"
 _RANK = {"hint": 0, "warning": 1, "error": 2}
@@ -28,7 +28,7 @@ _RANK = {"hint": 0, "warning": 1, "error": 2}
 
 @dataclass(frozen=True, slots=True)
 class FindingMark:
-    """The first step of one or more findings: a position in the steps, the worst severity."""
+    """A step at which findings begin: its position and the worst severity."""
 
     index: int
     title: str
@@ -36,25 +36,25 @@ class FindingMark:
 
     @property
     def colour(self) -> str:
-        """That of the severity."""
+        """Colour of the severity."""
         return COLOURS[self.severity]
 
 
 def findings_of(view: RunView) -> tuple[Finding, ...]:
-    """Returns what is known to be wrong, best first."""
+    """Returns the known findings, most important first."""
     diagnosis: Diagnosis | None = found(view).diagnosis
     return () if diagnosis is None else tuple(diagnosis.findings)
 
 
 def rules_of(view: RunView) -> tuple[str, ...]:
-    """Returns the rules that found something about a tensor, the worst finding first."""
+    """Returns the rules with findings about a tensor, the worst first."""
     return tuple(dict.fromkeys(f.rule for f in findings_of(view) if f.place is not None))
 
 
 def painted_rule(view: RunView, colour: str) -> str | None:
-    """Returns the rule that paints the graph: "" stands for all of them, None for no rule.
+    """Returns the rule that paints the graph: "" for all rules, None for none.
 
-    A rule that looked at the run and found nothing paints nothing.
+    A rule without findings paints nothing.
     """
     if colour == "findings":
         return ""
@@ -66,7 +66,7 @@ def painted_rule(view: RunView, colour: str) -> str | None:
 
 
 def finding_marks(view: RunView, type_: str) -> tuple[FindingMark, ...]:
-    """Returns a flag for each step at which findings begin, the worst first in its title."""
+    """Returns a flag per step at which findings begin; its title lists the worst first."""
     steps = view.steps(type_)
     marks: dict[int, FindingMark] = {}
     for finding in findings_of(view):
@@ -85,7 +85,7 @@ def finding_marks(view: RunView, type_: str) -> tuple[FindingMark, ...]:
 
 
 def placed(view: RunView, pass_: str) -> Iterator[tuple[Place, int, Finding]]:
-    """Yields the place and first step of each finding about a tensor of a pass."""
+    """Yields place, first step and finding for each finding about a tensor of a pass."""
     for finding in findings_of(view):
         if finding.place is not None and finding.place.pass_ == pass_:
             yield finding.place, finding.first_step, finding
@@ -96,10 +96,10 @@ def severities(
 ) -> dict[tuple[str, str], tuple[str, str]]:
     """Returns the worst (severity, rule) at the selected step, by (node, role).
 
-    Of one rule's findings alone, if it is named.
+    Restricted to one rule if it is given.
     """
     worst: dict[tuple[str, str], tuple[str, str]] = {}
-    for finding in reversed(findings_of(view)):  # best first, so the best is written last
+    for finding in reversed(findings_of(view)):  # the first finding overwrites others
         if at.step is None or not finding.first_step <= at.step <= finding.last_step:
             continue
         if rule and finding.rule != rule:
@@ -118,7 +118,7 @@ def paint_of(
 ) -> tuple[dict[str, dict[str, Any]], dict[str, Any]]:  # fmt: skip
     """Returns the paint of every box (id, names of the nodes inside), and the legend.
 
-    All rules paint together, or one that is named alone.
+    Combines all rules, or uses the given one.
     """
     worst: dict[str, tuple[str, str]] = {}
     owned = set(graph.parameters)
@@ -132,13 +132,13 @@ def paint_of(
         "low": "hint",
         "high": "error",
         "colors": [BLUE, BLUE, AMBER, AMBER, RED, RED],
-        "help": f"The worst finding {f'of {said(rule)} ' * bool(rule)}about a tensor, at this step",
+        "help": f"Worst finding {f'of {said(rule)} ' * bool(rule)}per tensor at this step",
     }
     return paint, legend
 
 
 def said(rule: str) -> str:
-    """Returns the name of a rule as people read it."""
+    """Returns a rule's name for display."""
     return rule.replace("_", " ")
 
 
@@ -153,13 +153,13 @@ def link(
     place: Place | None, step: int, *, sample: int | None = None, statistic: str = "",
     section: str = "",
 ) -> str:  # fmt: skip
-    """Returns the message that a click on a tensor and step sends; see `jump`."""
+    """Returns the message that selects a tensor and step; see `jump`."""
     where = None if place is None else [place.node, place.role, place.iteration, place.pass_]
     return "go:" + json.dumps([where, step, sample, statistic, section], separators=(",", ":"))
 
 
 def jump(view: RunView, at: Selection, message: str) -> dict[str, Any]:
-    """Returns the changes of the state that a message of `link` asks for."""
+    """Returns the state changes that a `link` message requests."""
     where, step, sample, statistic, section = json.loads(message.removeprefix("go:"))
     wanted: dict[str, Any] = {"follow": False}
     type_ = at.type if step in view.steps(at.type) else ""

@@ -1,4 +1,4 @@
-"""Steps that someone should look at, flagged above the bar of steps."""
+"""Flags above the step bar for steps worth a look."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from comgra_decl.viewer.model.labels import pass_label
 from comgra_decl.viewer.model.runview import RunView
 
 MOST = 200
-"""At most so many flags; of more, evenly spaced ones are shown, the first always."""
+"""Maximum number of flags; beyond it, evenly spaced ones are shown, always including the first."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -22,7 +22,7 @@ class Mark:
 
 
 def nonfinite_marks(view: RunView, type_: str) -> tuple[Mark, ...]:
-    """Returns the steps at which any recorded tensor held NaN or infinities, and the first one."""
+    """Returns steps at which any recorded tensor held NaN or infinity, with its name."""
     return view.now(("marks", type_), lambda: _marks(view, type_))
 
 

@@ -1,4 +1,4 @@
-"""The dependency graph of a run at a step: nodes, edges, and the colours that paint them."""
+"""The dependency graph of a run at a step: nodes, edges, and their colours."""
 
 from __future__ import annotations
 
@@ -18,8 +18,8 @@ from comgra_decl.viewer.model.runview import RunView
 from comgra_decl.viewer.model.selection import Selection
 from comgra_decl.viewer.palette import GREY, SCALE, colour_at, signed_colour
 
-_ENOUGH = 50_000  # values to tell percents from; sorting all of them takes longer than painting
-_DEPTH = 1e-8  # a logarithmic scale goes no deeper below its upper end
+_ENOUGH = 50_000  # values for the quantiles; sorting all takes longer than painting
+_DEPTH = 1e-8  # lower end of a logarithmic scale, relative to its upper end
 
 Edges = tuple[tuple[str, str, bool], ...]
 
@@ -28,10 +28,10 @@ Edges = tuple[tuple[str, str, bool], ...]
 class Graph:
     """Nodes and edges between nodes (source, sink, whether the edge carries a gradient).
 
-    Parameters, buffers that something was computed from, and tensors of an earlier step are drawn
-    as nodes of their own ("encoder.weight", "cell (earlier step)"), though they are roles of a
-    module's node everywhere else: `parameters` gives that (node, role). `roles` tells of each edge
-    which roles of its source and of its sink it joins.
+    Parameters, buffers that take part in the computation, and tensors of an earlier step get nodes
+    of their own ("encoder.weight", "cell (earlier step)"), although elsewhere they are roles of a
+    module's node: `parameters` maps them to (node, role). `roles` maps each edge to the roles of
+    its source and sink that it connects.
     """
 
     nodes: tuple[GraphNode, ...]
@@ -40,14 +40,14 @@ class Graph:
     roles: dict[tuple[str, str], set[tuple[str, str]]]
 
     def name_of(self, at: Selection) -> str:
-        """Returns the drawn node that shows the selected tensor."""
+        """Returns the drawn node that contains the selected tensor."""
         parameter = f"{at.node}.{at.role}"
         return parameter if parameter in self.parameters else at.node
 
 
 @dataclass(frozen=True, slots=True)
 class Scale:
-    """How a number becomes a colour: linear or logarithmic between `low` and `high`.
+    """Maps numbers to colours: linear or logarithmic between `low` and `high`.
 
     `diverging` scales are symmetric about 0.
     """
@@ -58,7 +58,7 @@ class Scale:
     diverging: bool = False
 
     def colour(self, value: float) -> str:
-        """Returns the colour of a finite value; outside the range the nearest end."""
+        """Returns the colour of a finite value; clamps values outside the range."""
         if self.diverging:
             return signed_colour(value / self.high if self.high else 0.0)
         if self.logarithmic:
@@ -89,7 +89,7 @@ def graph_of(view: RunView, at: Selection) -> Graph:
                 kinds[beside] = kind
     names = [_drawn_name(key, kinds) for key in keys]
     computing = [node for node in view.nodes if view.kind(node) != "parameter"]
-    # Following a step meets its tensors in the order of execution; slots begin with parameters.
+    # Graphs list nodes in execution order; slots begin with parameters.
     order = dict.fromkeys([*names, *computing, *parameters])
     nodes = tuple(
         _owned(view, name, i, kinds[name], parameters[name])
@@ -110,7 +110,7 @@ def graph_of(view: RunView, at: Selection) -> Graph:
 
 
 def _drawn_beside(key: SlotKey, kind: str) -> str:
-    """Returns the name of a node that is drawn apart from its module, else an empty string."""
+    """Returns the name of a node drawn apart from its module, or ""."""
     if key.role.endswith(EARLIER_STEP):
         return f"{key.node}{key.role.removeprefix('output')}"
     return f"{key.node}.{key.role}" if kind == "buffer" else ""
@@ -133,9 +133,9 @@ def _node(view: RunView, name: str, order: int, at: Selection) -> GraphNode:
 
 
 def loose_of(at: Selection, graph: Graph, scene: Scene) -> dict[str, Any]:
-    """Returns the boxes that only other roles of the selected node are joined with, not this one.
+    """Returns boxes connected only to other roles of the selected node.
 
-    `{"of": box id of the selected node, "boxes": box ids}`, for the browser.
+    Returns `{"of": box id of the selected node, "boxes": box ids}` for the browser.
     """
     name = graph.name_of(at)
     joined: dict[str, bool] = {}
@@ -153,7 +153,7 @@ def loose_of(at: Selection, graph: Graph, scene: Scene) -> dict[str, Any]:
 
 
 def info_of(view: RunView, at: Selection, graph: Graph) -> str:
-    """Returns one line about the selected tensor."""
+    """Returns one line of text about the selected tensor."""
     if not at.node:
         return ""
     name = graph.name_of(at)
@@ -168,10 +168,10 @@ def info_of(view: RunView, at: Selection, graph: Graph) -> str:
 def heat_of(
     view: RunView, at: Selection, graph: Graph, *, scene: Scene, pass_: str
 ) -> tuple[dict[str, dict[str, Any]], dict[str, Any]]:
-    """Returns the paint of every box, and the legend: the selected statistic of one pass.
+    """Returns each box's paint, and the legend: the selected statistic of one pass.
 
-    A fold shows its own module's value, or else the largest magnitude inside it; it is hatched as
-    soon as anything inside is NaN or infinite.
+    A folded group shows its own module's value, or else the largest magnitude inside. It is hatched
+    if anything inside is NaN or infinite.
     """
     whole = scale(view, at, pass_)
     values = node_values(view, at, graph, pass_)
@@ -189,7 +189,7 @@ def _title(view: RunView, name: str, at: Selection) -> str:
 def node_values(
     view: RunView, at: Selection, graph: Graph, pass_: str
 ) -> dict[str, tuple[float, bool]]:
-    """Returns for each recorded node its value and whether it holds NaN or infinities."""
+    """Returns each recorded node's value and whether it holds NaN or infinity."""
     if at.step is None:
         return {}
     row = view.row(at.step, at.type, at.over)
@@ -204,10 +204,10 @@ def node_values(
 
 
 def _painted_slots(view: RunView, at: Selection, graph: Graph, pass_: str) -> dict[str, int]:
-    """Returns the slot that paints each node that has one.
+    """Returns the slot that colours each node.
 
-    Of all nodes but the selected one it depends on no more than pass and iteration, so it is looked
-    up once: a step or another statistic then only picks other numbers.
+    Cached: except for the selected node it depends only on pass and iteration, so changing the step
+    or the statistic only selects other numbers.
     """
     key = ("painted", id(graph), pass_, at.iteration)
     elsewhere = replace(at, node="", role="")
@@ -229,7 +229,7 @@ def _slots_of_all(view: RunView, at: Selection, graph: Graph, pass_: str) -> dic
 def _painted_slot(
     view: RunView, at: Selection, graph: Graph, *, node: str, pass_: str
 ) -> int | None:
-    """Returns the slot that paints a node: the selected tensor itself, else its first role."""
+    """Returns the slot that colours a node: the selected tensor, else the node's first role."""
     owner, role = graph.parameters.get(node, (node, ""))
     selected = [at.role] if node == graph.name_of(at) else view.roles(node)
     for candidate in [role] if role else selected:
@@ -261,7 +261,7 @@ def _magnitude(value: float) -> float:
 
 
 def scale(view: RunView, at: Selection, pass_: str) -> Scale:
-    """Returns the scale of the selected statistic of one pass, for all nodes and steps."""
+    """Returns the scale of the selected statistic of one pass, shared by all nodes and steps."""
     key = ("scale", at.statistic, pass_, at.over, at.type)
     return view.now(key, lambda: scale_of(_known(view, at, pass_)))
 
@@ -273,11 +273,11 @@ def _known(view: RunView, at: Selection, pass_: str) -> NDArray[np.float64]:
 
 
 def scale_of(values: NDArray[np.float64]) -> Scale:
-    """Returns the scale for all values of a run: one for all steps, so that colours compare.
+    """Returns one scale for all values of a run, so that colours are comparable across steps.
 
     The outermost percent on each side saturates. Signed values get a diverging scale; positive
-    ones that span more than two orders of magnitude a logarithmic one. Of many values an evenly
-    spaced part tells the percents.
+    values that span more than two orders of magnitude get a logarithmic one. With many values, an
+    evenly spaced subset determines the quantiles.
     """
     if not len(values):
         return Scale(0.0, 1.0)

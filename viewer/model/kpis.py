@@ -1,4 +1,4 @@
-"""What the training itself is measured by, over steps: losses and recorded KPIs."""
+"""Losses and recorded KPIs over steps."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from comgra_decl.viewer.model.series import WIDE, Floats, Window, bounds, drawn,
 
 @dataclass(frozen=True, slots=True)
 class Line:
-    """One line of a chart, e.g. the training loss."""
+    """One line of a chart, such as the training loss."""
 
     label: str
     steps: Steps
@@ -22,22 +22,22 @@ class Line:
 
 @dataclass(frozen=True, slots=True)
 class Chart:
-    """All lines of one KPI, over the same axis; `bounds` is the range to show."""
+    """All lines of one KPI on common axes; `bounds` is the value range to show."""
 
     title: str
     lines: tuple[Line, ...]
     bounds: tuple[float, float]
 
     def logarithmic(self) -> Chart:
-        """Returns the same chart in powers of ten; what is not positive leaves a gap."""
+        """Returns the chart in powers of ten; non-positive values become gaps."""
         lines = [replace(line, values=log10(line.values)) for line in self.lines]
         return _chart(self.title, lines)
 
 
 def charts(view: RunView, *, points: int = WIDE, within: Window | None = None) -> tuple[Chart, ...]:
-    """Returns one chart per loss and per KPI, each with a line per type of execution.
+    """Returns one chart per loss and KPI, with a line per step type.
 
-    Lines of more than `points` are thinned, see `drawn`.
+    Lines of more than `points` points are thinned, see `drawn`.
     """
     if points != WIDE:
         return _charts(view, points, within)
@@ -56,7 +56,7 @@ def _thinned(line: Line, points: int, within: Window | None) -> Line:
 
 
 def _every_line(view: RunView) -> list[tuple[str, list[Line]]]:
-    """Returns all lines by title of their chart, losses first."""
+    """Returns all lines by chart title, losses first."""
     losses: dict[str, list[Line]] = {}
     others: dict[str, list[Line]] = {}
     titles = {_title(slot) for slot in _losses(view)}
@@ -65,7 +65,7 @@ def _every_line(view: RunView) -> list[tuple[str, list[Line]]]:
         steps, values = part["step"].to_numpy(), part["value"].to_numpy(float)
         is_loss = name in titles or name.partition("[")[0] == "loss"
         _add(losses if is_loss else others, name, Line(label, steps, values))
-    for slot in _losses(view):  # what the curves of all steps do not tell, such as evaluations
+    for slot in _losses(view):  # losses without a curve over all steps, such as evaluations
         for type_ in view.run.types:
             series = view.series(slot, "mean", "mean", type_)
             steps, values = np.asarray(series.index), np.asarray(series, float)
@@ -78,15 +78,15 @@ def _losses(view: RunView) -> list[Slot]:
 
 
 def _title(slot: Slot) -> str:
-    """Returns how the KPIs call a loss: the number tells several of one step apart."""
+    """Returns the chart title of a loss; a number distinguishes several losses of a step."""
     title = slot.node if slot.role == "output" else f"{slot.node} {slot.role}"
     return f"{title}[{slot.iteration}]" if slot.iteration else title
 
 
 def _add(lines: dict[str, list[Line]], title: str, new: Line) -> None:
     known = ~np.isnan(new.values)
-    told = any(line.label == new.label for line in lines.get(title, ()))  # a loss that is a KPI too
-    if known.any() and not told:
+    logged = any(line.label == new.label for line in lines.get(title, ()))  # as a KPI
+    if known.any() and not logged:
         steps, values = new.steps[known].astype(np.int64), new.values[known]
         lines.setdefault(title, []).append(Line(new.label, steps, values))
 

@@ -1,4 +1,4 @@
-"""What the statistics and aggregates are called and how they are explained in tooltips."""
+"""Display names and tooltips of statistics and aggregates."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ BATCH_LABELS = {"mean": "Mean", "std": "Std", "abs_max": "Abs-max"}
 
 
 def order_of_operations(statistic: str, batch: str) -> str:
-    """Says how a shown number came about: first over the values, then over the batch."""
+    """Returns how a number was computed: per sample first, then over the batch."""
     first = STATISTIC_HELP.get(statistic, statistic)
     if batch.isdecimal():
         return f"{first} of sample {batch}"
@@ -43,7 +43,7 @@ def order_of_operations(statistic: str, batch: str) -> str:
 
 
 def pass_label(pass_: str) -> str:
-    """Returns a pass as people say it: `forward`, `gradient`, `gradient 2`."""
+    """Returns a pass's display name: `forward`, `gradient`, `gradient 2`."""
     if pass_ == "grad" or pass_.startswith("grad:"):
         return f"gradient {pass_[5:]}".strip()
     return pass_

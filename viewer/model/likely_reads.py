@@ -1,4 +1,4 @@
-"""What someone is likely to look at next, as small pieces of reading that fill a run's caches."""
+"""Prefetching: likely next selections, as small reads that fill a run's caches."""
 
 from __future__ import annotations
 
@@ -19,14 +19,14 @@ from comgra_decl.viewer.model.values import values_picture
 Work = Callable[[], object]
 
 _SAMPLES = 8
-"""So many of the recorded samples are read ahead."""
+"""Maximum number of recorded samples to prefetch."""
 
 _QUICK = 2_000_000
-"""So many numbers are read in some hundredths of a second, and nobody is answered meanwhile."""
+"""Maximum numbers per read: some hundredths of a second, during which requests wait."""
 
 
 def next_to(view: RunView, at: Selection, before: Selection, colour: str) -> Iterator[Work]:
-    """Yields what may be chosen next after a change: another step, another of what was chosen."""
+    """Yields likely next reads after a change: neighbouring steps or choices."""
     if at.step != before.step:
         yield from near_steps(view, at, before.step)
     if replace(at, step=before.step) != before or at.step == before.step:
@@ -34,7 +34,7 @@ def next_to(view: RunView, at: Selection, before: Selection, colour: str) -> Ite
 
 
 def near_steps(view: RunView, at: Selection, before: int | None) -> Iterator[Work]:
-    """Yields what shows the tensor two records on in the direction of walking, and one back."""
+    """Yields reads for the tensor two records ahead in the walking direction and one back."""
     steps = view.steps(at.type)
     if at.step is None or not len(steps):
         return
@@ -46,12 +46,12 @@ def near_steps(view: RunView, at: Selection, before: int | None) -> Iterator[Wor
 
 
 def near_choices(view: RunView, at: Selection, colour: str) -> Iterator[Work]:
-    """Yields what shows the tensor by another statistic, or of another sample.
+    """Yields reads for the tensor's other statistics and samples.
 
     Args:
         view: The run.
-        at: What is shown.
-        colour: The pass that paints the graph; anything else paints it without statistics.
+        at: Current selection.
+        colour: Pass that colours the graph; other values colour it without statistics.
     """
     known = view.run.statistics
     here = known.index(at.statistic) if at.statistic in known else 0
@@ -69,7 +69,7 @@ def near_choices(view: RunView, at: Selection, colour: str) -> Iterator[Work]:
 
 
 def tensor(view: RunView, at: Selection) -> Iterator[Work]:
-    """Yields what shows another tensor at the step."""
+    """Yields reads for another tensor at the step."""
     for slot in slots_of(view, at):
         yield partial(curve, view, slot, at)
         yield partial(distribution, view, slot, at)

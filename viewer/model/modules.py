@@ -1,4 +1,4 @@
-"""The model as its modules are nested: what each holds, and how much of it is trained."""
+"""The module tree: what each module holds, and how much of it is trained."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ from comgra_decl.viewer.model.runview import Rows, RunView
 from comgra_decl.viewer.model.selection import Selection
 
 Key = tuple[int, str]
-"""A module: the number of its outermost module, its path below that."""
+"""Key of a module: number of its root module, path below it."""
 
 
 @dataclass(frozen=True, slots=True)
 class Parameter:
-    """One parameter of a module itself; `tied_to` is the node of the one it is."""
+    """One parameter directly in a module; `tied_to` is the node of the parameter it shares."""
 
     name: str
     shape: tuple[int, ...]
@@ -27,11 +27,11 @@ class Parameter:
 
 @dataclass(slots=True)
 class Module:
-    """A line of the tree; counts include the modules within, tied parameters count once.
+    """A line of the tree; counts include submodules and count tied parameters once.
 
-    `node` is None where nothing of it was recorded. `share` is the part of the squared length of
-    all changes (of the whole model) that lies in this module, `ratio` the length of its change
-    over that of its weights; both None where the record does not tell.
+    `node` is None if nothing was recorded for the module. `share` is its part of the squared norm
+    of all changes of the model; `ratio` is the norm of its change over the norm of its weights.
+    Both are None if the record lacks them.
     """
 
     key: Key
@@ -50,7 +50,7 @@ class Module:
 
     @property
     def frozen(self) -> str:
-        """Says "frozen" if no parameter is trained, "partly frozen" if some are not."""
+        """Returns "frozen" if no parameter is trained, "partly frozen" if some are not, else ""."""
         if not self.count or self.trainable == self.count:
             return ""
         return "partly frozen" if self.trainable else "frozen"
@@ -58,13 +58,13 @@ class Module:
 
 @dataclass(frozen=True, slots=True)
 class ModuleTree:
-    """All modules, outer ones before those within; `measure` says what `share` is a share of."""
+    """All modules, parents before children; `measure` names the quantity that `share` divides."""
 
     modules: Mapping[Key, Module]
     measure: str | None
 
     def visible(self, opened: Iterable[Key]) -> list[Module]:
-        """Returns the lines that show when the modules `opened` are unfolded."""
+        """Returns the visible lines if the modules in `opened` are expanded."""
         wanted, shown = set(opened), set[Key]()
         lines = []
         for key, module in self.modules.items():
@@ -74,7 +74,7 @@ class ModuleTree:
         return lines
 
     def unfolded(self, most: int) -> frozenset[Key]:
-        """Returns which modules to unfold so that at most about `most` lines show."""
+        """Returns which modules to expand so that about `most` lines are visible."""
         opened: set[Key] = set()
         for depth in range(max((m.depth for m in self.modules.values()), default=0)):
             within = sum(module.depth <= depth + 1 for module in self.modules.values())
@@ -84,7 +84,7 @@ class ModuleTree:
         return frozenset(opened)
 
     def above(self, node: str) -> frozenset[Key]:
-        """Returns the modules that must be unfolded for the line of a node to show."""
+        """Returns the modules to expand so that a node's line is visible."""
         found = next((m for m in self.modules.values() if m.node == node), None)
         keys: set[Key] = set()
         while found is not None and found.parent is not None:
@@ -94,7 +94,7 @@ class ModuleTree:
 
 
 def module_tree(view: RunView, at: Selection) -> ModuleTree:
-    """Returns the modules of the run, with what their parameters did at the selected step."""
+    """Returns the run's modules and their parameter changes at the selected step."""
     modules = _nested(view, at)
     measure = None
     if at.step is not None:
@@ -121,7 +121,7 @@ def _nested(view: RunView, at: Selection) -> dict[Key, Module]:
 
 
 def _parent(modules: Mapping[Key, Module], top: int, path: str) -> Key | None:
-    """Returns the nearest module around a path: containers that are wrappers have no line."""
+    """Returns the nearest enclosing module of a path; wrapper containers have no line."""
     while path:
         path = path.rpartition(".")[0]
         if (top, path) in modules:
@@ -178,7 +178,7 @@ def _count(modules: Mapping[Key, Module]) -> None:
 
 
 def _weigh(view: RunView, modules: Mapping[Key, Module], row: Rows, at: Selection) -> str | None:
-    """Fills in shares and ratios; returns what was shared out, None if nothing was recorded."""
+    """Fills in shares and ratios. Returns the measured quantity, or None if none was recorded."""
     if "l2" not in view.run.statistics:
         return None
     lengths = row.column("l2")

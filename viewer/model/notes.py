@@ -1,4 +1,4 @@
-"""What the program said about its own training, by step."""
+"""Notes logged by the program, by step."""
 
 from __future__ import annotations
 
@@ -8,12 +8,12 @@ from datetime import datetime
 from comgra_decl.viewer.model.runview import RunView
 
 MOST = 1000
-"""Notes shown; of more, the newest."""
+"""Maximum number of notes shown, the newest."""
 
 
 @dataclass(frozen=True, slots=True)
 class Note:
-    """One note: the step during which it was written, the time of day, and its text."""
+    """A note: the step at which it was logged, the time of day, and its text."""
 
     step: int
     time: str
@@ -21,7 +21,7 @@ class Note:
 
 
 def notes(view: RunView) -> tuple[Note, ...]:
-    """Returns the newest notes, in the order in which they were written."""
+    """Returns the newest notes, oldest first."""
     return view.now("notes", lambda: _notes(view))
 
 

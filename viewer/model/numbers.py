@@ -1,11 +1,11 @@
-"""How numbers are written on screen: four significant digits, missing and non-finite marked."""
+"""Number formatting: four significant digits, with marks for missing and non-finite values."""
 
 from __future__ import annotations
 
 import math
 
 MISSING = "\u2013"
-"""Stands where nothing was recorded; never 0."""
+"""Text for missing values; never 0."""
 
 _MINUS = "\u2212"
 
@@ -13,8 +13,8 @@ _MINUS = "\u2212"
 def number(value: float, *, digits: int = 4) -> str:
     """Returns `value` with `digits` significant digits, scientific outside 0.001 .. 10,000.
 
-    NaN and infinities are written out ("NaN", "∞"): whether a NaN means "missing" is known only
-    to the caller, who writes `MISSING` then.
+    NaN and infinities become "NaN" and "∞". Only the caller knows whether a NaN means "missing"
+    and should be shown as `MISSING`.
     """
     if math.isnan(value):
         return "NaN"
@@ -33,23 +33,23 @@ def number(value: float, *, digits: int = 4) -> str:
 
 
 def signed(value: float, *, digits: int = 3) -> str:
-    """Returns a change: always with its sign, "0" where nothing changed."""
+    """Returns a change with its sign; "0" for no change."""
     text = number(value, digits=digits)
     return f"+{text}" if value > 0 else text
 
 
 def count(value: int) -> str:
-    """Returns an integer with thousands separated by a thin space."""
+    """Returns an integer with thin spaces between thousands."""
     return f"{value:,}".replace(",", "\u202f")
 
 
 def shape(dims: tuple[int, ...]) -> str:
-    """Returns a tensor's shape as 8 x 64 with proper signs, or "scalar"."""
+    """Returns a tensor shape such as 8 x 64 (with multiplication signs), or "scalar"."""
     return "\u00d7".join(str(d) for d in dims) if dims else "scalar"
 
 
 def duration(seconds: float) -> str:
-    """Returns a length of time in the unit that reads best."""
+    """Returns a duration in a readable unit: ms, s, min or h."""
     if seconds < 1:
         return f"{seconds * 1000:.3g} ms"
     if seconds < 120:

@@ -1,4 +1,4 @@
-"""Every recorded tensor at every recorded step: one statistic as a picture, a line per tensor."""
+"""Heat map of one statistic: a line per tensor, a column per recorded step."""
 
 from __future__ import annotations
 
@@ -13,19 +13,18 @@ from comgra_decl.viewer.model.runview import RunView, Slot
 from comgra_decl.viewer.model.selection import Selection, nearest
 from comgra_decl.viewer.model.series import Floats, Window
 
-_LONGEST = 30  # letters of a label beside the picture
+_LONGEST = 30  # maximum characters of a label
 
 
 @dataclass(frozen=True, slots=True)
 class Overview:
-    """A picture [lines, columns]; line 0 is the first tensor.
+    """Heat map [lines, columns]; line 0 is the first tensor.
 
-    A column shows the number of largest magnitude recorded in it, or before it if there is none.
+    A column shows its recorded number of largest magnitude; without one, the previous column's.
 
-    `places` lie between 0 and 1 on `scale` (about 0.5 where that is diverging), NaN where nothing
-    was recorded or the value is not finite; `values` are the numbers themselves; `broken` is 1
-    where the tensor held NaN or infinities, else NaN. `x0` to `x1` are the steps spanned, `all_`
-    those of the run.
+    `places` are positions on `scale` from 0 to 1 (about 0.5 for 0 on a diverging scale), NaN for
+    missing and non-finite values; `values` are the numbers. `broken` is 1 where the tensor held NaN
+    or infinities, else NaN. `x0` to `x1` is the range of steps, `all_` that of the run.
     """
 
     slots: tuple[Slot, ...]
@@ -39,11 +38,11 @@ class Overview:
 
     @property
     def labels(self) -> list[str]:
-        """What the lines are called."""
+        """Labels of the lines."""
         return [label_of(slot) for slot in self.slots]
 
     def line_of(self, at: Selection) -> int | None:
-        """Returns the line of the selected tensor, None if it is not shown."""
+        """Returns the selected tensor's line, or None if it is not shown."""
         for line, slot in enumerate(self.slots):
             if (slot.node, slot.role) == (at.node, at.role):
                 return line
@@ -53,9 +52,9 @@ class Overview:
 def overview(
     view: RunView, at: Selection, pass_: str, *, within: Window | None = None
 ) -> Overview | None:
-    """Returns the selected statistic of all tensors of a pass, None if there are none.
+    """Returns the selected statistic of all tensors of a pass, or None if there are none.
 
-    Of all steps, or of those in a window.
+    Covers all steps, or a window.
     """
     slots = _lines(view, at.iteration, pass_)
     steps = view.steps(at.type)
@@ -81,7 +80,7 @@ def overview(
 
 
 def places_of(scale: Scale, values: Floats) -> Floats:
-    """Returns where values lie between the ends of a scale, 0 to 1, as `Scale.colour` does."""
+    """Returns positions of values on a scale, 0 to 1, computed as in `Scale.colour`."""
     with np.errstate(invalid="ignore", divide="ignore", over="ignore"):
         if scale.diverging:
             places = 0.5 + 0.5 * values / (scale.high or 1.0)
@@ -95,13 +94,13 @@ def places_of(scale: Scale, values: Floats) -> Floats:
 
 
 def label_of(slot: Slot) -> str:
-    """Returns node and role, of long names the end, which tells more than the beginning."""
+    """Returns node and role, shortened at the start, which is less specific than the end."""
     name = slot.node if slot.role == "output" else f"{slot.node}.{slot.role}"
     return name if len(name) <= _LONGEST else f"\u2026{name[-_LONGEST + 1 :]}"
 
 
 def _lines(view: RunView, iteration: int, pass_: str) -> list[Slot]:
-    """Returns a slot per tensor, in the order of execution, parameters and buffers at the end."""
+    """Returns a slot per tensor in execution order; parameters and buffers come last."""
     found: list[tuple[bool, int, Slot]] = []
     for node in view.nodes:
         for role in view.roles(node):
@@ -109,13 +108,13 @@ def _lines(view: RunView, iteration: int, pass_: str) -> list[Slot]:
             at = nearest(np.array(known), iteration)
             if at is not None:
                 slot = view.passes(node, role, at)[pass_]
-                # ids are given in the order in which tensors are met; parameters are read first
+                # ids follow the order of capture; parameters are read first
                 order = view.first_slot(node, role).id
                 found.append((slot.kind in ("parameter", "buffer"), order, slot))
     return [slot for *_, slot in sorted(found, key=lambda line: line[:2])]
 
 
 def _picture(table: pd.DataFrame, ids: list[int], span: Window, count: int) -> Floats:
-    """Returns the lines `ids` of a table of `RunView.heat`."""
+    """Returns the lines `ids` of a `RunView.heat` table."""
     steps = table.columns.to_numpy()
     return strongest(table.reindex(ids).to_numpy(float), steps, *span, count)

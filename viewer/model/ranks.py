@@ -1,28 +1,28 @@
-"""How one rank of a distributed run is called, where a run is."""
+"""Names of single ranks of a distributed run."""
 
 from __future__ import annotations
 
-_MARK = "//rank-"  # no path of a run has two slashes in a row
+_MARK = "//rank-"  # run paths never contain a double slash
 
 
 def with_rank(run: str, rank: int | None) -> str:
-    """Returns the name of one rank of a run, or for None the run's own."""
+    """Returns the name of one rank of a run; for None, the run's name."""
     base = without_rank(run)
     return base if rank is None else f"{base}{_MARK}{rank}"
 
 
 def without_rank(run: str) -> str:
-    """Returns the name of the run to which a rank belongs."""
+    """Returns the name of a rank's run."""
     return run.partition(_MARK)[0]
 
 
 def rank_in(run: str) -> int | None:
-    """Returns the rank that a name tells; untrusted, so None for nonsense."""
+    """Returns the rank in a name; None if it is missing or malformed, as in untrusted input."""
     number = run.partition(_MARK)[2]
     return int(number) if number.isascii() and number.isdecimal() and len(number) < 9 else None
 
 
 def spoken(run: str) -> str:
-    """Returns a name as people read it."""
+    """Returns a run's or rank's display name."""
     rank = rank_in(run)
     return without_rank(run) + ("" if rank is None else f" \u00b7 rank {rank}")

@@ -1,4 +1,4 @@
-"""What a person is looking at, and how much of it survives when one choice changes."""
+"""The current selection, and how it adapts when one choice changes."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ from comgra_decl.viewer.model.runview import RunView, Slot, Steps
 
 @dataclass(frozen=True, slots=True)
 class Selection:
-    """One point of view on a run.
+    """The current selection in a run.
 
     `type` "" means all training steps. `batch` is an aggregate over the batch ("mean", "std",
-    "abs_max") or the number of a recorded sample ("0", "1", ...). `gradient` is the pass that is
-    shown beside the forward one. `step` is None while there is no record.
+    "abs_max") or a recorded sample's number ("0", "1", ...). `gradient` is the pass shown next to
+    the forward pass. `step` is None if there are no records.
     """
 
     type: str = ""
@@ -31,19 +31,19 @@ class Selection:
 
     @property
     def sample(self) -> int | None:
-        """The chosen sample, or None while an aggregate is chosen."""
+        """Number of the selected sample; None if an aggregate is selected."""
         return int(self.batch) if self.batch.isdecimal() else None
 
     @property
     def over(self) -> str:
-        """The aggregate to use where single samples cannot be shown."""
+        """Aggregate to use where single samples cannot be shown."""
         return "mean" if self.batch.isdecimal() else self.batch
 
 
 def resolve(view: RunView, wanted: Selection, remembered: Mapping[str, str]) -> Selection:
-    """Returns the selection nearest to `wanted` that the run can show.
+    """Returns the selection nearest to `wanted` that exists in the run.
 
-    Whatever exists is kept: the node, then its role (else the role last used for that node, from
+    Keeps existing values: the node, its role (else the role last used for that node, from
     `remembered`), the nearest iteration, the nearest recorded step, the statistic and the sample.
     """
     type_ = wanted.type if wanted.type in view.types() else ""
@@ -63,7 +63,7 @@ def resolve(view: RunView, wanted: Selection, remembered: Mapping[str, str]) -> 
 
 
 def nearest(steps: Steps, wanted: int | None) -> int | None:
-    """Returns the recorded step nearest to `wanted` (the earlier of two), the last for None."""
+    """Returns the recorded step nearest to `wanted`; ties go to the earlier, None to the last."""
     if len(steps) == 0:
         return None
     if wanted is None:
@@ -74,13 +74,13 @@ def nearest(steps: Steps, wanted: int | None) -> int | None:
 
 
 def previous(steps: Steps, step: int) -> int | None:
-    """Returns the recorded step before `step`, or None."""
+    """Returns the previous recorded step, or None."""
     index = int(np.searchsorted(steps, step))
     return int(steps[index - 1]) if index > 0 else None
 
 
 def slots_of(view: RunView, at: Selection) -> tuple[Slot | None, Slot | None]:
-    """Returns the slots of the selected tensor: forward, and the chosen gradient pass."""
+    """Returns the selected tensor's slots: forward, and the selected gradient pass."""
     passes = view.passes(at.node, at.role, at.iteration)
     return passes.get("forward"), passes.get(at.gradient)
 

@@ -1,4 +1,4 @@
-"""One statistic of one tensor over the training, ready to be drawn."""
+"""One statistic of one tensor over training, prepared for drawing."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ from comgra_decl.viewer.model.runview import RunView, Slot, Steps
 from comgra_decl.viewer.model.selection import Selection
 
 POINTS, WIDE = 600, 2000
-"""More points than this are thinned, keeping the extremes of each stretch.
+"""Maximum number of points, beyond which lines are thinned; the extremes of each stretch stay.
 
-About two per pixel of a figure in a grid, and of one that has the width of a page. What a browser
-cannot show took most of the time of painting a line.
+About two per pixel of a small figure and of a page-wide one. More points than a browser can show
+dominated the time of painting a line.
 """
 
 NEVER_NEGATIVE = (
@@ -28,7 +28,7 @@ NEVER_NEGATIVE = (
 
 Floats = NDArray[np.float64]
 Window = tuple[float, float]
-"""First and last of the steps on screen."""
+"""First and last visible step."""
 
 
 def _none() -> Floats:
@@ -39,9 +39,9 @@ def _none() -> Floats:
 class Curve:
     """A line over steps.
 
-    `low` and `high` bound the band of one standard deviation over the batch (empty without one);
-    `context` is the batch mean behind a single sample. NaN leaves a gap; `broken` are the steps
-    whose value was recorded and is NaN or infinite. `bounds` is the range to show.
+    `low` and `high` bound the band of one standard deviation over the batch (empty without one).
+    `context` is the batch mean behind a single sample. NaN leaves a gap; `broken` holds steps with
+    a recorded NaN or infinity. `bounds` is the value range to show.
     """
 
     steps: Steps = field(default_factory=lambda: np.empty(0, np.int64))
@@ -54,13 +54,13 @@ class Curve:
     missing: str = ""
 
     def logarithmic(self) -> Curve:
-        """Returns the same curve in powers of ten; what is not positive leaves a gap.
+        """Returns the curve in powers of ten; non-positive values become gaps.
 
-        A band that reaches below zero goes to the end of the axis.
+        A band that reaches below zero extends to the end of the axis.
         """
         values, high, context = log10(self.values), log10(self.high), log10(self.context)
         if len(values) and np.isnan(values).all() and not self.missing:
-            return replace(self, missing="No positive values: choose the linear axis.")
+            return replace(self, missing="No positive values; choose a linear y axis.")
         shown = bounds(values, high, context)
         low = np.where((self.low <= 0) & ~np.isnan(high), shown[0], log10(self.low))
         return replace(self, values=values, low=low, high=high, context=context, bounds=shown)
@@ -90,7 +90,7 @@ def _curve(
     if not np.isfinite(values).any() and not len(_broken(view, slot, at, steps, values)):
         if at.statistic not in STATISTICS and len(values):
             return Curve(missing=f"{at.statistic} does not apply to this tensor.")
-        return Curve(missing="No record of this tensor yet.")
+        return Curve(missing="No records of this tensor yet.")
     low, high, context = _surroundings(view, slot, at, batch, values)
     keep, shown = drawn(steps, values, *shown_), bounds(values, low, high)
     low, high, context = (line[keep] if len(line) else line for line in (low, high, context))
@@ -106,7 +106,7 @@ def _curve(
 
 
 def extent(*lines: Steps) -> Window:
-    """Returns the range that shows all steps, with a little air."""
+    """Returns a range that holds all steps, with a small margin."""
     known = [line for line in lines if len(line)]
     if not known:
         return 0.0, 1.0
@@ -116,7 +116,7 @@ def extent(*lines: Steps) -> Window:
 
 
 def bounds(*lines: Floats) -> tuple[float, float]:
-    """Returns a range that holds all finite values, with a little air; never of length 0."""
+    """Returns a range that holds all finite values, with a small margin; never empty."""
     finite = [line[np.isfinite(line)] for line in lines]
     known = np.concatenate([*finite, np.empty(0)])
     if not len(known):
@@ -127,7 +127,7 @@ def bounds(*lines: Floats) -> tuple[float, float]:
 
 
 def isolated(values: Floats) -> NDArray[np.int64]:
-    """Returns the indices of finite values with a gap on both sides, which no line shows."""
+    """Returns the indices of finite values between two gaps, which a line cannot show."""
     known = np.concatenate([[False], np.isfinite(values), [False]])
     return np.flatnonzero(known[1:-1] & ~known[:-2] & ~known[2:])
 
@@ -135,24 +135,24 @@ def isolated(values: Floats) -> NDArray[np.int64]:
 def drawn(
     steps: Steps, values: Floats, points: int, within: Window | None = None
 ) -> NDArray[np.int64]:
-    """Returns ascending indices of what to draw of a line.
+    """Returns ascending indices of the points to draw.
 
     Args:
-        steps: Where the values are, ascending [k].
-        values: The line [k].
-        points: How many of all are drawn, and as many again of those in the window.
-        within: What is on screen, for a line that someone has zoomed into.
+        steps: Steps of the values, ascending [k].
+        values: Values of the line [k].
+        points: Maximum number of points, overall and again within the window.
+        within: Visible steps of a zoomed line.
     """
     keep = thin(values, points)
     if within is None or len(keep) == len(values):
         return keep
     first, last = np.searchsorted(steps, within)
-    first = max(int(first) - 1, 0)  # one more on each side: the line goes on there
+    first = max(int(first) - 1, 0)  # one more on each side, where the line leaves the window
     return np.union1d(keep, first + thin(values[first : last + 1], points))
 
 
 def thin(values: Floats, points: int) -> NDArray[np.int64]:
-    """Returns ascending indices of at most about `points` values: extremes, first and last."""
+    """Returns ascending indices of about `points` values at most: extremes, first and last."""
     size = len(values)
     if size <= points:
         return np.arange(size)
@@ -166,7 +166,7 @@ def thin(values: Floats, points: int) -> NDArray[np.int64]:
 
 
 def log10(values: Floats) -> Floats:
-    """Returns decimal logarithms, NaN where there is none."""
+    """Returns decimal logarithms; NaN for non-positive values."""
     logarithms: Floats = np.log10(values, out=np.full(len(values), np.nan), where=values > 0)
     return logarithms
 

@@ -1,4 +1,4 @@
-"""The recorded values of one tensor as a sheet: a window of cells, a picture of all, a list."""
+"""Recorded values of one tensor as a sheet: table window, image and sorted list."""
 
 from __future__ import annotations
 
@@ -16,18 +16,18 @@ from comgra_decl.viewer.model.slicing import COLOUR, Slicing, slicing_for, taken
 from comgra_decl.viewer.model.unrecorded import Unrecorded, why_unrecorded
 
 ROWS, COLUMNS = 60, 14
-"""Cells of the window that are written out."""
+"""Maximum rows and columns of the table window."""
 
 LISTED = 100
-"""Values on one page of the list."""
+"""Values per page of the list."""
 
 PIXELS = 10_000
-"""Larger pictures show the largest magnitude of each block of cells."""
+"""Maximum image size; larger slices show the largest magnitude of each block of cells."""
 
 PHOTO = 65_536
-"""Larger pictures in colours show every so many pixels."""
+"""Maximum size of a colour image; larger ones are subsampled."""
 
-_TEXT = 4000  # letters
+_TEXT = 4000  # characters
 
 Cells = NDArray[Any]
 Floats = NDArray[np.float64]
@@ -35,7 +35,7 @@ Floats = NDArray[np.float64]
 
 @dataclass(frozen=True, slots=True)
 class Dim:
-    """One dim of the recorded values; the samples are the first one of a batched tensor."""
+    """One dim of the recorded values; the first one of a batched tensor holds the samples."""
 
     name: str
     size: int
@@ -43,9 +43,9 @@ class Dim:
 
 @dataclass(frozen=True, slots=True)
 class Tensor:
-    """All recorded values of a tensor at a step, or why there are none.
+    """All recorded values of a tensor at a step, or the reason why there are none.
 
-    `values` [*dims] are in their own dtype; `fixed` is the sample that was chosen, if any.
+    `values` [*dims] have the recorded dtype; `fixed` is the selected sample, if any.
     """
 
     values: Cells = field(default_factory=lambda: np.zeros(()))
@@ -56,18 +56,18 @@ class Tensor:
     missing: Unrecorded | None = None
 
     def slicing(self, text: str) -> Slicing:
-        """Returns what a text of the address means for this tensor."""
+        """Returns the slicing that URL text describes for this tensor."""
         return slicing_for(text, self.values.shape, fixed=self.fixed, picture=self.picture)
 
     @property
     def chosen(self) -> Cells:
-        """The values of the chosen sample [...], or all."""
+        """Values of the selected sample [...], or of all samples."""
         return self.values if self.fixed is None else self.values[self.fixed]
 
 
 @dataclass(frozen=True, slots=True)
 class Window:
-    """A part of the cells: `cells` [rows, columns] begin at `row`, `column` of `total`."""
+    """Part of the cells: `cells` [rows, columns] start at `row`, `column` of `total`."""
 
     cells: Cells
     row: int
@@ -77,7 +77,7 @@ class Window:
 
 @dataclass(frozen=True, slots=True)
 class Listing:
-    """A page of all values in order: `indices` [k, dims] and `values` [k], from `first` on."""
+    """Page of the sorted values, from `first` on: `indices` [k, dims] and `values` [k]."""
 
     indices: NDArray[np.int64]
     values: Cells
@@ -87,9 +87,9 @@ class Listing:
 
 @dataclass(frozen=True, slots=True)
 class Picture:
-    """All cells of a slice, `block` of them per pixel; `marks` are those that are not finite.
+    """Image of a slice, `block` cells per pixel; `marks` are non-finite cells.
 
-    `rgba` holds colours (uint32) instead, where a dim is the colour.
+    `rgba` holds colours (uint32) instead if one dim holds colour channels.
     """
 
     image: Floats
@@ -102,7 +102,7 @@ class Picture:
 def tensor_of(view: RunView, at: Selection, pass_: str) -> Tensor:
     """Returns the recorded values of one pass of the selected tensor.
 
-    One that was not recorded in that pass shows its forward values.
+    Falls back to forward values if that pass was not recorded.
     """
     slot = slot_of(view, at, pass_)
     if slot is None or at.step is None:
@@ -114,11 +114,11 @@ def tensor_of(view: RunView, at: Selection, pass_: str) -> Tensor:
     names = [f"dim {i}" for i in range(len(view.shape(slot, at))) if i != slot.batch_dim]
     fixed = None
     if slot.batch_dim is None:
-        values = values[0]  # it counts as one sample
+        values = values[0]  # stored as a single sample
     else:
         names.insert(0, "sample")
         if at.sample is not None and at.sample >= len(values):
-            return Tensor(slot=slot, missing=Unrecorded(f"Sample {at.sample} is not in this step."))
+            return Tensor(slot=slot, missing=Unrecorded(f"Sample {at.sample} was not recorded."))
         fixed = at.sample
     if values.size == 0:
         return Tensor(slot=slot, missing=Unrecorded("The tensor is empty at this step."))
@@ -127,13 +127,13 @@ def tensor_of(view: RunView, at: Selection, pass_: str) -> Tensor:
 
 
 def slot_of(view: RunView, at: Selection, pass_: str) -> Slot | None:
-    """Returns the slot of one pass of the selected tensor, else of the first pass it has."""
+    """Returns the slot of one pass of the selected tensor, else of its first pass."""
     passes = view.passes(at.node, at.role, at.iteration)
     return passes.get(pass_) or passes.get("forward") or next(iter(passes.values()), None)
 
 
 def facts_of(tensor: Tensor) -> str:
-    """Returns what is known of the values: shape, dtype, range, what is not finite."""
+    """Returns the values' shape, dtype, size and number of non-finite values as text."""
     values = tensor.chosen
     bad = int((~np.isfinite(real(values))).sum())
     parts = [shape(values.shape), str(values.dtype), f"{count(values.size)} values"]
@@ -141,7 +141,7 @@ def facts_of(tensor: Tensor) -> str:
 
 
 def window_of(tensor: Tensor, slicing: Slicing, wanted: str) -> Window:
-    """Returns the cells to write out, of colours the first channel; never more than a window."""
+    """Returns the cells of the table window; of colours, the first channel."""
     cells = taken(tensor.values, slicing)
     cells = cells[..., 0] if cells.ndim == 3 else cells
     total = cells.shape[0], cells.shape[1]
@@ -153,13 +153,13 @@ def window_of(tensor: Tensor, slicing: Slicing, wanted: str) -> Window:
 
 
 def listing_of(tensor: Tensor, order: str, wanted: str, *, whole: bool = False) -> Listing:
-    """Returns a page (or the whole) of all values in order; NaN and infinities come first.
+    """Returns one page (or all) of the sorted values; NaN and infinities come first.
 
     Args:
-        tensor: What to list.
-        order: "high", "low", "largest" or "smallest" (by magnitude) first; equals by their place.
-        wanted: The first line of the page, as in the address.
-        whole: Whether to list all of them.
+        tensor: Values to list.
+        order: "high", "low", "largest" or "smallest" (by magnitude) first; ties by position.
+        wanted: First line of the page, as in the URL.
+        whole: Whether to list all values.
     """
     values = tensor.chosen
     flat = real(values).ravel()
@@ -173,7 +173,7 @@ def listing_of(tensor: Tensor, order: str, wanted: str, *, whole: bool = False) 
 
 
 def picture_of(tensor: Tensor, slicing: Slicing) -> Picture:
-    """Returns the whole slice as a picture that is small enough for a browser."""
+    """Returns the slice as an image small enough for a browser."""
     if COLOUR in slicing.places:
         return _photo(real(taken(tensor.values, slicing)))
     cells = real(taken(tensor.values, slicing))
@@ -185,7 +185,7 @@ def picture_of(tensor: Tensor, slicing: Slicing) -> Picture:
 
 
 def text_of(tensor: Tensor) -> str:
-    """Returns the text that bytes of one sample spell, "" where they are none."""
+    """Returns the text that a byte sample encodes; "" if it is not text."""
     values = tensor.chosen
     if values.dtype != np.uint8 or values.ndim > 1:
         return ""
@@ -197,7 +197,7 @@ def text_of(tensor: Tensor) -> str:
 
 
 def corner(text: str) -> tuple[int, int]:
-    """Returns the first row and column that a text of the address asks for; untrusted."""
+    """Parses the first row and column of the table window from untrusted URL text."""
     parts = [
         int(p) if p.isascii() and p.isdecimal() and len(p) < 12 else 0 for p in text.split(",")
     ]
@@ -205,7 +205,7 @@ def corner(text: str) -> tuple[int, int]:
 
 
 def real(values: Cells) -> Floats:
-    """Returns values as float64; of complex ones their magnitude."""
+    """Returns values as float64; magnitudes if complex."""
     numbers: Floats = np.abs(values) if np.iscomplexobj(values) else values
     return numbers.astype(np.float64)
 
@@ -219,7 +219,7 @@ def _ordered(flat: Floats, order: str) -> NDArray[np.int64]:
 
 
 def _block(dims: tuple[int, ...]) -> tuple[int, int]:
-    """Returns how many rows and columns share a pixel: the longer side gives way first."""
+    """Returns rows and columns per pixel; shrinks the longer side first."""
     rows, columns = 1, 1
     while -(-dims[0] // rows) * -(-dims[1] // columns) > PIXELS:
         if dims[0] / rows >= dims[1] / columns:
@@ -230,7 +230,7 @@ def _block(dims: tuple[int, ...]) -> tuple[int, int]:
 
 
 def _blocks(cells: NDArray[Any], block: tuple[int, int]) -> NDArray[Any]:
-    """Returns of each block the cell of the largest magnitude (of marks: whether there is one)."""
+    """Returns each block's cell of largest magnitude; for marks, whether any is set."""
     if block == (1, 1):
         return cells
     (rows, columns), (h, w) = cells.shape, block
@@ -243,7 +243,7 @@ def _blocks(cells: NDArray[Any], block: tuple[int, int]) -> NDArray[Any]:
 
 
 def _photo(cells: Floats) -> Picture:
-    """Returns colours: bytes as they are, anything else from its lowest to its highest value."""
+    """Returns colours; bytes unchanged, other values scaled from lowest to highest."""
     stride = int(np.ceil(np.sqrt(cells.shape[0] * cells.shape[1] / PHOTO)))
     cells = cells[::stride, ::stride]
     finite = np.isfinite(cells)
@@ -260,7 +260,7 @@ def _photo(cells: Floats) -> Picture:
 
 
 def _limit(finite: Floats) -> float:
-    """Returns a magnitude that only the outermost half percent of the values exceeds."""
+    """Returns a magnitude that only the outermost half percent of values exceeds."""
     if not len(finite):
         return 1.0
     sizes = np.abs(finite)

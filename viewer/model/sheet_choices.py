@@ -1,4 +1,4 @@
-"""What can be chosen about raw values: pass, sample, the place of each dim, the order."""
+"""Selectors of the Values section: pass, sample, placement of dims, order."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from comgra_decl.viewer.model.slicing import COLOUR, COLUMNS, ROWS, Slicing
 _ALL = "all"
 _PLACES = (Option(ROWS, "down (rows)"), Option(COLUMNS, "across (columns)"))
 _ORDERS = (
-    Option("", "by place"),
+    Option("", "by position"),
     Option("high", "highest first", "sorted, all dims"),
     Option("low", "lowest first", "sorted, all dims"),
     Option("largest", "largest magnitude first", "sorted, all dims"),
@@ -22,7 +22,7 @@ _FILES = (Option("copy", "Copy"), Option("csv", "CSV"), Option("npy", ".npy"))
 
 
 def pass_field(view: RunView, at: Selection, chosen: str) -> Field:
-    """Returns the choice among the passes that the selected tensor was recorded in."""
+    """Returns the selector of the passes recorded for the selected tensor."""
     passes = view.passes(at.node, at.role, at.iteration)
     options = tuple(Option(name, pass_label(name)) for name in passes)
     shown = chosen if chosen in passes else "forward"
@@ -32,12 +32,12 @@ def pass_field(view: RunView, at: Selection, chosen: str) -> Field:
 def sheet_choices(
     view: RunView, at: Selection, tensor: Tensor, *, slicing: Slicing, order: str, pass_: str
 ) -> Groups:
-    """Returns all choices for the values that are shown, in groups."""
+    """Returns all selectors of the displayed values, in groups."""
     what = (pass_field(view, at, pass_), *_sample(view, at, tensor))
     if tensor.missing is not None:
         return (("Values", what),)
-    files = Field("file", "Take away", "", _FILES, _HELP, "actions")
-    ordered = Field("order", "Order", order, _ORDERS, "Not finite values come first in every list")
+    files = Field("file", "Export", "", _FILES, _HELP, "actions")
+    ordered = Field("order", "Order", order, _ORDERS, "NaN and infinity come first in sorted lists")
     return (
         ("Values", what),
         ("Dims", tuple(f for i in range(len(tensor.dims)) for f in _dim(tensor, slicing, i))),
@@ -45,11 +45,11 @@ def sheet_choices(
     )
 
 
-_HELP = "Copy: the cells on screen. CSV: the whole slice or list. .npy: all dims of what is chosen."
+_HELP = "Copy: the visible cells. CSV: the whole slice or list. .npy: all selected values."
 
 
 def sample_of(value: str) -> str:
-    """Returns the choice of batch (see `Selection`) that a choice of sample means."""
+    """Returns the `Selection.batch` value for a sample choice."""
     return "mean" if value == _ALL else value
 
 
@@ -62,18 +62,18 @@ def _sample(view: RunView, at: Selection, tensor: Tensor) -> tuple[Field, ...]:
     each = [Option(str(i), name) for i, name in zip(numbers, names, strict=True)]
     chosen = _ALL if at.sample is None else str(at.sample)
     options = (Option(_ALL, "all"), *each)
-    return (Field("sample", "Sample", chosen, options, "One recorded sample, or all"),)
+    return (Field("sample", "Sample", chosen, options, "One recorded sample, or all samples"),)
 
 
 def _dim(tensor: Tensor, slicing: Slicing, i: int) -> tuple[Field, ...]:
     if i == 0 and tensor.fixed is not None:
         return ()
     dim, place = tensor.dims[i], slicing.places[i]
-    options = [*_PLACES, Option("index", "at one index")]
+    options = [*_PLACES, Option("index", "fixed index")]
     options += [Option(COLOUR, "red, green, blue")] if dim.size == 3 else []
     label = f"{dim.name} ({dim.size})"
     chosen = place if isinstance(place, str) else "index"
-    fields = [Field(f"place:{i}", label, chosen, tuple(options), "Where this dim goes")]
+    fields = [Field(f"place:{i}", label, chosen, tuple(options), "Place of this dim in the table")]
     if not isinstance(place, str):
         fields.append(Field(f"index:{i}", f"index of {dim.name}", str(place), (),
                             f"0 to {dim.size - 1}", "number", 0, dim.size - 1))  # fmt: skip

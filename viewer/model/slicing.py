@@ -1,4 +1,4 @@
-"""Which dims of a tensor are the rows and columns of a table; the others are held at an index."""
+"""Maps dims of a tensor to rows and columns of a table; other dims are fixed at an index."""
 
 from __future__ import annotations
 
@@ -11,31 +11,31 @@ from numpy.typing import NDArray
 ROWS, COLUMNS, COLOUR = "y", "x", "c"
 AXES = (ROWS, COLUMNS, COLOUR)
 
-_PICTURE = 8  # smaller maps of three channels are no photographs
+_PICTURE = 8  # minimum height and width of an image with three channels
 
 Place = str | int
 
 
 @dataclass(frozen=True, slots=True)
 class Slicing:
-    """For each dim "y" (rows), "x" (columns), "c" (red, green, blue) or an index.
+    """Placement of each dim: "y" (rows), "x" (columns), "c" (RGB channels) or an index.
 
-    Each of the axes at most once, and at least one unless there are no dims.
+    Each axis occurs at most once; at least one occurs unless there are no dims.
     """
 
     places: tuple[Place, ...]
 
     @property
     def text(self) -> str:
-        """What the address says: "0,y,x"."""
+        """URL form: "0,y,x"."""
         return ",".join(map(str, self.places))
 
     def dim(self, axis: str) -> int | None:
-        """Returns the dim that lies along an axis."""
+        """Returns the dim on an axis, or None."""
         return self.places.index(axis) if axis in self.places else None
 
     def put(self, dim: int, place: Place) -> Slicing:
-        """Returns what holds after a dim was given a place; who had that axis takes its old one."""
+        """Returns the slicing after placing a dim; the dim that had that axis swaps places."""
         places = list(self.places)
         holder = self.dim(place) if isinstance(place, str) else None
         if holder is not None:
@@ -47,14 +47,14 @@ class Slicing:
 def slicing_for(
     text: str, shape: Sequence[int], *, fixed: int | None = None, picture: bool = False
 ) -> Slicing:
-    """Returns the slicing that a text means for a shape: what fits of it is kept.
+    """Returns the slicing that URL text describes for a shape; drops parts that do not fit.
 
     Args:
-        text: As of `Slicing.text`; untrusted. Of another rank, or nonsense: the last two dims are
-            rows and columns, the others at their first index.
+        text: See `Slicing.text`; untrusted. If malformed or for another number of dims, the last
+            two dims become rows and columns and the others are fixed at index 0.
         shape: Sizes of the dims.
-        fixed: Index at which the first dim is held, whatever the text says.
-        picture: Whether three channels are colours where nothing else is asked for.
+        fixed: Index of the first dim; overrides the text.
+        picture: Whether three channels default to colours.
     """
     parts = text.split(",") if text else []
     if len(parts) != len(shape):
@@ -71,7 +71,7 @@ def slicing_for(
 
 
 def taken(values: NDArray[np.generic], slicing: Slicing) -> NDArray[np.generic]:
-    """Returns the cells [rows, columns], or [rows, columns, 3] if a dim is the colour."""
+    """Returns the cells [rows, columns], or [rows, columns, 3] if a dim holds colours."""
     kept = [place for place in slicing.places if isinstance(place, str)]
     index = tuple(slice(None) if isinstance(p, str) else p for p in slicing.places)
     part = np.asarray(values[index])
@@ -97,7 +97,7 @@ def _usual(shape: Sequence[int], fixed: int | None, picture: bool) -> Slicing:
 
 
 def _channels(shape: Sequence[int], dims: list[int]) -> int | None:
-    """Returns the dim of the three channels among the last three, if they look like a picture."""
+    """Returns the channel dim among the last three if they look like an image."""
     for dim in (dims[:1] + dims[-1:]) if len(dims) == 3 else ():
         if shape[dim] == 3 and min(shape[d] for d in dims if d != dim) >= _PICTURE:
             return dim

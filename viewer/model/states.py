@@ -1,4 +1,4 @@
-"""What to say instead of a picture, and above it: no run, no record, damaged, newer, deleted."""
+"""Notices and page header: no run, no records, damaged, newer format, deleted."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from comgra_decl.viewer.model.runview import RunView
 
 @dataclass(frozen=True, slots=True)
 class Notice:
-    """A message that takes the place of the page. `tone` is "wait" or "bad"; `code` a command."""
+    """A message in place of the page. `tone` is "wait" or "bad"; `code` is a command."""
 
     tone: str
     title: str
@@ -34,25 +34,25 @@ class Notice:
 _COMMAND = "python train.py +comgra=debug\n# or, for any script:\npython -m comgra_decl train.py"
 
 STATE_HELP = {
-    "live": "a training is writing this run",
-    "waiting": "the training has started and has recorded nothing yet",
-    "finished": "the training ended",
-    "stopped": "the process that wrote this run is gone; it did not end the run",
+    "live": "training is running and writes to this run",
+    "waiting": "training has started; nothing is recorded yet",
+    "finished": "training ended normally",
+    "stopped": "the writing process is gone and did not close the run",
 }
 
 
 _TITLES = {
     FormatError: "This run was written in another format",
-    RunNotFoundError: "This run is not here",
-    UnwrittenRunError: "Nothing was written to this run",
+    RunNotFoundError: "Run not found",
+    UnwrittenRunError: "This run is empty",
     DamagedRunError: "This run is damaged",
 }
 
-_NOT_HERE = "It was renamed, moved or deleted, or is still to come: then it appears here by itself."
+_NOT_HERE = "It was renamed, moved or deleted. If it comes back, it appears here automatically."
 
 
 def notice_for(catalogue: Catalogue, run: str, error: BaseException | None) -> Notice:
-    """Returns what is the matter with `run` ("" for no run at all) and what to do."""
+    """Returns a notice with the problem of `run` ("" if there are no runs) and what to do."""
     if error is not None:
         return _unreadable(catalogue, run, error)
     if not run:
@@ -61,32 +61,32 @@ def notice_for(catalogue: Catalogue, run: str, error: BaseException | None) -> N
     if entry is not None and entry.state in ("finished", "stopped"):
         return _no_records(catalogue, run, entry.state)
     return Notice("wait", "Waiting for the first record", (
-        f"{run} has started. The page fills by itself as soon as a step is recorded.",
+        f"{run} has started. The page updates as soon as a step is recorded.",
     ))  # fmt: skip
 
 
 def _no_records(catalogue: Catalogue, run: str, state: str) -> Notice:
-    """Says why an ended run is empty, as far as the recording knows."""
+    """Returns a notice that explains why an ended run is empty, as far as known."""
     view = catalogue.open(run)
     asked = schedule(view)
-    why = "Either it ended before its first step, or no step of an optimizer was seen"
+    why = "Either training ended before its first step, or no optimizer step was detected"
     return Notice("bad", "This run has no records", (
-        f"{run} is {state}: {STATE_HELP[state]}. It recorded no step.",
+        f"{run} is {state}: {STATE_HELP[state]}. No steps were recorded.",
         *([view.run.error] if view.run.error else []),
         *remarks(view.run.report or {}),
-        f"{why}, or the schedule left them all out{':' if asked else '.'}",
+        f"{why}, or the schedule excluded all steps{':' if asked else '.'}",
     ), asked)  # fmt: skip
 
 
 BRAND = '<h1 class="brand">comgra<span>_decl</span></h1>'
-"""The product's name, for the head of the page."""
+"""Product name for the page header."""
 
 
 def head_of(view: RunView, name: str) -> str:
-    """Returns the name and the state of the run, as HTML for the head of the page."""
+    """Returns the run's name and state as HTML for the page header."""
     state = view.run.state
-    said = "stopped, its process is gone" if state == "stopped" else state
-    text = f"{said} \u00b7 {count(len(view.run.records))} records"
+    text = "stopped, process is gone" if state == "stopped" else state
+    text = f"{text} \u00b7 {count(len(view.run.records))} records"
     return (
         f'{BRAND}<span class="name" title="{_e(view.run.path)}">'
         f'{_e(spoken(name))}</span><span class="state {state}" '
@@ -96,24 +96,24 @@ def head_of(view: RunView, name: str) -> str:
 
 def _no_run(catalogue: Catalogue) -> Notice:
     if catalogue.problem:
-        return Notice("bad", "The folder of runs cannot be read", (catalogue.problem,))
+        return Notice("bad", "Cannot read the folder of runs", (catalogue.problem,))
     root = catalogue.root
     if isinstance(root, Path) and root.is_file():
-        return Notice("bad", "This is no folder of runs", (
+        return Notice("bad", "Not a folder of runs", (
             f"{root.absolute()} is a file. Start the viewer with the folder that holds the runs:",
         ), "comgra-decl view FOLDER")  # fmt: skip
     gone = isinstance(root, Path) and not root.exists()
     missing = " (the folder does not exist yet)" if gone else ""
-    return Notice("wait", "No run yet", (
-        f"There is no run below {root.absolute()}{missing}.",
-        "Start a training with tracing; this page fills by itself:",
+    return Notice("wait", "No runs yet", (
+        f"No runs found in {root.absolute()}{missing}.",
+        "Start a training with tracing; this page updates automatically:",
     ), _COMMAND)  # fmt: skip
 
 
 def _unreadable(catalogue: Catalogue, run: str, error: BaseException) -> Notice:
     title = next(
         (title for kind, title in _TITLES.items() if isinstance(error, kind)),
-        "This run cannot be read",
+        "Cannot read this run",
     )
     lines = [run, str(error)]
     if isinstance(error, RunNotFoundError):
@@ -123,5 +123,5 @@ def _unreadable(catalogue: Catalogue, run: str, error: BaseException) -> Notice:
     path = catalogue.path(run)
     if path is None or title != _TITLES[DamagedRunError]:
         return Notice("bad", title, tuple(lines))
-    lines.append("What is lost, and what can be rescued:")
+    lines.append("To see what is lost and what can be recovered, run:")
     return Notice("bad", title, tuple(lines), f"comgra-decl verify {shlex.quote(str(path))}")

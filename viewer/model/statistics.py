@@ -1,4 +1,4 @@
-"""The table of all statistics of the selected tensor, and its recorded samples one by one."""
+"""Table of all statistics of the selected tensor, and its recorded samples."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from comgra_decl.viewer.model.runview import Rows, RunView, Slot
 from comgra_decl.viewer.model.selection import Selection, previous, slots_of
 
 UPDATE = "update"
-"""The pass that holds how the optimizer changed a parameter."""
+"""Pass that holds the optimizer's change of a parameter."""
 
 _NAN = math.nan
 Numbers = dict[str, float]
@@ -19,7 +19,7 @@ Numbers = dict[str, float]
 
 @dataclass(frozen=True, slots=True)
 class Cell:
-    """One number of a table. `recorded` tells a value that is NaN from one that is missing."""
+    """One number of a table. `recorded` distinguishes a NaN value from a missing one."""
 
     value: float = _NAN
     before: float = _NAN
@@ -32,7 +32,7 @@ class Cell:
 
     @property
     def change(self) -> float:
-        """Difference to the record before; NaN where there is none."""
+        """Difference from the previous record; NaN if there is none."""
         return self.value - self.before
 
 
@@ -40,7 +40,7 @@ class Cell:
 class StatisticsTable:
     """Rows are statistics, columns are passes; `before` is the step compared with.
 
-    The columns are the forward pass, the chosen gradient, and the update of a parameter.
+    The columns are the forward pass, the selected gradient, and a parameter's update.
     """
 
     columns: tuple[str, ...]
@@ -50,9 +50,9 @@ class StatisticsTable:
 
 @dataclass(frozen=True, slots=True)
 class SampleTable:
-    """One statistic of each recorded sample: rows `(sample, cells)`, one cell per pass.
+    """One statistic per recorded sample: rows `(sample, cells)`, one cell per pass.
 
-    `batch_index` tells the place of each sample in the batch, `labels` its category, if any.
+    `batch_index` is each sample's index in the batch, `labels` its category, if any.
     """
 
     columns: tuple[str, ...]
@@ -63,7 +63,7 @@ class SampleTable:
 
 
 def statistics_table(view: RunView, at: Selection) -> StatisticsTable:
-    """Returns every statistic of the selected tensor at the selected step, for all its passes."""
+    """Returns every statistic of the selected tensor at the selected step, for all passes."""
     slots: tuple[Slot | None, ...] = slots_of(view, at)
     columns: tuple[str, ...] = ("forward", pass_label(at.gradient))
     update = view.passes(at.node, at.role, at.iteration).get(UPDATE)
@@ -100,7 +100,7 @@ def sample_table(view: RunView, at: Selection) -> SampleTable:
 
 
 def _numbers(view: RunView, slot: Slot | None, step: int | None, at: Selection) -> Numbers:
-    """Returns the statistics of a slot at a step, empty where there is no such record."""
+    """Returns the statistics of a slot at a step; empty if there is no record."""
     if slot is None or step is None:
         return {}
     if at.sample is not None and slot.batch_dim is not None:
@@ -122,7 +122,7 @@ def _sample_cell(rows: Rows | None, sample: int, statistic: str) -> Cell:
 
 
 def is_recorded(name: str, line: Numbers) -> bool:
-    """Whether there is a number, NaN or not: opt-in statistics do not apply to every tensor."""
+    """Whether a number was recorded, NaN or not; opt-in statistics may not apply to a tensor."""
     broken = line.get("nonfinite", _NAN)
     applies = name in STATISTICS or not math.isnan(line.get(name, _NAN)) or broken > 0
     return applies and not math.isnan(broken)

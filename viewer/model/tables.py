@@ -1,6 +1,6 @@
-"""What the panes draw, as CSV: every record and every digit, nothing thinned and nothing scaled.
+"""CSV files of the panes' data: every record at full precision, nothing thinned or scaled.
 
-An empty cell was not recorded; `nan` and `inf` were.
+Empty cells were not recorded; `nan` and `inf` were.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ Line = list[str]
 
 
 def series_csv(view: RunView, slot: Slot | None, at: Selection) -> bytes:
-    """Returns a line per record: the statistic, and its band or the batch's mean if drawn."""
+    """Returns a line per record: the statistic, and its band or batch mean if drawn."""
     line = curve(view, slot, at, points=_ALL)
     columns = {at.statistic: line.values, "low": line.low, "high": line.high,
                "batch mean": line.context}  # fmt: skip
@@ -46,7 +46,7 @@ def series_csv(view: RunView, slot: Slot | None, at: Selection) -> bytes:
 
 
 def distribution_csv(view: RunView, slot: Slot | None, at: Selection) -> bytes:
-    """Returns a line per record: the range of its histogram, and how many values each bin holds."""
+    """Returns a line per record: histogram range and count per bin."""
     if slot is None:
         return written(["step", "low", "high"], [])
     steps, counts, ranges = view.histograms(slot, at.type)
@@ -59,7 +59,7 @@ def distribution_csv(view: RunView, slot: Slot | None, at: Selection) -> bytes:
 
 
 def values_csv(tensor: Tensor) -> bytes:
-    """Returns a line per recorded value: its place, and the number as it is told in its dtype."""
+    """Returns a line per recorded value: its position and the number as its dtype prints it."""
     names = [dim.name for dim in tensor.dims]
     if tensor.missing is not None:
         return written([*names, "value"], [])
@@ -70,7 +70,7 @@ def values_csv(tensor: Tensor) -> bytes:
 
 
 def overview_csv(view: RunView, at: Selection, pass_: str) -> bytes:
-    """Returns a line per tensor of a pass, a column per record, of the selected statistic."""
+    """Returns the selected statistic of a pass: a line per tensor, a column per record."""
     picture = overview(view, at, pass_)
     heads = ["node", "role", "iteration"]
     if picture is None:
@@ -85,7 +85,7 @@ def overview_csv(view: RunView, at: Selection, pass_: str) -> bytes:
 
 
 def kpi_csv(view: RunView, title: str) -> bytes:
-    """Returns a line per number that was said of a loss or KPI."""
+    """Returns a line per logged number of a loss or KPI."""
     lines = (
         [line.label, str(step), _text(value, recorded=True)]
         for chart in charts(view, points=_ALL)
@@ -98,16 +98,16 @@ def kpi_csv(view: RunView, title: str) -> bytes:
 
 def overlay_csv(view: RunView, slot: Slot | None, other: Other, at: Selection) -> bytes:
     """Returns a line per record of both sides, as recorded."""
-    sides = [("here", curve(view, slot, at, points=_ALL))]
+    sides = [("this", curve(view, slot, at, points=_ALL))]
     if other.view is not None and other.view is not view:
         match, there = counterpart(other.view, slot), there_of(other.view, at)
-        sides.append(("there", curve(other.view, match, there, points=_ALL)))
+        sides.append(("other", curve(other.view, match, there, points=_ALL)))
     lines = (line for side, drawn in sides for line in _curve_lines(side, drawn))
     return written(["side", "step", at.statistic], lines)
 
 
 def graph_csv(view: RunView, at: Selection, graph: Graph, colour: str) -> bytes:
-    """Returns a line per node: what it is, and the selected statistic of the painted pass."""
+    """Returns a line per node: its facts, and the selected statistic of the displayed pass."""
     pass_ = colour if colour in ("forward", *view.gradient_passes()) else "forward"
     values = node_values(view, at, graph, pass_)
     lines = (
@@ -126,12 +126,12 @@ def statistics_csv(view: RunView, at: Selection) -> bytes:
 
 
 def pairs_csv(rows: Iterable[tuple[str, Pair]]) -> bytes:
-    """Returns all statistics of a tensor on both sides."""
+    """Returns all statistics of a tensor for both sides."""
     lines = (
         [name, *map(_known, (pair.here, pair.there), pair.recorded), _text(pair.difference)]
         for name, pair in rows
     )
-    return written(["statistic", "here", "there", "difference"], lines)
+    return written(["statistic", "this", "other", "difference"], lines)
 
 
 def ranking_csv(ranking: Ranking) -> bytes:
@@ -141,11 +141,11 @@ def ranking_csv(ranking: Ranking) -> bytes:
          _known(row.pair.here), _known(row.pair.there), _text(row.pair.relative)]
         for row in ranking.rows
     )  # fmt: skip
-    return written(["node", "role", "iteration", "pass", "here", "there", "relative"], lines)
+    return written(["node", "role", "iteration", "pass", "this", "other", "relative"], lines)
 
 
 def modules_csv(view: RunView, at: Selection) -> bytes:
-    """Returns a line per module: what it holds, and how much of all change is its own."""
+    """Returns a line per module: its size, and its share of all changes."""
     lines = (
         [module.key[1] or module.label, module.module_class, str(module.count),
          str(module.trainable), _maybe(module.share), _maybe(module.ratio)]
@@ -156,7 +156,7 @@ def modules_csv(view: RunView, at: Selection) -> bytes:
 
 
 def findings_csv(view: RunView) -> bytes:
-    """Returns a line per finding, best first."""
+    """Returns a line per finding, most important first."""
     known = found(view).diagnosis
     lines = (
         [f.rule, f.severity, *_place(f.place), str(f.first_step), str(f.last_step), f.message,
@@ -183,7 +183,7 @@ def _curve_lines(side: str, drawn: Curve) -> Iterable[Line]:
 
 
 def _cells(table: pd.DataFrame, counts: pd.DataFrame, slot: int) -> Line:
-    """Returns a line of a table of `RunView.heat`; `counts` is that of what is not finite."""
+    """Returns a line of a `RunView.heat` table; `counts` is the table of non-finite counts."""
     values, bad = (frame.loc[slot].to_numpy(float) for frame in (table, counts))
     return [_text(float(v), recorded=b > 0) for v, b in zip(values, bad, strict=True)]
 
@@ -201,5 +201,5 @@ def _maybe(value: float | None) -> str:
 
 
 def _text(value: float, *, recorded: bool = False) -> str:
-    """Returns a number in as few digits as tell it from its neighbours; "" for none."""
+    """Returns the shortest decimal that identifies a number in its dtype; "" for missing."""
     return "" if math.isnan(value) and not recorded else str(value)

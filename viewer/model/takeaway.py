@@ -1,4 +1,4 @@
-"""Numbers as files and as text for a spreadsheet."""
+"""Exports: numbers as files, and as text for spreadsheets."""
 
 from __future__ import annotations
 
@@ -16,9 +16,9 @@ from comgra_decl.viewer.model.slicing import Slicing, taken
 
 
 def csv_of(tensor: Tensor, slicing: Slicing, order: str) -> bytes:
-    """Returns the whole slice with the numbers of its rows and columns, or the whole list.
+    """Returns the whole slice with row and column numbers, or the whole list, as CSV.
 
-    Each number in as few digits as tell it from its neighbours in its dtype.
+    Each number is the shortest decimal that identifies it in its dtype.
     """
     if order:
         listing = listing_of(tensor, order, "0", whole=True)
@@ -28,15 +28,15 @@ def csv_of(tensor: Tensor, slicing: Slicing, order: str) -> bytes:
         )
         return written([*(dim.name for dim in tensor.dims), "value"], lines)
     cells = taken(tensor.values, slicing)
-    flat = cells.reshape(len(cells), -1)  # three colours side by side
+    flat = cells.reshape(len(cells), -1)  # put three channels side by side
     lines = ([str(row), *_texts(part)] for row, part in enumerate(flat))
     return written(["", *map(str, range(flat.shape[1]))], lines)
 
 
 def npy_of(tensor: Tensor) -> bytes:
-    """Returns the values of the chosen sample, or of all, as `numpy.load` reads them.
+    """Returns the values of the selected sample, or of all, as a `.npy` file.
 
-    In their own dtype; those that numpy does not know (bfloat16, float8) as float32, exactly.
+    Keeps the dtype; dtypes unknown to numpy (bfloat16, float8) become float32, exactly.
     """
     values = tensor.chosen
     own = values.dtype.kind in "biufc"
@@ -46,21 +46,21 @@ def npy_of(tensor: Tensor) -> bytes:
 
 
 def tabbed(window: Window) -> bytes:
-    """Returns the cells of a window as a spreadsheet takes them from the clipboard."""
+    """Returns the cells of a table window as tab-separated text."""
     return "\n".join("\t".join(_texts(row)) for row in window.cells).encode()
 
 
 CSV = "text/csv"
-"""The media type."""
+"""MIME type."""
 
 
 def clean_name(*parts: str, ending: str) -> str:
-    """Returns the name of a file, in letters that every system takes."""
+    """Returns a file name that is valid on every system."""
     return re.sub(r"[^A-Za-z0-9._-]+", "_", "-".join(filter(None, parts)))[:150] + ending
 
 
 def file_name(at: Selection, tensor: Tensor, ending: str) -> str:
-    """Returns a name that tells tensor, step and sample."""
+    """Returns a file name with tensor, step and sample."""
     pass_ = "forward" if tensor.slot is None else tensor.slot.pass_
     parts = [at.node, at.role, pass_, f"step{at.step}"]
     parts += [] if tensor.fixed is None else [f"sample{tensor.fixed}"]

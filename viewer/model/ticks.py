@@ -1,4 +1,4 @@
-"""Where a logarithmic axis has its numbers."""
+"""Tick positions of a logarithmic axis."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ _PARTS = (1.0, 0.5, 0.2, 0.1, 0.05, 0.02, 0.01)
 def log_ticks(low: float, high: float, most: int) -> list[float]:
     """Returns decimal logarithms of round numbers, as many as fit.
 
-    Decades, or some of them, for a wide range, 1, 2 and 5 or finer ones for a narrow one.
+    Decades, or some of them, for a wide range; steps of 1, 2, 5 or finer for a narrow one.
 
     Args:
-        low: Logarithm at which the axis begins.
-        high: Logarithm at which it ends, more than `low`.
-        most: How many there may be.
+        low: Logarithm of the axis start.
+        high: Logarithm of the axis end, greater than `low`.
+        most: Maximum number of ticks.
     """
     best = max(_fitting(_round(low, high), most), key=len)
     if len(best) < 2:
@@ -32,7 +32,7 @@ def _fitting(choices: Iterator[list[float]], most: int) -> list[list[float]]:
 
 
 def _round(low: float, high: float) -> Iterator[list[float]]:
-    """Yields decades, fewer or more of them, and then what lies between."""
+    """Yields decades, fewer or more of them, then finer subdivisions."""
     decades = np.arange(np.ceil(low), np.floor(high) + 1)
     for step in _DECADES:
         yield decades[decades % step == 0].tolist()
@@ -43,7 +43,7 @@ def _round(low: float, high: float) -> Iterator[list[float]]:
 
 
 def _even(low: float, high: float) -> Iterator[list[float]]:
-    """Yields numbers at even distances, for a range within which a line is hardly bent."""
+    """Yields evenly spaced numbers, for a range in which the logarithm is almost linear."""
     first, last = 10.0**low, 10.0**high
     if not 0 < first < last < np.inf:
         return

@@ -1,4 +1,4 @@
-"""Why a tensor has no values at a step, and what in the spec would record them."""
+"""Why a tensor has no values at a step, and the spec lines that would record them."""
 
 from __future__ import annotations
 
@@ -12,16 +12,16 @@ from comgra_decl.viewer.model.selection import Selection
 
 @dataclass(frozen=True, slots=True)
 class Unrecorded:
-    """What is the matter, and the lines of the spec that would change it ("" if none would)."""
+    """The reason, and the spec lines to add; "" if none would help."""
 
     reason: str
     spec: str = ""
 
 
 def why_unrecorded(view: RunView, slot: Slot | None, at: Selection) -> Unrecorded:
-    """Says why there are no values of `slot` at the selected step."""
+    """Returns why `slot` has no values at the selected step."""
     if at.step is None:
-        return Unrecorded("There is no record yet.")
+        return Unrecorded("No records yet.")
     if slot is None:
         return Unrecorded("This tensor was not recorded.")
     dims = [n for i, n in enumerate(view.shape(slot, at)) if i != slot.batch_dim]
@@ -29,23 +29,23 @@ def why_unrecorded(view: RunView, slot: Slot | None, at: Selection) -> Unrecorde
     if elements > limit:
         each = "" if slot.batch_dim is None else " per sample"
         return Unrecorded(
-            f"{count(elements)} values{each} are more than the spec keeps ({count(limit)}).",
+            f"{count(elements)} values{each} exceed the spec's limit of {count(limit)}.",
             f"values: {{max_elements: {elements}}}",
         )
     known = view.row(at.step, at.type, "mean").line(slot.id).get("nonfinite", nan)
     if isnan(known):
         return Unrecorded(f"This tensor was not recorded at step {at.step}.")
-    return Unrecorded("The spec did not ask for the values of this tensor.", asking(view, slot))
+    return Unrecorded("The spec does not record values of this tensor.", asking(view, slot))
 
 
 def asking(view: RunView, slot: Slot) -> str:
-    """Returns the entry of a spec that records the values of a slot."""
+    """Returns the spec entry that records the values of a slot."""
     paths = [m.get("path") for m in view.run.modules if m.get("node") == slot.node]
     capture = _capture(slot)
     if paths and paths[0]:
         select, name = f'"{paths[0]}"', str(paths[0]).rpartition(".")[2]
     else:
-        select, name = "...", "mine"  # as in the entry that has selected it
+        select, name = "...", "mine"  # the user copies the selector of the existing entry
     return f"nodes:\n  {name}_values: {{select: {select}, capture: [{capture}], values: true}}"
 
 

@@ -1,4 +1,4 @@
-"""The recorded values of the selected tensor at one step, as a picture."""
+"""Recorded values of the selected tensor at one step, as an image."""
 
 from __future__ import annotations
 
@@ -15,17 +15,17 @@ from comgra_decl.viewer.model.runview import RunView, Slot
 from comgra_decl.viewer.model.selection import Selection
 
 PIXELS = 200_000
-"""Pictures with more cells show an evenly spaced part of them and say so."""
+"""Maximum number of cells; larger images show an evenly spaced subset and say so."""
 
 Floats = NDArray[np.float64]
 
 
 @dataclass(frozen=True, slots=True)
 class ValuesPicture:
-    """Values [rows, columns], drawn with row 0 on top; `limit` is where the colours saturate.
+    """Values [rows, columns], row 0 on top; `limit` is where the colours saturate.
 
-    `marks` [rows, columns] are the cells that hold NaN or infinities, `broken` their number; cells
-    between tiles are NaN and not marked. `facts` says what the picture shows.
+    `marks` [rows, columns] are cells with NaN or infinity, `broken` their number; cells between
+    tiles are NaN and not marked. `facts` describes the image.
     """
 
     image: Floats = field(default_factory=lambda: np.zeros((1, 1)))
@@ -36,12 +36,12 @@ class ValuesPicture:
 
     @property
     def broken(self) -> int:
-        """Number of values on the picture that are NaN or infinite."""
+        """Number of displayed values that are NaN or infinite."""
         return int(self.marks.sum())
 
 
 def values_picture(view: RunView, slot: Slot | None, at: Selection) -> ValuesPicture:
-    """Returns what was recorded of `slot` at the selected step: all samples, or the chosen one."""
+    """Returns the values of `slot` at the selected step: all samples, or the selected one."""
     if slot is None or at.step is None:
         return ValuesPicture(missing="Not recorded for this tensor.")
     try:
@@ -51,7 +51,7 @@ def values_picture(view: RunView, slot: Slot | None, at: Selection) -> ValuesPic
     if values.size == 0:
         return ValuesPicture(missing="The tensor is empty at this step.")
     if slot.batch_dim is None:
-        return _one(_numbers(values[0]))  # counts as one sample
+        return _one(_numbers(values[0]))  # stored as a single sample
     if at.sample is None:
         rows = _numbers(values).reshape(len(values), -1)
         return _drawn(rows, f"sample \u00d7 element \u00b7 {shape(rows.shape)}")
@@ -66,10 +66,10 @@ def _why_missing(view: RunView, slot: Slot, at: Selection) -> str:
     if elements > limit:
         each = "" if slot.batch_dim is None else " per sample"
         return (
-            f"{count(elements)} values{each} are more than the spec keeps "
+            f"The tensor has {count(elements)} values{each}, more than the spec keeps "
             f"(values.max_elements: {limit})."
         )
-    return "No values were recorded here. Set `values: true` in the spec's entry for this node."
+    return "No values recorded. Set `values: true` in this node's spec entry."
 
 
 def _numbers(values: NDArray[Any]) -> Floats:
@@ -77,7 +77,7 @@ def _numbers(values: NDArray[Any]) -> Floats:
 
 
 def _one(values: Floats) -> ValuesPicture:
-    """Returns the picture of one tensor without a batch: maps side by side from three dims on."""
+    """Returns the image of a tensor without batch; three or more dims become side-by-side maps."""
     if values.ndim >= 3 and min(values.shape[-2:]) > 1:
         maps = values.reshape(-1, *values.shape[-2:])
         facts = f"{len(maps)} maps of {shape(maps.shape[1:])}"
@@ -87,7 +87,7 @@ def _one(values: Floats) -> ValuesPicture:
 
 
 def tiled(maps: Floats) -> Floats:
-    """Returns maps [n, h, w] in reading order on a nearly square sheet, NaN between them."""
+    """Returns maps [n, h, w] in reading order on a nearly square grid, with NaN between them."""
     n, h, w = maps.shape
     across = min(n, max(1, round(sqrt(n * (h + 1) / (w + 1)))))
     down = -(-n // across)
@@ -110,7 +110,7 @@ def _drawn(values: Floats, facts: str, *, gaps: Floats | None = None) -> ValuesP
 
 
 def _limit(values: Floats) -> float:
-    """Returns a magnitude that only the outermost half percent of the values exceeds."""
+    """Returns a magnitude that only the outermost half percent of values exceeds."""
     finite = np.abs(values[np.isfinite(values)])
     if not len(finite):
         return 1.0

@@ -1,4 +1,4 @@
-"""What the rules say of a run: as it was stored, or looked at again on a thread of its own."""
+"""Rule results of a run: stored while recording, or computed on a background thread."""
 
 from __future__ import annotations
 
@@ -16,14 +16,14 @@ Source = Literal["recorded", "looked"]
 
 @dataclass(frozen=True, slots=True)
 class Found:
-    """What is known of a run by now.
+    """Current rule results of a run.
 
     Attributes:
-        diagnosis: the findings; None where no rule has looked yet.
-        correlations: what goes together; None until somebody has looked for it.
-        source: whether `diagnosis` was stored while the run was recorded or worked out since.
-        looking: whether it is being worked out just now.
-        problem: why the last attempt failed, "" if it did not.
+        diagnosis: The findings; None if no rules have run.
+        correlations: The correlations; None if not computed yet.
+        source: Whether `diagnosis` was stored during recording or computed since.
+        looking: Whether a check is running.
+        problem: Error of the last check; "" if it succeeded.
     """
 
     diagnosis: Diagnosis | None
@@ -35,7 +35,7 @@ class Found:
 
 @dataclass
 class _Look:
-    """The `number`-th attempt to look at a whole run; of `revision` of its view."""
+    """The `number`-th check of a whole run at a `revision` of its view."""
 
     revision: int
     number: int = 1
@@ -46,11 +46,11 @@ class _Look:
 
 
 _looks: WeakKeyDictionary[RunView, _Look] = WeakKeyDictionary()
-_turn = threading.Lock()  # one run at a time, whoever asks: it takes processor and memory
+_turn = threading.Lock()  # one check at a time per process: each takes processor time and memory
 
 
 def found(view: RunView) -> Found:
-    """Returns what is known: the newest look if nothing was recorded since, else what is stored."""
+    """Returns the latest check if no records were added since, else the stored results."""
     look = _looks.get(view)
     kept: Diagnosis | None = view.now("stored findings", lambda: stored(view.run))
     if look is None:
@@ -66,16 +66,16 @@ def found(view: RunView) -> Found:
 
 
 def look(view: RunView) -> threading.Event:
-    """Begins to look at all of a run, unless somebody has begun; returns what tells the end.
+    """Starts a check of the whole run, unless one is running. Returns an event set at its end.
 
-    It is read through another object, on a thread of its own, so that the page goes on. Sessions
-    learn from `looks` that it is over, whoever began.
+    Opens the run separately on a background thread, so that the page stays responsive. `looks`
+    tells all sessions that the check is over.
     """
     known = _looks.get(view)
     if known is not None and not known.over.is_set():
         return known.over
     attempt = _Look(view.revision)
-    if known is not None:  # stays on screen meanwhile
+    if known is not None:  # keep the previous result on screen
         attempt.diagnosis, attempt.correlations = known.diagnosis, known.correlations
         attempt.number = known.number + 1
     _looks[view] = attempt
@@ -85,13 +85,13 @@ def look(view: RunView) -> threading.Event:
 
 
 def looks(view: RunView) -> int:
-    """Returns how often somebody has looked at a run by now, to the end."""
+    """Returns the number of finished checks of a run."""
     look = _looks.get(view)
     return 0 if look is None else look.number - (not look.over.is_set())
 
 
 def looked_at(view: RunView) -> bool:
-    """Whether somebody has looked, or tried to."""
+    """Whether a check was ever started."""
     return view in _looks
 
 

@@ -1,1 +1,1 @@
-"""One module per view of the selected tensor or run."""
+"""One module per pane: a view of the selected tensor or of the run."""

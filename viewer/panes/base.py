@@ -1,4 +1,4 @@
-"""What every pane is: built once, changed in place, and never the cause of a dead page."""
+"""Base of all panes: built once, updated in place, isolated from each other's errors."""
 
 from __future__ import annotations
 
@@ -21,20 +21,20 @@ from comgra_decl.viewer.model.takeaway import CSV, clean_name
 from comgra_decl.viewer.style import CSS
 
 Act = Callable[..., None]
-"""Changes what is shown: `act(step=10, node="encoder")`; see `Dashboard.change`."""
+"""Changes the selection: `act(step=10, node="encoder")`; see `Dashboard.change`."""
 
 _LOG = logging.getLogger(__name__)
 
 PASSES = ("forward", "gradient")
-"""What the first and the second of two panes beside each other show."""
+"""Names of two panes side by side, by position."""
 
 TENSOR = frozenset({"run", "revision", "type", "node", "role", "iteration"})
-"""What chooses a tensor."""
+"""Parameters that identify a tensor."""
 
 
 @dataclass(frozen=True, slots=True)
 class Shown:
-    """All that a pane may look at."""
+    """Everything that a pane may read."""
 
     view: RunView
     at: Selection
@@ -53,7 +53,7 @@ class Shown:
 
 @dataclass(frozen=True, slots=True)
 class Exhibit:
-    """A Bokeh figure of a pane, what a screen reader calls it, and what gives its numbers."""
+    """A Bokeh figure of a pane, its accessible name, and the function that returns its CSV."""
 
     figure: Any
     label: str
@@ -63,8 +63,8 @@ class Exhibit:
 class Pane(ABC):
     """A view of the run.
 
-    `reads` names the parameters of the state that it depends on; `build` makes its objects once,
-    `update` changes them in place. `panel` is what goes on the page.
+    `reads` names the state parameters that the pane depends on. `build` creates its objects once,
+    `update` changes them in place, `panel` goes on the page.
     """
 
     reads: ClassVar[frozenset[str]]
@@ -81,52 +81,52 @@ class Pane(ABC):
 
     @abstractmethod
     def build(self) -> Any:
-        """Makes the objects of the pane and returns the outermost."""
+        """Creates the pane's objects and returns the outermost one."""
 
     @abstractmethod
     def update(self, shown: Shown) -> None:
-        """Changes the objects in place so that they show `shown`."""
+        """Updates the objects in place to show `shown`."""
 
     def components(self) -> list[Any]:
-        """Browser components that must hear when the page is ready."""
+        """Browser components to notify when the page is ready."""
         return []
 
     def exhibits(self) -> list[Exhibit]:
-        """Figures that can be taken away as files."""
+        """Figures that users can download."""
         return []
 
     def _name(self) -> str:
         return type(self).__name__.removesuffix("Pane") + " pane"
 
     def refresh(self, shown: Shown) -> None:
-        """Updates; what goes wrong is shown in place of this pane alone."""
+        """Updates the pane; an error replaces this pane only."""
         self._shown = shown
         try:
             self.update(shown)
         except Exception as error:  # noqa: BLE001 - whatever it is, it must be seen
             if not isinstance(error, ComgraError):
-                _LOG.exception("%s could not be drawn", type(self).__name__)
-            self._problem.stylesheets = [CSS]  # so late because hardly any pane ever needs it
-            self._problem.object = problem_card(f"{self._name()} cannot be shown", error)
+                _LOG.exception("%s failed to draw", type(self).__name__)
+            self._problem.stylesheets = [CSS]  # set late, because few panes ever need it
+            self._problem.object = problem_card(f"Cannot show the {self._name()}", error)
             self._problem.visible, self._body.visible = True, False
         else:
             if self._problem.visible:
                 self._problem.visible, self._body.visible = False, True
 
     def again(self) -> None:
-        """Updates for another reason than a change of what is shown."""
+        """Updates the pane for a reason other than a state change."""
         if self._shown is not None:
             self.refresh(self._shown)
 
 
 _FAULT = (
-    "This is a fault of the viewer. The next change tries again, and the rest of the page goes on; "
-    "the details help whoever mends it."
+    "This is a bug in the viewer. The rest of the page still works, and the next change retries. "
+    "Please include the details in a bug report."
 )
 
 
 def problem_card(title: str, error: BaseException) -> str:
-    """Returns a card that says what went wrong, with the place in the code for a bug report."""
+    """Returns a card that describes an error, with its code location for a bug report."""
     where = ""
     if not isinstance(error, ComgraError):
         lines = traceback.format_exception(error)
@@ -139,11 +139,11 @@ def problem_card(title: str, error: BaseException) -> str:
 
 
 SAVE = "save:csv"
-"""What the button of `save_button` sends."""
+"""Message that the button of `save_button` sends."""
 
 
 def save_button(what: str) -> str:
-    """Returns a button for an `HtmlView`, which gives the numbers of its table as a file."""
+    """Returns a button for an `HtmlView` that downloads its table as CSV."""
     return (
         f'<button type="button" class="take" data-send="{SAVE}" '
         f'aria-label="Save {_e(what)} as CSV" title="Save {_e(what)} as CSV">CSV</button>'
@@ -151,12 +151,12 @@ def save_button(what: str) -> str:
 
 
 def hand_table(view: HtmlView, at: Selection, what: str, content: bytes) -> None:
-    """Gives the user a table as a file."""
+    """Sends a table to the user as a CSV file."""
     name = clean_name(at.node, f"step{at.step}", what, ending=".csv")
     view.hand_over(name, content, kind=CSV)
 
 
 def html_view(css: str = "", **params: Any) -> HtmlView:
-    """Returns an `HtmlView` in the viewer's style."""
+    """Returns an `HtmlView` with the viewer's style sheet."""
     params = {"sizing_mode": "stretch_width", "margin": 0, **params}
     return HtmlView(css=CSS + css, **params)

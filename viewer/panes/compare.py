@@ -64,7 +64,7 @@ _AXES = (Option("recorded", "recorded"), Option("relative", "\u00f7 start"))
 
 
 class ComparePane(Pane):
-    """The run and step on screen, against another run or another step."""
+    """Compares the displayed run and step with another run or step."""
 
     reads: ClassVar = TENSOR | {
         "step", "batch", "statistic", "pass_", "scale", "axis", "other", "other_step",
@@ -76,7 +76,7 @@ class ComparePane(Pane):
         super().__init__(act)
 
     def build(self) -> Any:
-        """Makes the choices, the figure and both tables."""
+        """Creates the choices, the figure and both tables."""
         self.choices = Chooser(sizing_mode="stretch_both", margin=0, stylesheets=[NARROW])
         self.choices.css_classes = ["choices"]
         self.choices.on_message(self._choose)
@@ -92,11 +92,11 @@ class ComparePane(Pane):
         )  # fmt: skip
 
     def components(self) -> list[Any]:
-        """Choices and lines answer to clicks."""
+        """Choices and tables, which handle clicks."""
         return [self.choices, self.table, self.nodes]
 
     def exhibits(self) -> list[Exhibit]:
-        """The figure; its file holds every record of both sides."""
+        """The figure; its CSV holds every record of both sides."""
         return [Exhibit(self.figure.frame.figure, "comparison", self._csv)]
 
     def _csv(self) -> bytes:
@@ -107,10 +107,10 @@ class ComparePane(Pane):
         return overlay_csv(shown.view, slot, shown.other, shown.at)
 
     def update(self, shown: Shown) -> None:
-        """Compares anew; what is the same on screen is not sent again."""
+        """Updates the comparison; resends only what changed."""
         other = shown.other
         if other is None:
-            return  # another section is on screen
+            return  # another section is visible
         at, view = shown.at, shown.view
         slot = slot_of(view, at, shown.pass_)
         self._offer(shown, other)
@@ -132,7 +132,7 @@ class ComparePane(Pane):
         rows = statistics_of(view, slot, other, at)
         note = other.problem or shape_note(view, slot, match, other=other.view, at=at)
         if other.view is not None and match is None and not note:
-            note = "The other run has no such tensor."
+            note = "The other run does not have this tensor."
         content, tokens = statistics_html(rows, at, other, slot=slot, note=note)
         self.table.param.update(html=content, tokens=tokens)
 
@@ -202,21 +202,25 @@ def _choices(shown: Shown, other: Other, runs: tuple[RunEntry, ...]) -> Groups:
         for rank in (None, *shown.view.ranks)
         if len(shown.view.ranks) > 1 and rank != shown.view.number
     ]
-    with_ = Field("other", "Compare with", other.run, (own, *others), "Another run, or this one")
+    with_ = Field(
+        "other", "Compare with", other.run, (own, *others), "A run, or a step of this run"
+    )
     fields = [with_]
     if other.view is not None and other.step is not None:
         steps = other.view.steps(shown.at.type if shown.at.type in other.view.types() else "")
-        fields.append(Field("other_step", "at step", str(other.step), (), "Of the other side",
+        fields.append(Field("other_step", "Step", str(other.step), (), "Step of the other run",
                             "number", int(steps[0]), int(steps[-1])))  # fmt: skip
     free = "first step" if not other.run else "same step"
     pins = (Option("pin", "this step"), Option("free", free))
-    fields.append(Field("pin", "Set it to", "", pins, "The other side stays at a step, or moves "
-                        "along", "actions"))  # fmt: skip
-    axis = Field("axis", "Series", shown.axis, _AXES, "Divided by their first value", "buttons")
-    paint = (Option("paint", "Paint the graph"),)
+    fields.append(Field("pin", "Set to", "", pins, "Pins the other side to this step, or lets "
+                        "it move along", "actions"))  # fmt: skip
+    axis = Field(
+        "axis", "Series", shown.axis, _AXES, "Divided by the first value, or as recorded", "buttons"
+    )
+    paint = (Option("paint", "Show in graph"),)
     drawn = (
         pass_field(shown.view, shown.at, shown.pass_),
         axis,
-        Field("paint", "Difference", "", paint, "Colours the graph by the difference", "actions"),
+        Field("paint", "Difference", "", paint, "Colours nodes by the difference", "actions"),
     )
     return (("Other side", tuple(fields)), ("Shown", drawn))

@@ -21,7 +21,7 @@ _SIDES = (("here", BLUE), ("there", ORANGE))
 
 
 class OverlayFigure:
-    """A figure with a line per side and a mark at the step of each; a click jumps to a step."""
+    """A figure with one line per side and a marker at each side's step; a click jumps to a step."""
 
     def __init__(self, jump: Callable[[float], None]) -> None:
         tooltips = [("", "@side"), ("step", "@x"), ("value", "@value{0.0000e}")]
@@ -45,7 +45,7 @@ class OverlayFigure:
         self.panel = self.frame.pane()
 
     def draw(self, overlay: Overlay, other: Other, *, at: Selection, log: bool, axis: str) -> None:
-        """Shows both series and both steps."""
+        """Draws both series and both step markers."""
         lines = [overlay.here, overlay.there]
         drawn = [None if line is None else line.logarithmic() if log else line for line in lines]
         for source, line, raw, (side, _) in zip(self.sources, drawn, lines, _SIDES, strict=True):
@@ -55,7 +55,7 @@ class OverlayFigure:
         known = [line for line in drawn if line is not None and len(line.steps)]
         self._legend.visible = overlay.there is not None
         self.frame.set_log(log)
-        self.frame.title = at.statistic + (" \u00f7 its start" if axis == "relative" else "")
+        self.frame.title = at.statistic + (" \u00f7 start" if axis == "relative" else "")
         if known:
             y = _joined(known) if log else overlay.bounds
             self.frame.show(x=extent(*(line.steps for line in known)), y=y)
@@ -80,7 +80,7 @@ def _data(line: Curve | None, raw: Curve | None, side: str) -> dict[str, Any]:
 
 
 def _same(data: dict[str, Any], shown: Any) -> bool:
-    """Whether the lines are on screen already, so that a new step sends nothing."""
+    """Whether the lines are already on screen, so that a step change sends nothing."""
     return all(np.array_equal(data[k], shown[k], equal_nan=True) for k in ("x", "y", "value"))
 
 

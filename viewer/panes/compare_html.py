@@ -14,14 +14,14 @@ from comgra_decl.viewer.model.runview import Slot
 from comgra_decl.viewer.model.selection import Selection
 from comgra_decl.viewer.panes.base import SAVE, save_button
 
-_NAMED = 12  # nodes that are listed by name
-_LONG = 120  # letters of a setting
+_NAMED = 12  # maximum number of nodes listed by name
+_LONG = 120  # maximum characters of a setting
 
 
 def statistics_html(
     rows: list[tuple[str, Pair]], at: Selection, other: Other, *, slot: Slot | None, note: str
 ) -> tuple[str, list[str]]:
-    """Returns the table of both sides, and what it may send."""
+    """Returns the table of both sides as HTML, and its messages."""
     chips = [] if slot is None else [slot.role, pass_label(slot.pass_)]
     parts = "".join(f'<span class="chip">{_e(chip)}</span>' for chip in chips)
     where = other.run.rpartition("/")[2] if other.run else "this run"
@@ -30,45 +30,46 @@ def statistics_html(
     body = (
         f'<div class="node-title" data-step="{at.step}" data-other="{other.step}">'
         f"<h2>{_e(at.node)}</h2>{parts}{save_button('these statistics')}</div>"
-        f'<p class="note">here: step {at.step} \u00b7 there: {_e(where)}</p>'
+        f'<p class="note">this: step {at.step} \u00b7 other: {_e(where)}</p>'
         + (f'<p class="note warn">{_e(note)}</p>' if note else "")
     )
     if rows:
         body += (
             '<table class="stats"><thead><tr><th>statistic</th>'
-            '<th class="here">here</th><th class="there">there</th>'
-            '<th>difference</th><th title="here over there">ratio</th></tr></thead>'
+            '<th class="here">this</th><th class="there">other</th>'
+            '<th>difference</th><th title="this divided by other">ratio</th></tr></thead>'
             f"<tbody>{lines}</tbody></table>"
         )
     return body, [SAVE, *(f"statistic:{name}" for name, _ in rows)]
 
 
 def ranking_html(ranking: Ranking, at: Selection) -> tuple[str, list[str]]:
-    """Returns the tensors that differ most and the nodes of one run alone, and what it may send."""
+    """Returns the tensors that differ most and unmatched nodes as HTML, and its messages."""
     lines = "".join(_ranked_line(row, at) for row in ranking.rows)
     content = (
         f"<h2>Largest difference of {_e(at.statistic)} {save_button('all differences')}</h2>"
-        '<p class="note" title="difference over the mean of both magnitudes; at most 200 %">'
+        '<p class="note" title="difference divided by the mean of both magnitudes; at most 200 %">'
         f"{_compared(ranking)}</p>"
     )
     if lines:
         content += (
             '<table class="ranking"><thead><tr><th>tensor</th><th>relative</th>'
-            '<th class="here">here</th><th class="there">there</th></tr></thead>'
+            '<th class="here">this</th><th class="there">other</th></tr></thead>'
             f"<tbody>{lines}</tbody></table>"
         )
-    content += _alone("Only here", ranking.only_here) + _alone("Only there", ranking.only_there)
+    content += _alone("Only in this run", ranking.only_here)
+    content += _alone("Only in the other run", ranking.only_there)
     return content, [SAVE, *(f"slot:{row.slot.id}" for row in ranking.rows)]
 
 
 def _compared(ranking: Ranking) -> str:
-    """Says of how many tensors this is the list, and what is not in it."""
+    """Returns a sentence with the number of compared tensors and of those left out."""
     both, shown = ranking.compared, len(ranking.rows)
     text = f"{count(both) if both else 'No'} {_tensors(both)} recorded at both steps"
-    text += f"; here are the {shown} largest differences." if shown < both else "."
+    text += f"; showing the {shown} largest differences." if shown < both else "."
     if ranking.absent:
-        text += f" {count(ranking.absent)} more cannot be compared: at one of the steps, or at "
-        text += "either, there is no value of them."
+        text += f" {count(ranking.absent)} more cannot be compared: no value at one "
+        text += "or both of the steps."
     return text
 
 
@@ -77,17 +78,17 @@ def _tensors(number: int) -> str:
 
 
 def settings_html(settings: list[tuple[str, str, str]], *, same: bool) -> str:
-    """Returns the settings in which both runs differ."""
+    """Returns the settings that differ between both runs as HTML."""
     if same:
         return ""
     if not settings:
-        return "<h3>Settings</h3><p class='note'>Spec and configuration are the same.</p>"
+        return "<h3>Settings</h3><p class='note'>Spec and config are identical.</p>"
     lines = "".join(
         f"<tr><td>{_e(key)}</td>{_value(here)}{_value(there)}</tr>" for key, here, there in settings
     )
     return (
         '<h3>Settings that differ</h3><table class="settings"><thead><tr><th>setting</th>'
-        f'<th class="here">here</th><th class="there">there</th></tr></thead><tbody>{lines}</tbody>'
+        f'<th class="here">this</th><th class="there">other</th></tr></thead><tbody>{lines}</tbody>'
         "</table>"
     )
 

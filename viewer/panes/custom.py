@@ -1,4 +1,4 @@
-"""The user's own views, each with its own place and its own errors."""
+"""The user's custom views, each isolated from the others' errors."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ _NONE = (
 
 
 class CustomPane(Pane):
-    """A card per view of the file."""
+    """A card per custom view."""
 
     reads: ClassVar = frozenset({*SELECTION, "run", "revision", "views"})
     sizing: ClassVar = "stretch_width"
@@ -38,13 +38,13 @@ class CustomPane(Pane):
         super().__init__(act)
 
     def build(self) -> Any:
-        """Makes the place for the cards and for an error of the file as a whole."""
+        """Creates the place for the cards and for an error of the whole file."""
         self._trouble = html_view(visible=False)
         self._grid = pn.Column(sizing_mode="stretch_width", margin=0, stylesheets=[_GRID])
         return pn.Column(self._trouble, self._grid, sizing_mode="stretch_width", margin=0)
 
     def update(self, shown: Shown) -> None:
-        """Makes the cards anew if the file was read again; updates those that read a change."""
+        """Rebuilds the cards if the file was reloaded; updates those that read a change."""
         if self._file.version != self._version:
             self._version = self._file.version
             self._take(self._file)
@@ -55,17 +55,17 @@ class CustomPane(Pane):
     def _take(self, file: ViewsFile) -> None:
         problem = file.problem
         if problem is not None:
-            self._trouble.html = trouble_card(f"{file.path.name} could not be read", problem)
+            self._trouble.html = trouble_card(f"Cannot read {file.path.name}", problem)
         elif not file.views:
             self._trouble.html = _NONE
         self._trouble.visible = problem is not None or not file.views
-        if problem is None:  # what worked stays while the file is being edited
+        if problem is None:  # keep the last working views while the user edits the file
             self._cards = [_Card(view) for view in file.views]
             self._grid.objects = [card.panel for card in self._cards]
 
 
 class _Card:
-    """One view: its title, what it shows, and what went wrong instead."""
+    """One view: its title, its content, or its error."""
 
     def __init__(self, view: View) -> None:
         self._view = view
@@ -81,7 +81,7 @@ class _Card:
         )  # fmt: skip
 
     def update(self, look: Look, revision: int) -> None:
-        """Updates if something that the view reads has changed."""
+        """Updates the view if something that it reads has changed."""
         key = (look.run, revision if "run" in self._view.reads else 0,
                *(getattr(look, name) for name in sorted(self._view.reads)))  # fmt: skip
         if key == self._key:
@@ -106,7 +106,7 @@ class _Card:
 
 
 def look_of(shown: Shown, act: Act) -> Look:
-    """Returns what a view of the user's is told."""
+    """Returns the `Look` for a custom view."""
     at = shown.at
     return Look(
         run=shown.view.run, step=at.step, type=at.type, node=at.node, role=at.role,
@@ -116,7 +116,7 @@ def look_of(shown: Shown, act: Act) -> Look:
 
 
 def trouble_card(title: str, error: BaseException) -> str:
-    """Returns an error of the user's file with its traceback, from their own lines on."""
+    """Returns an error card for the user's file; the traceback starts at the user's lines."""
     text = str(error) or type(error).__name__
     if not isinstance(error, ComgraError):
         trace = error.__traceback__

@@ -1,4 +1,4 @@
-"""The distribution of the selected tensor's values over the training."""
+"""Distribution of the selected tensor's values over training."""
 
 from __future__ import annotations
 
@@ -19,11 +19,11 @@ from comgra_decl.viewer.panes.figures import FEW, IMAGE, Frame, image
 from comgra_decl.viewer.panes.inline import inline
 
 SHADES = 64
-"""From nothing to the full colour."""
+"""Colours from transparent to opaque."""
 
 
 class DistributionPane(Pane):
-    """The histograms of one pass over steps: 0 is the forward one, 1 the chosen gradient."""
+    """Histograms of one pass over steps; place 0 is forward, 1 the selected gradient."""
 
     reads: ClassVar = TENSOR | {"step", "gradient"}
 
@@ -34,7 +34,7 @@ class DistributionPane(Pane):
         super().__init__(act)
 
     def build(self) -> Any:
-        """Makes the figure with one image."""
+        """Creates the figure with one image."""
         tooltips = [("step", "$x{0}"), ("value", "$y{0.000e}")]
         self.frame = Frame(x_range=self._x_range, tooltips=tooltips, ticks=FEW)
         self._image = ColumnDataSource({name: [] for name in IMAGE})
@@ -47,7 +47,7 @@ class DistributionPane(Pane):
         return self.frame.pane()
 
     def exhibits(self) -> list[Exhibit]:
-        """The figure; its file holds the histograms as they were recorded."""
+        """The figure; its CSV holds the histograms as recorded."""
         return [Exhibit(self.frame.figure, f"{PASSES[self._place]} distribution", self._csv)]
 
     def _csv(self) -> bytes:
@@ -56,7 +56,7 @@ class DistributionPane(Pane):
         return distribution_csv(view, slots_of(view, at)[self._place], at)
 
     def update(self, shown: Shown) -> None:
-        """Redraws the picture if the tensor changed; always moves the step marker."""
+        """Redraws the image if the tensor changed; always moves the step marker."""
         at, within = shown.at, self.frame.window
         key = (shown.view, shown.view.revision, at.type, at.node, at.role, at.iteration,
                at.gradient, within)  # fmt: skip
@@ -87,9 +87,9 @@ class DistributionPane(Pane):
 
 
 def shades(image: NDArray[np.float64]) -> NDArray[np.uint8]:
-    """Returns the number of the shade of each cell, an eighth of the bytes; NaN is the first one.
+    """Returns the shade index of each cell as uint8, an eighth of the bytes; NaN maps to 0.
 
-    The first shade shows nothing. `image` [rows, columns] lies between 0 and 1.
+    Shade 0 is transparent. `image` [rows, columns] lies between 0 and 1.
     """
-    known: NDArray[np.float64] = np.fmax(image, 0)  # which takes the number of the two
+    known: NDArray[np.float64] = np.fmax(image, 0)  # fmax ignores NaN
     return np.minimum(known * SHADES, SHADES - 1).astype(np.uint8)

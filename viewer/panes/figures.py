@@ -1,4 +1,4 @@
-"""Bokeh figures in the viewer's style, made once and changed in place."""
+"""Bokeh figures in the viewer's style, created once and updated in place."""
 
 from __future__ import annotations
 
@@ -30,10 +30,10 @@ from comgra_decl.visible import visible
 
 MIN_HEIGHT = 170
 IMAGE = ("image", "x", "y", "dw", "dh")
-"""Columns of the source of a picture: values [rows, columns], place, extent."""
+"""Columns of an image's data source: values [rows, columns], position, extent."""
 
 _LEGEND = ".bk-item .bk-label { color: var(--panel-on-surface-color, #444444) !important; }"
-"""What a legend says is HTML; Bokeh writes its colour down before the page has a theme."""
+"""CSS for legends: they are HTML, and Bokeh fixes their colour before the page has a theme."""
 
 _TICK = """
 if (power) { tick = 10 ** tick }
@@ -44,20 +44,20 @@ const short = size !== 0 && (size >= 1e4 || size < 1e-3)
 return short.replaceAll("-", "\u2212").padStart(7, "\u2007")
 """
 _DIGITS = "Menlo, monospace"
-"""Numbers of a fixed width: an axis that grows or shrinks makes Bokeh lay out the whole page.
+"""Monospaced tick labels: an axis that changes its width makes Bokeh lay out the whole page.
 
-The names are few because each number looks them up.
+Short, because each label looks up every font name.
 """
 FEW, _TICKS = 3, 5
-"""Numbers along an axis of a small figure, where writing them is nearly half of painting it, and
-of a large one."""
+"""Maximum number of ticks of a small and of a large figure. In a small one, drawing the labels
+takes nearly half of the paint time."""
 
 
 class Frame:
     """A figure with fixed ranges, a title, a marker for the current step, and a message.
 
-    Fixed ranges cost less than half of automatic ones per change. A drag zooms, a double click
-    shows all again; a new range from Python is taken over only where the user has not zoomed.
+    Fixed ranges cost less than half of automatic ones per change. Dragging zooms, a double click
+    resets. A new range from Python applies only if the user has not zoomed.
     """
 
     def __init__(
@@ -79,7 +79,7 @@ class Frame:
             x_range=self._x,
             y_range=self._y,
             tools=[],
-            toolbar_location=None,  # files are offered by a button of our own
+            toolbar_location=None,  # downloads have their own button
             min_border_left=46,
             min_border_right=12,
             min_border_top=4,
@@ -108,7 +108,7 @@ class Frame:
         self._span: Span | None = None
 
     def pane(self) -> pn.pane.Bokeh:
-        """Returns the figure as a Panel object that fills its cell."""
+        """The figure as a Panel object that fills its cell."""
         return pn.pane.Bokeh(  # type: ignore[no-untyped-call]
             self.figure, sizing_mode="stretch_both", margin=0
         )
@@ -125,9 +125,9 @@ class Frame:
             self._title.text = bokeh_text(text)
 
     def mark_step(self, step: int | None) -> None:
-        """Moves the vertical line to the current step; hides it for None."""
+        """Moves the vertical line to the current step; None hides it."""
         if self._span is None:
-            self._span = Span(  # as an overlay it moves without the data being painted again
+            self._span = Span(  # an overlay moves without repainting the data
                 location=0, dimension="height", line_color=RED, line_width=1.5, level="overlay"
             )
             self.figure.add_layout(self._span)
@@ -138,12 +138,12 @@ class Frame:
 
     @property
     def window(self) -> tuple[float, float] | None:
-        """The part of the x axis that the user has zoomed to; None where all is shown."""
+        """The zoomed part of the x axis; None if all is shown."""
         now = float(self._x.start), float(self._x.end)  # type: ignore[arg-type]
         return None if self._home.get("x", now) == now else now
 
     def on_zoom(self, callback: Callable[[], None]) -> None:
-        """Calls `callback` when the user has zoomed, in this figure or in one with its x axis."""
+        """Calls `callback` when the user zooms this figure or one that shares its x axis."""
         zoomed = False
 
         def tell() -> None:
@@ -157,17 +157,17 @@ class Frame:
                 tell()
 
         self.figure.on_event(RangesUpdate, tell)
-        for end in ("start", "end"):  # all is shown again, by a double click in any of them
+        for end in ("start", "end"):  # a double click in any figure resets all
             self._x.on_change(end, back)
 
     def on_tap(self, callback: Callable[[float, float], None]) -> None:
-        """Calls `callback(x, y)` in data units on every click into the frame."""
+        """Calls `callback(x, y)` in data units on every click into the plot area."""
         self.figure.on_event(Tap, lambda event: callback(event.x, event.y))
 
     def show(
         self, *, x: tuple[float, float] | None = None, y: tuple[float, float] | None = None
     ) -> None:
-        """Sets the ranges that hold all data; a zoomed axis stays as the user left it."""
+        """Sets ranges that hold all data; a zoomed axis stays unchanged."""
         if x is not None:
             self._range("x", self._x, x)
         if y is not None:
@@ -177,30 +177,30 @@ class Frame:
                 self._log.ticks = ticks
 
     def set_log(self, log: bool) -> None:
-        """Labels the y axis as powers of ten, for data given as logarithms."""
+        """Labels the y axis as powers of ten; the data must be logarithms."""
         if bool(self._formatter.args["power"]) != log:
             self._formatter.args = {"power": int(log)}
             self.figure.yaxis.ticker = self._log if log else self._linear
 
     def label(self, x: str) -> None:
-        """Writes a line below the x axis."""
+        """Sets the label of the x axis."""
         if self._below != x:
             self._below = x
             self.figure.xaxis[0].axis_label = bokeh_text(x)
 
     def label_left(self, y: str) -> None:
-        """Writes a line beside the y axis."""
+        """Sets the label of the y axis."""
         if self._left != y:
             self._left = y
             self.figure.yaxis[0].axis_label = bokeh_text(y)
 
     def say(self, text: str) -> None:
-        """Writes a message into the middle of the empty figure; "" removes it."""
+        """Shows a message in the middle of the empty figure; "" removes it."""
         known = list(self._message.data["text"])
         if known == ([text] if text else []):
             return
         seen = 0.0 if text else 1.0
-        for axis in (*self.figure.xaxis, *self.figure.yaxis):  # kept in place, see `_DIGITS`
+        for axis in (*self.figure.xaxis, *self.figure.yaxis):  # fixed width, see `_DIGITS`
             axis.update(major_label_text_alpha=seen, axis_label_text_alpha=seen)
         self.figure.ygrid.visible = not text
         if text:
@@ -223,7 +223,7 @@ class Frame:
 
 
 def wrapped(text: str, width: int = 34) -> str:
-    """Returns a message in lines of at most about `width` letters."""
+    """Returns a message wrapped into lines of about `width` characters."""
     lines, line = [], ""
     for word in text.split():
         if line and len(line) + len(word) + 1 > width:
@@ -235,7 +235,7 @@ def wrapped(text: str, width: int = 34) -> str:
 
 
 def image(fig: Any, source: ColumnDataSource, mapper: LinearColorMapper) -> GlyphRenderer[Any]:
-    """Draws the pictures in `source` (columns `IMAGE`) into a figure."""
+    """Draws the images in `source` (columns `IMAGE`) into a figure."""
     columns: dict[str, Any] = {name: name for name in IMAGE}
     return plainly(fig, Image(**columns, color_mapper=mapper), source)
 
@@ -243,8 +243,8 @@ def image(fig: Any, source: ColumnDataSource, mapper: LinearColorMapper) -> Glyp
 def plainly(fig: Any, glyph: Glyph, source: ColumnDataSource) -> GlyphRenderer[Any]:
     """Draws a glyph into a figure.
 
-    The figure's own methods add four copies of it, for what is selected or under the pointer: most
-    of the objects on the page, and nothing is ever selected there.
+    Bokeh's figure methods add four copies of it for selection and hover states, most of the
+    objects on the page. The viewer selects nothing in figures.
     """
     drawn: GlyphRenderer[Any] = fig.add_glyph(
         source, glyph, selection_glyph=None, nonselection_glyph=None, hover_glyph=None,
@@ -254,7 +254,7 @@ def plainly(fig: Any, glyph: Glyph, source: ColumnDataSource) -> GlyphRenderer[A
 
 
 def legend(items: list[LegendItem], *, visible: bool = True) -> Any:
-    """Returns a legend in the upper right corner, in the colours of the page."""
+    """Returns a legend in the upper right corner, in theme colours."""
     return Legend(
         items=items,
         visible=visible,
@@ -268,7 +268,7 @@ def legend(items: list[LegendItem], *, visible: bool = True) -> Any:
 
 
 def put(source: ColumnDataSource, data: dict[str, Any]) -> None:
-    """Gives a source other data; nothing is sent where there was and will be none."""
+    """Replaces the data of a source; sends nothing if it was empty and stays empty."""
     columns: tuple[Any, ...] = (*data.values(), *dict(source.data).values())
     if any(len(column) for column in columns):
         source.data = data

@@ -1,4 +1,4 @@
-"""What is wrong, where it began, what to do about it, and what goes together."""
+"""Findings: what is wrong, where it began, what to do about it, and what correlates."""
 
 from __future__ import annotations
 
@@ -23,23 +23,23 @@ _MOST_OTHERS = 6
 
 
 class FindingsPane(Pane):
-    """A click on a tensor or a step goes there; what a run does not tell is looked for."""
+    """Findings with links to tensors and steps; runs the rules on finished runs once."""
 
     reads: ClassVar = frozenset({"run", "revision", "type", "step", "node", "role", "looked"})
     sizing: ClassVar = "stretch_width"
 
     def build(self) -> Any:
-        """Makes the piece of HTML."""
+        """Creates the HTML view."""
         self.view = html_view()
         self.view.on_message(self._on_message)
         return self.view
 
     def components(self) -> list[Any]:
-        """Its links answer to clicks."""
+        """The HTML view, which handles clicks."""
         return [self.view]
 
     def update(self, shown: Shown) -> None:
-        """Writes all of it anew if anything changed; of a run at rest, looks once by itself."""
+        """Rewrites the content if anything changed; checks a run that is not live once."""
         if shown.view.run.state != "live" and not looked_at(shown.view):
             self._look(shown)
         content = page_of(found(shown.view), shown)
@@ -47,9 +47,9 @@ class FindingsPane(Pane):
             self.view.param.update(html=content, tokens=_tokens(content))
 
     def _look(self, shown: Shown) -> None:
-        """Begins to look; the session sees by itself that it is over."""
+        """Starts a check in the background; the session's poll notices its end."""
         over = look(shown.view)
-        if pn.state.curdoc is None:  # a notebook, where nothing comes by itself
+        if pn.state.curdoc is None:  # a notebook has no polling
             over.wait()
 
     def _on_message(self, message: Message) -> None:
@@ -71,16 +71,16 @@ class FindingsPane(Pane):
 
 
 def page_of(known: Found, shown: Shown) -> str:
-    """Returns all of the section as HTML."""
+    """Returns the whole section as HTML."""
     diagnosis = known.diagnosis
     parts = [_bar(known)]
     if diagnosis is not None:
         first = [f for f in diagnosis.findings if f.because is None]
         rest = [f for f in diagnosis.findings if f.because is not None]
         parts.append(_health(health(diagnosis)))
-        parts.append(_list("Findings, best first", first, shown) if first else _NOTHING)
+        parts.append(_list("Findings, most important first", first, shown) if first else _NOTHING)
         if rest:
-            parts.append(_list("These follow from the above", rest, shown))
+            parts.append(_list("Consequences of the findings above", rest, shown))
     if known.correlations is not None:
         parts.append(_together(known.correlations))
     if diagnosis is not None:
@@ -94,19 +94,19 @@ _NOTHING = '<p class="calm">The rules found nothing.</p>'
 def _bar(known: Found) -> str:
     diagnosis = known.diagnosis
     if known.looking:
-        text = "Looking at all records \u2026"
+        text = "Checking all records \u2026"
     elif known.problem:
-        text = f'<span class="bad">The last look failed: {_e(known.problem)}</span>'
+        text = f'<span class="bad">The last check failed: {_e(known.problem)}</span>'
     elif diagnosis is None:
-        text = "No rule looked while this run was recorded."
+        text = "No rules ran while this run was recorded."
     else:
-        when = "while it was recorded" if known.source == "recorded" else "again just now"
-        text = f"{count(diagnosis.records)} records of training steps were looked at {when}."
+        when = "during recording" if known.source == "recorded" else "just now"
+        text = f"{count(diagnosis.records)} records of training steps checked {when}."
     disabled = " disabled" if known.looking else f' data-send="{_LOOK}"'
     return (
         f'<p class="bar"><span role="status">{text}</span>'
-        f'<button type="button"{disabled}>Look again</button>'
-        f'<button type="button" data-send="{_PAINT}">Paint the graph</button>'
+        f'<button type="button"{disabled}>Check again</button>'
+        f'<button type="button" data-send="{_PAINT}">Show all in graph</button>'
         + ("" if diagnosis is None else save_button("the findings"))
         + "</p>"
     )
@@ -124,11 +124,11 @@ def _health(checks: Iterable[Check]) -> str:
 
 
 def _check(check: Check) -> str:
-    said = "not checked" if check.colour == "unchecked" else check.colour
-    title = f"{said}: {check.evidence}"
+    state = "not checked" if check.colour == "unchecked" else check.colour
+    title = f"{state}: {check.evidence}"
     inside = (
         f'<span class="dot {check.colour}" aria-hidden="true"></span>{_e(check.question.text)}'
-        f'<span class="unseen"> {_e(said)}</span>'
+        f'<span class="unseen"> {_e(state)}</span>'
     )
     worst = check.findings[0] if check.findings else None
     if worst is None:
@@ -148,14 +148,14 @@ def _finding(finding: Finding, shown: Shown) -> str:
     here = finding.place
     chosen = here is not None and (here.node, here.role) == (shown.at.node, shown.at.role)
     go = link(here, finding.first_step, sample=finding.sample)
-    name = "the run as a whole" if here is None else str(here)
+    name = "whole run" if here is None else str(here)
     inspect = link(here, finding.first_step, sample=finding.sample, section="inspect")
     return (
         f'<article class="finding {finding.severity}-finding{" chosen" if chosen else ""}" '
         f'data-rule="{_e(finding.rule)}"><header><span class="severity">{finding.severity}</span> '
         f"<b>{_e(said(finding.rule))}</b> {_button(go, name)} "
         f'<span class="soft">{_span(finding)}</span>'
-        + ("" if here is None else _button(f"{RULE}{finding.rule}", "Paint", "paint"))
+        + ("" if here is None else _button(f"{RULE}{finding.rule}", "Show in graph", "paint"))
         + ("" if here is None else _button(inspect, "Inspect \u2192", "inspect"))
         + f"</header><p>{_e(finding.message)}</p>{_chain(finding)}{_others(finding)}"
         f'<p class="advice">{_e(finding.advice)}</p>{_evidence(finding)}</article>'
@@ -177,7 +177,7 @@ def _chain(finding: Finding) -> str:
         )
         for part in finding.chain
     )  # fmt: skip
-    return f'<p class="chain"><span class="soft">begins</span> {links}</p>'
+    return f'<p class="chain"><span class="soft">starts at</span> {links}</p>'
 
 
 def _since(step: int) -> str:
@@ -192,13 +192,13 @@ def _others(finding: Finding) -> str:
         for place in finding.others[:_MOST_OTHERS]
     )
     more = "" if finding.also <= _MOST_OTHERS else f" and {finding.also - _MOST_OTHERS} more"
-    return f'<p class="chain"><span class="soft">so do</span> {links}{more}</p>'
+    return f'<p class="chain"><span class="soft">also at</span> {links}{more}</p>'
 
 
 def _evidence(finding: Finding) -> str:
     parts = [f"{name.replace('_', ' ')} {_value(v)}" for name, v in finding.evidence.items()]
     if finding.because is not None:
-        parts.insert(0, f"probably because of {finding.because.replace('_', ' ')}")
+        parts.insert(0, f"probable cause: {finding.because.replace('_', ' ')}")
     text = " \u00b7 ".join(parts)
     return f'<p class="note">{_e(text)}</p>' if parts else ""
 
@@ -212,8 +212,8 @@ def _value(value: float | str) -> str:
 def _together(correlations: Iterable[Correlation]) -> str:
     lines = "".join(_pair(correlation) for correlation in correlations)
     if not lines:
-        return "<h3>What goes together</h3><p>Nothing that chance would not explain.</p>"
-    return f'<h3>What goes together</h3><ul class="together">{lines}</ul>'
+        return "<h3>Correlations</h3><p>No correlations beyond chance.</p>"
+    return f'<h3>Correlations</h3><ul class="together">{lines}</ul>'
 
 
 def _pair(correlation: Correlation) -> str:
@@ -237,7 +237,7 @@ def _unchecked(diagnosis: Diagnosis) -> str:
         f"<tr><td>{_e(said(entry.rule))}</td><td>{_e(entry.reason)}</td></tr>"
         for entry in diagnosis.unchecked
     )
-    head = f"{len(diagnosis.checked)} rules looked; these could not"
+    head = f"{len(diagnosis.checked)} rules ran; these could not"
     return f'<h3>{head}</h3><table class="unchecked"><tbody>{rows}</tbody></table>'
 
 
@@ -249,6 +249,6 @@ def _button(send: str, text: str, class_: str = "go", *, title: str = "") -> str
 
 
 def _tokens(content: str) -> list[str]:
-    """Returns the messages that the page may send: those written into it."""
+    """Returns the messages that the page may send: all `data-send` values in it."""
     pieces = content.split('data-send="')[1:]
     return sorted({html.unescape(piece.partition('"')[0]) for piece in pieces})

@@ -1,4 +1,4 @@
-"""The dependency graph of the step, coloured by kind or painted with a statistic."""
+"""The dependency graph of the step, coloured by kind or by a statistic."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from comgra_decl.viewer.panes.base import Pane, Shown
 
 
 class GraphPane(Pane):
-    """A click selects a node, a double click opens a group."""
+    """The graph; a click selects a node, a double click expands a group."""
 
     reads: ClassVar = frozenset(
         {"run", "revision", "type", "step", "node", "role", "iteration", "batch", "statistic",
@@ -33,7 +33,7 @@ class GraphPane(Pane):
     )  # fmt: skip
 
     def build(self) -> Any:
-        """Makes the drawing."""
+        """Creates the drawing."""
         self._graph: Graph | None = None
         self._expanded: frozenset[str] | None = None
         self._opened: frozenset[str] = frozenset()
@@ -44,15 +44,15 @@ class GraphPane(Pane):
         return self.view
 
     def on_look(self, callback: Callable[[str, str], None]) -> None:
-        """Calls `callback(node, role)` when the pointer rests on what may be clicked next."""
+        """Calls `callback(node, role)` when the pointer rests on a node, before a likely click."""
         self._look = callback
 
     def components(self) -> list[Any]:
-        """The drawing answers to clicks."""
+        """The drawing, which handles clicks."""
         return [self.view]
 
     def update(self, shown: Shown) -> None:
-        """Lays out anew only if the graph or its folding changed; else highlights and paints."""
+        """Recomputes the layout only if the graph or its folding changed; else updates colours."""
         changes: dict[str, Any] = {}
         graph = shown.view.ever(
             ("graph", _structure_hash(shown), len(shown.view.slots)),
@@ -85,7 +85,7 @@ class GraphPane(Pane):
         self.view.put(**changes)
 
     def revealed(self, node: str) -> frozenset[str] | None:
-        """Returns the scopes to open so that a node has a box of its own."""
+        """Returns the groups to expand so that a node gets a box of its own."""
         box = None if self._scene is None else box_of(self._scene, node)
         if box is None or box == node:
             return self._expanded
@@ -130,12 +130,12 @@ class GraphPane(Pane):
             self._select(found, expanded=expansion_for(found, self._opened))
 
     def _select(self, name: str, **changes: Any) -> None:
-        """Selects a drawn node; what is folded stays so: the user has chosen the fold."""
+        """Selects a drawn node without changing what the user has folded."""
         node, role = self._tensor(name)
         self.act(**{"node": node, "role": role, "expanded": self._expanded, **changes})
 
     def _tensor(self, name: str) -> tuple[str, str]:
-        """Returns node and role that a drawn node stands for: a parameter is one of its module."""
+        """Returns node and role of a drawn node; a parameter belongs to its module."""
         assert self._graph is not None
         node, role = self._graph.parameters.get(name, (name, ""))
         if not role and self._shown is not None:
@@ -147,7 +147,7 @@ class GraphPane(Pane):
 
 
 def best_match(names: list[str], text: str) -> str | None:
-    """Returns the name that `text` means: itself, else the shortest that ends with, holds it."""
+    """Returns the best match: an exact name, else the shortest ending with or containing `text`."""
     wanted = text.strip().lower()
     if not wanted:
         return None

@@ -1,4 +1,4 @@
-"""Arrays that travel to the browser inside the message that says where they belong."""
+"""Arrays sent inside a message rather than in separate binary messages."""
 
 from __future__ import annotations
 
@@ -12,23 +12,23 @@ from bokeh.core.serialization import BytesRep, NDArrayRep, Serializable, Seriali
 from numpy.typing import ArrayLike, DTypeLike
 
 _LARGE = 1 << 18
-"""Bytes from which on the longer text costs more than the messages."""
+"""Size in bytes above which longer text costs more than extra messages."""
 
 
 class Inline(np.ndarray[Any, Any], Serializable):
-    """An array that is written into a message as text.
+    """An array that Bokeh serializes as text inside the message.
 
-    Bokeh sends each array after the message as two messages of its own, and each of these takes a
-    browser longer than reading some kilobytes of text: for the thirty arrays of a changed tensor
-    it was 7 to 11 ms against less than 2.
+    Bokeh sends each array as two extra messages, and a browser handles each of these more slowly
+    than a few kilobytes of text: the thirty arrays of a changed tensor took 7 to 11 ms instead of
+    less than 2.
     """
 
     def to_serializable(self, serializer: Serializer) -> NDArrayRep:
-        """Returns what Bokeh's own arrays look like where it sends no buffers."""
+        """Returns the representation that Bokeh uses where it sends no buffers."""
         if self.nbytes > _LARGE:
             rep: NDArrayRep = serializer.encode(self.view(np.ndarray))
             return rep
-        stored = gzip.compress(self.tobytes(), compresslevel=0, mtime=0)  # it wants gzip's frame
+        stored = gzip.compress(self.tobytes(), compresslevel=0, mtime=0)  # Bokeh expects gzip
         return NDArrayRep(
             type="ndarray",
             array=BytesRep(type="bytes", data=b64encode(stored).decode("ascii")),
@@ -39,18 +39,18 @@ class Inline(np.ndarray[Any, Any], Serializable):
 
 
 def inline(values: ArrayLike, dtype: DTypeLike = np.float32) -> Inline:
-    """Returns values as an array that travels in its message.
+    """Returns values as an array that is sent inside its message.
 
     Args:
-        values: Numbers of any shape; larger ones than `dtype` holds become infinite.
-        dtype: One that Bokeh knows: any but integers of 64 bits.
+        values: Numbers of any shape; those that overflow `dtype` become infinite.
+        dtype: Any dtype that Bokeh supports; not 64-bit integers.
     """
     with np.errstate(over="ignore"):
         return np.ascontiguousarray(values, dtype).view(Inline)
 
 
 def inline_steps(steps: ArrayLike) -> Inline:
-    """Returns whole numbers as such an array; JavaScript has none of 64 bits."""
+    """Returns integers as an inline array; JavaScript has no 64-bit integers."""
     values = np.asarray(steps)
     small = not len(values) or abs(values).max() < 1 << 31
     return inline(values, np.int32 if small else np.float64)

@@ -1,4 +1,4 @@
-"""Losses and KPIs over the training."""
+"""Losses and KPIs over training."""
 
 from __future__ import annotations
 
@@ -19,12 +19,12 @@ from comgra_decl.viewer.panes.figures import Frame, legend, unit_range
 from comgra_decl.visible import visible
 
 _EMPTY = (
-    '<div class="notice"><h2>No loss and no KPI yet</h2>'
-    "<p>The loss appears here as soon as a backward pass was seen.</p></div>"
+    '<div class="notice"><h2>No losses or KPIs yet</h2>'
+    "<p>The loss appears here after the first backward pass.</p></div>"
 )
 
 _FEW = 300
-"""Points up to which each is marked; more would hide their line."""
+"""Maximum number of points with markers; more would hide the line."""
 
 _GRID = """
 :host { display: flex !important; flex-flow: row wrap !important; gap: 10px 20px; }
@@ -34,9 +34,9 @@ _GRID = """
 
 
 class KpisPane(Pane):
-    """One figure per KPI, a line per type of execution; a click jumps to that step.
+    """One figure per KPI with a line per step type; a click jumps to that step.
 
-    Of `most` figures the first ones are those of losses.
+    At most `most` figures, losses first.
     """
 
     reads: ClassVar = frozenset({"run", "revision", "type", "step", "scale"})
@@ -46,7 +46,7 @@ class KpisPane(Pane):
         super().__init__(act)
 
     def build(self) -> Any:
-        """Makes an empty grid; figures come with the first KPIs."""
+        """Creates an empty grid; figures are added with the first KPIs."""
         self._figures: dict[str, _KpiFigure] = {}
         self._x_range = unit_range()
         self._drawn: object = None
@@ -56,7 +56,7 @@ class KpisPane(Pane):
         return pn.Column(self._empty, self._grid, sizing_mode="stretch_both", margin=0)
 
     def exhibits(self) -> list[Exhibit]:
-        """The figures; their files hold every number."""
+        """The figures; their CSV holds every number."""
         return [
             Exhibit(drawn.frame.figure, name, partial(self._csv, name))
             for name, drawn in self._figures.items()
@@ -67,7 +67,7 @@ class KpisPane(Pane):
         return kpi_csv(self._shown.view, name)
 
     def update(self, shown: Shown) -> None:
-        """Redraws the lines when there are new records; always moves the step markers."""
+        """Redraws the lines if there are new records; always moves the step markers."""
         within = next((d.frame.window for d in self._figures.values()), None)
         key = (shown.view, shown.view.revision, shown.scale, within)
         if key != self._drawn:
@@ -114,7 +114,7 @@ class _KpiFigure:
         self.frame.figure.hover.renderers = []
 
     def draw(self, chart: Chart, x: tuple[float, float], log: bool) -> None:
-        """Shows all lines of a chart."""
+        """Draws all lines of a chart."""
         shown = chart.logarithmic() if log else chart
         self.frame.set_log(log)
         for line, recorded in zip(shown.lines, chart.lines, strict=True):

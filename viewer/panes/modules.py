@@ -1,4 +1,4 @@
-"""The tree of modules: sizes, what is frozen or tied, and where the training changes something."""
+"""The module tree: sizes, frozen and tied parameters, and where training changes the model."""
 
 from __future__ import annotations
 
@@ -14,21 +14,21 @@ from comgra_decl.viewer.model.numbers import MISSING, count, number, shape
 from comgra_decl.viewer.model.tables import modules_csv
 from comgra_decl.viewer.panes.base import SAVE, Pane, Shown, hand_table, html_view, save_button
 
-_MOST_LINES = 60  # unfolded of a run that is shown for the first time
+_MOST_LINES = 60  # maximum lines expanded at first
 _EMPTY = (
     '<div class="notice"><h2>No modules yet</h2>'
-    "<p>They are written with the first record.</p></div>"
+    "<p>Modules are written with the first record.</p></div>"
 )
 
 
 class ModulesPane(Pane):
-    """A line per module; the triangle unfolds it, the line selects it."""
+    """A line per module; the triangle expands it, the line selects it."""
 
     reads: ClassVar = frozenset({"run", "revision", "type", "step", "node", "gradient"})
     sizing: ClassVar = "stretch_width"
 
     def build(self) -> Any:
-        """Makes the piece of HTML."""
+        """Creates the HTML view."""
         self._run: object = None
         self._node = ""
         self._opened: frozenset[Key] = frozenset()
@@ -37,11 +37,11 @@ class ModulesPane(Pane):
         return self.view
 
     def components(self) -> list[Any]:
-        """Its lines answer to clicks."""
+        """The HTML view, which handles clicks."""
         return [self.view]
 
     def update(self, shown: Shown) -> None:
-        """Writes the visible part of the tree anew."""
+        """Rewrites the visible part of the tree."""
         tree = module_tree(shown.view, shown.at)
         if shown.view is not self._run:
             self._run, self._node = shown.view, ""
@@ -62,9 +62,9 @@ class ModulesPane(Pane):
         heads = (
             f"<th>module {save_button('the modules')}</th><th>class</th><th>parameters</th>"
             '<th><span class="unseen">remarks</span></th><th>output</th>'
-            f'<th title="part of the squared length of {_e(what)}, of all parameters at this step">'
+            f'<th title="share of the squared norm of all {_e(what)}s at this step">'
             f"share of {_e(what)}</th>"
-            f'<th title="length of the {_e(what)} over the length of the weights, at this step">'
+            f'<th title="norm of the {_e(what)} divided by the norm of the weights, at this step">'
             f"{_e(what)} \u00f7 weights</th>"
         )
         note = "" if tree.measure else f'<p class="note">{_HOW}</p>'
@@ -77,7 +77,7 @@ class ModulesPane(Pane):
         chosen = line.node is not None and line.node == self._node
         mark = ' class="chosen" aria-selected="true"' if chosen else ""
         send = "" if line.node is None else f' tabindex="0" data-send="node:{_raw(line.node)}"'
-        name = "" if line.node is not None else ' class="soft" title="nothing of it is recorded"'
+        name = "" if line.node is not None else ' class="soft" title="nothing recorded here"'
         part = 0.0 if line.share is None or math.isnan(line.share) else 100 * line.share
         output = MISSING if line.output is None else shape(line.output)
         return (

@@ -1,4 +1,4 @@
-"""The notes of the run; a click on one jumps to its step."""
+"""Notes of the run; a click on a note jumps to its step."""
 
 from __future__ import annotations
 
@@ -13,30 +13,30 @@ from comgra_decl.viewer.model.tables import notes_csv
 from comgra_decl.viewer.panes.base import SAVE, Pane, Shown, hand_table, html_view, save_button
 
 _EMPTY = (
-    '<div class="notice"><h2>No notes</h2><p>A program leaves one with</p>'
+    '<div class="notice"><h2>No notes</h2><p>Log a note from your program with</p>'
     "<pre>comgra_decl.note(&quot;learning rate halved&quot;)</pre></div>"
 )
 
 
 class NotesPane(Pane):
-    """A line per note, the newest last; the nearest recorded step is shown."""
+    """A line per note, newest last; a click shows the nearest recorded step."""
 
     reads: ClassVar = frozenset({"run", "revision", "step"})
     sizing: ClassVar = "stretch_width"
 
     def build(self) -> Any:
-        """Makes the piece of HTML."""
+        """Creates the HTML view."""
         self._drawn: object = None
         self.view = html_view()
         self.view.on_message(self._on_message)
         return self.view
 
     def components(self) -> list[Any]:
-        """Its lines answer to clicks."""
+        """The HTML view, which handles clicks."""
         return [self.view]
 
     def update(self, shown: Shown) -> None:
-        """Writes the table anew when there are new notes or another step is shown."""
+        """Rewrites the table if there are new notes or another step is shown."""
         known = notes(shown.view)
         key = (known, shown.at.step)
         if key != self._drawn:

@@ -1,4 +1,4 @@
-"""All tensors over the whole training at a glance; a click selects tensor and step."""
+"""Heat map of all tensors over training; a click selects tensor and step."""
 
 from __future__ import annotations
 
@@ -27,13 +27,13 @@ from comgra_decl.viewer.panes.figures import IMAGE, Frame, image
 from comgra_decl.visible import visible
 
 _SHADES = 128
-_MOST_LABELS = 26  # in a picture 310 pixels high, a laptop's, they just do not touch
+_MOST_LABELS = 26  # labels just fit an image 310 pixels high, as on a laptop
 _EMPTY: dict[str, list[Any]] = {name: [] for name in (*IMAGE, "value")}
 _NAME = "return names[Math.floor(value)] ?? ''"
 
 
 class OverviewPane(Pane):
-    """The selected statistic of one pass: 0 is the forward one, 1 the chosen gradient."""
+    """The selected statistic of one pass; place 0 is forward, 1 the selected gradient."""
 
     reads: ClassVar = frozenset(
         {"run", "revision", "type", "step", "node", "role", "iteration", "gradient", "batch",
@@ -48,7 +48,7 @@ class OverviewPane(Pane):
         super().__init__(act)
 
     def build(self) -> Any:
-        """Makes the figure: a picture of the values, one of what is not finite, a frame."""
+        """Creates the figure: an image of the values, one of non-finite values, a frame."""
         self._names = CustomJSHover(code=_NAME, args={"names": []})
         tooltips = [("tensor", "$y{custom}"), ("step", "$x{0}"), ("value", "@value{0.000e}")]
         self.frame = Frame(x_range=self._x_range, tooltips=tooltips, both=True)
@@ -79,7 +79,7 @@ class OverviewPane(Pane):
         return self.frame.pane()
 
     def exhibits(self) -> list[Exhibit]:
-        """The figure; its file holds every record."""
+        """The figure; its CSV holds every record."""
         return [Exhibit(self.frame.figure, f"{PASSES[self._place]} overview", self._csv)]
 
     def _csv(self) -> bytes:
@@ -88,7 +88,7 @@ class OverviewPane(Pane):
         return overview_csv(self._shown.view, at, at.gradient if self._place else "forward")
 
     def update(self, shown: Shown) -> None:
-        """Paints anew if the statistic or the records changed; else moves the marks."""
+        """Redraws if the statistic or the records changed; else moves the markers."""
         at = shown.at
         pass_ = at.gradient if self._place else "forward"
         within = self.frame.window
@@ -104,7 +104,7 @@ class OverviewPane(Pane):
         self._mark_line(None if self._picture is None else self._picture.line_of(at))
 
     def _flag(self, pass_: str) -> None:
-        """Puts a diamond on the line of each finding's tensor, at its first step."""
+        """Draws a diamond at the tensor and first step of each finding."""
         rows: list[tuple[int, float, str, str]] = []
         if self._shown is not None and self._picture is not None:
             lines = {(s.node, s.role): i for i, s in enumerate(self._picture.slots)}
@@ -123,7 +123,7 @@ class OverviewPane(Pane):
     def _draw(self, picture: Overview | None) -> None:
         if picture is None:
             self._image.data, self._broken.data = dict(_EMPTY), {name: [] for name in IMAGE}
-            self.frame.say("Nothing of this pass was recorded.")
+            self.frame.say("Nothing was recorded for this pass.")
             return
         lines = len(picture.slots)
         width = picture.x1 - picture.x0
@@ -137,7 +137,7 @@ class OverviewPane(Pane):
         self.frame.show(x=picture.all_, y=(float(lines), 0.0))
 
     def _label(self, labels: list[str]) -> None:
-        """Writes names beside the lines, of many evenly spaced ones."""
+        """Labels the lines; evenly spaced ones if there are many."""
         every = -(-len(labels) // _MOST_LABELS)
         ticks = range(0, len(labels), every)
         self._ticker.ticks = [line + 0.5 for line in ticks]

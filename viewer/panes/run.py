@@ -1,4 +1,4 @@
-"""What was declared, what came of it, and under which circumstances."""
+"""What the spec declared, what was recorded, and facts about the run."""
 
 from __future__ import annotations
 
@@ -13,57 +13,57 @@ from comgra_decl.viewer.panes.base import Pane, Shown, html_view
 
 
 class RunPane(Pane):
-    """The spec and the config as YAML, the report, facts about the run, and warnings."""
+    """The spec and config as YAML, the capture report, run facts, and warnings."""
 
     reads: ClassVar = frozenset({"run", "revision"})
     sizing: ClassVar = "stretch_width"
 
     def build(self) -> Any:
-        """Makes the piece of HTML."""
+        """Creates the HTML view."""
         self.view = html_view()
         return self.view
 
     def update(self, shown: Shown) -> None:
-        """Writes all of it anew."""
+        """Rewrites all content."""
         self.view.html = _page(about(shown.view))
 
 
 class FactsPane(Pane):
-    """The run in a few lines, with what was found in it; leads to the sections that tell more."""
+    """A short summary of the run and its findings, with links to details."""
 
     reads: ClassVar = frozenset({"run", "revision", "looked"})
 
     def build(self) -> Any:
-        """Makes the piece of HTML."""
+        """Creates the HTML view."""
         self.view = html_view(sizing_mode="stretch_both")
         self.view.tokens = ["findings", "run"]
         self.view.on_message(lambda message: self.act(section=message["send"]))
         return self.view
 
     def components(self) -> list[Any]:
-        """Two buttons answer to clicks."""
+        """The HTML view, which handles clicks."""
         return [self.view]
 
     def update(self, shown: Shown) -> None:
-        """Writes all of it anew."""
+        """Rewrites all content."""
         facts = about(shown.view)
         problems = "".join(f"<li>{_e(remark)}</li>" for remark in facts.remarks)
         self.view.html = (
             f'<div class="findings facts"><h3>Run</h3>{_table(facts.summary)}'
             f'<ul class="remarks">{problems}</ul><p class="bar">{_e(_found(shown))} '
             '<button type="button" data-send="findings">Findings</button>'
-            '<button type="button" data-send="run">Configuration and spec</button></p></div>'
+            '<button type="button" data-send="run">Config and spec</button></p></div>'
         )
 
 
 def _found(shown: Shown) -> str:
-    """Says how many findings there are, or that nobody has looked."""
+    """Returns the number of findings as a sentence."""
     diagnosis = found(shown.view).diagnosis
     if diagnosis is None:
-        return "No rule has looked at this run yet."
+        return "No rules have run on this run yet."
     counts = Counter(finding.severity for finding in diagnosis.findings)
     parts = [f"{number} {severity}{'s' * (number > 1)}" for severity, number in counts.items()]
-    return f"Found: {', '.join(parts) or 'nothing'}."
+    return f"Findings: {', '.join(parts) or 'none'}."
 
 
 def _page(facts: About) -> str:
@@ -72,16 +72,16 @@ def _page(facts: About) -> str:
     parts = [
         f'<ul class="remarks wide">{remarks}</ul>' if remarks else "",
         f"<div><h3>Run</h3>{_table(facts.summary)}</div>",
-        f"<div><h3>What was declared and what came of it</h3>{_entries(facts.entries)}</div>",
+        f"<div><h3>Spec entries and what they recorded</h3>{_entries(facts.entries)}</div>",
         f"<div><h3>Spec</h3>{_text('Spec', facts.spec)}</div>",
-        f"<div><h3>Configuration of the program</h3>{config}</div>",
+        f"<div><h3>Program config</h3>{config}</div>",
         f'<div class="wide"><h3>Facts</h3>{_table(facts.facts)}</div>',
     ]
     return f'<div class="run">{"".join(parts)}</div>'
 
 
 def _text(name: str, text: str) -> str:
-    """Returns a text that can be scrolled by keyboard, too."""
+    """Returns a text block that is scrollable by keyboard."""
     return f'<pre tabindex="0" role="region" aria-label="{name}">{_e(text)}</pre>'
 
 
@@ -95,9 +95,9 @@ def _entries(entries: tuple[Entry, ...]) -> str:
         return '<p class="note">Written with the first record.</p>'
     lines = "".join(_entry(entry) for entry in entries)
     heads = (
-        '<th>entry</th><th title="modules that the patterns match">matched</th>'
-        '<th title="of these, modules that ran in the recorded step">fired</th>'
-        '<th title="series written for them">written</th><th>never called</th>'
+        '<th>entry</th><th title="modules that match the patterns">matched</th>'
+        '<th title="matched modules that ran in the recorded step">fired</th>'
+        '<th title="series written for these modules">written</th><th>never called</th>'
     )
     return f'<table class="entries"><thead><tr>{heads}</tr></thead><tbody>{lines}</tbody></table>'
 

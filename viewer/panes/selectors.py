@@ -1,4 +1,4 @@
-"""All selectors, in the side bar."""
+"""The selectors in the sidebar."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from comgra_decl.viewer.panes.base import TENSOR, Act, Pane, Shown
 
 
 class SelectorsPane(Pane):
-    """Every choice but the node and the step, which are chosen where they are seen."""
+    """All selectors except node and step, which users choose in the graph and the step bar."""
 
     reads: ClassVar = (TENSOR | {"gradient", "batch", "statistic", "colour", "scale", "looked"}) - {
         "step"
@@ -28,21 +28,21 @@ class SelectorsPane(Pane):
         super().__init__(act)
 
     def build(self) -> Any:
-        """Makes the selectors."""
+        """Creates the selectors."""
         self.view = Chooser(sizing_mode="stretch_width", margin=0)
         self.view.on_message(self._choose)
         return self.view
 
     def components(self) -> list[Any]:
-        """The selectors answer to choices."""
+        """The selectors, which handle choices."""
         return [self.view]
 
     def update(self, shown: Shown) -> None:
-        """Offers what there is for the current selection."""
+        """Offers the options available for the current selection."""
         offer(self.view, choices(shown.view, shown.at, shown.colour, shown.scale, self._runs()))
 
     def only_runs(self) -> None:
-        """Offers the runs alone, while none can be shown."""
+        """Offers only the runs, while no run can be shown."""
         offer(self.view, (("Run", (self._runs(),)),))
 
     def _choose(self, message: Message) -> None:
@@ -55,7 +55,7 @@ class SelectorsPane(Pane):
 
 
 def offer(chooser: Chooser, groups: Groups) -> None:
-    """Shows choices; what is offered already is not sent again."""
+    """Sets the options; unchanged options are not resent."""
     parts = (
         f'{{"title": {json.dumps(title)}, "fields": [{", ".join(map(_json, fields))}]}}'
         for title, fields in groups
@@ -65,5 +65,5 @@ def offer(chooser: Chooser, groups: Groups) -> None:
 
 @lru_cache(maxsize=256)
 def _json(field: Field) -> str:
-    """Returns a field as `Chooser` takes it; most fields are the same all the time."""
+    """Returns a field as JSON for `Chooser`; cached, because most fields rarely change."""
     return json.dumps(asdict(field))

@@ -1,4 +1,4 @@
-"""One statistic of the selected tensor over the training; a click jumps to that step."""
+"""One statistic of the selected tensor over training; a click jumps to that step."""
 
 from __future__ import annotations
 
@@ -16,14 +16,14 @@ from comgra_decl.viewer.panes.figures import FEW, Frame, plainly, put
 from comgra_decl.viewer.panes.inline import Inline, inline, inline_steps
 
 _FEW = 60
-"""Points up to which each is marked; more would hide their line. One alone always is."""
+"""Maximum number of points with markers, which would hide longer lines. A lone point has one."""
 
 _LINE, _BAND = ("x", "y", "value"), ("x", "low", "high")
 _CONTEXT = _DOTS = ("x", "y")
 
 
 class SeriesPane(Pane):
-    """The series of one pass: 0 is the forward one, 1 the chosen gradient."""
+    """The series of one pass; place 0 is forward, 1 the selected gradient."""
 
     reads: ClassVar = TENSOR | {"step", "gradient", "batch", "statistic", "scale"}
 
@@ -34,7 +34,7 @@ class SeriesPane(Pane):
         super().__init__(act)
 
     def build(self) -> Any:
-        """Makes the figure: context, band, line, broken points."""
+        """Creates the figure: context, band, line, non-finite points."""
         tooltips = [("step", "@x"), ("value", "@value{0.0000e}")]
         self.frame = Frame(x_range=self._x_range, tooltips=tooltips, ticks=FEW)
         colour = ORANGE if self._place else BLUE
@@ -56,7 +56,7 @@ class SeriesPane(Pane):
         return self.frame.pane()
 
     def exhibits(self) -> list[Exhibit]:
-        """The figure; its file holds every record."""
+        """The figure; its CSV holds every record."""
         return [Exhibit(self.frame.figure, f"{PASSES[self._place]} series", self._csv)]
 
     def _csv(self) -> bytes:
@@ -103,7 +103,7 @@ def _source(names: tuple[str, ...]) -> ColumnDataSource:
 
 
 def _columns(names: tuple[str, ...], x: Inline, *others: Inline) -> dict[str, Any]:
-    """Returns data for a source; none at all where there is none beside the steps."""
+    """Returns the columns of a source; empty if there is no data besides the steps."""
     columns = (x, *others) if len(others[0]) else ([] for _ in names)
     return dict(zip(names, columns, strict=True))
 

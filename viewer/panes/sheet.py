@@ -1,4 +1,4 @@
-"""The raw values of the selected tensor: a picture, a window of cells or a list, files."""
+"""Raw values of the selected tensor: image, table or sorted list, and downloads."""
 
 from __future__ import annotations
 
@@ -45,12 +45,12 @@ section + section { padding-top: 8px !important; }
 
 
 class SheetPane(Pane):
-    """What is chosen on the left, all of the slice as a picture, the exact numbers on the right."""
+    """Choices on the left, the whole slice as an image, and exact numbers on the right."""
 
     reads: ClassVar = TENSOR | {"step", "batch", "pass_", "slicing", "order", "window"}
 
     def build(self) -> Any:
-        """Makes the choices, the figure and the table."""
+        """Creates the choices, the figure and the table."""
         self._tensor = Tensor()
         self._slicing = Slicing(())
         self._key: object = None
@@ -66,11 +66,11 @@ class SheetPane(Pane):
         )  # fmt: skip
 
     def components(self) -> list[Any]:
-        """Choices and cells answer to clicks."""
+        """Choices and cells, which handle clicks."""
         return [self.choices, self.view]
 
     def exhibits(self) -> list[Exhibit]:
-        """The picture; its file holds the slice."""
+        """The image; its CSV holds the slice."""
         return [Exhibit(self.picture.frame.figure, "raw values", self._csv)]
 
     def _csv(self) -> bytes:
@@ -80,7 +80,7 @@ class SheetPane(Pane):
         return csv_of(self._tensor, self._slicing, self._shown.order)
 
     def update(self, shown: Shown) -> None:
-        """Reads the tensor if it is another one; draws the slice and the window."""
+        """Reads the tensor if it changed; draws the slice and the table."""
         at = shown.at
         key = (shown.view, shown.view.revision, at, shown.pass_)
         if key != self._key:
@@ -115,7 +115,7 @@ class SheetPane(Pane):
         offer(self.choices, groups)
 
     def _axes(self) -> tuple[str, str]:
-        """Returns what rows and columns are called."""
+        """Returns the names of rows and columns."""
         dims = (self._slicing.dim(ROWS), self._slicing.dim(COLUMNS))
         down, across = ("" if i is None else self._tensor.dims[i].name for i in dims)
         return down, across
@@ -131,7 +131,7 @@ class SheetPane(Pane):
             self._show_cell([int(i) for i in rest.split(",")])
 
     def _show_cell(self, index: list[int]) -> None:
-        """Shows the table around an element of the list."""
+        """Scrolls the table to an element of the list."""
         slicing, corner = self._slicing, [0, 0]
         for dim, i in enumerate(index):
             place = slicing.places[dim]

@@ -14,7 +14,7 @@ _DIGITS = 6
 
 
 def window_html(window: Window, axes: tuple[str, str]) -> tuple[str, list[str]]:
-    """Returns the cells with the numbers of their rows and columns, and what it may send."""
+    """Returns the cells with row and column numbers as HTML, and its messages."""
     height, width = window.cells.shape
     moves, tokens = _moves(window)
     heads = "".join(f'<th scope="col">{window.column + i}</th>' for i in range(width))
@@ -33,7 +33,7 @@ def window_html(window: Window, axes: tuple[str, str]) -> tuple[str, list[str]]:
 
 
 def listing_html(listing: Listing, dims: tuple[Dim, ...]) -> tuple[str, list[str]]:
-    """Returns the list with the indices of each value, and what it may send."""
+    """Returns the list with each value's indices as HTML, and its messages."""
     last = listing.first + len(listing.values)
     steps = [
         ("previous page", "\u2191", listing.first - LISTED, listing.first > 0),
@@ -60,20 +60,20 @@ def listing_html(listing: Listing, dims: tuple[Dim, ...]) -> tuple[str, list[str
 
 
 def missing_html(missing: Unrecorded) -> str:
-    """Returns the reason why there are no values, and the lines of a spec that record them."""
+    """Returns why there are no values, and the spec lines that would record them, as HTML."""
     spec = ""
     if missing.spec:
-        spec = f"<p>This in the spec records them:</p><pre>{_e(missing.spec)}</pre>"
-    return f'<div class="notice"><h2>No values here</h2><p>{_e(missing.reason)}</p>{spec}</div>'
+        spec = f"<p>To record them, add to the spec:</p><pre>{_e(missing.spec)}</pre>"
+    return f'<div class="notice"><h2>No values recorded</h2><p>{_e(missing.reason)}</p>{spec}</div>'
 
 
 def text_html(text: str) -> str:
-    """Returns a text that the values spell, "" for none."""
+    """Returns text decoded from the values as HTML; "" for none."""
     return f'<pre class="spelled" aria-label="as text">{_e(text)}</pre>' if text else ""
 
 
 def value_text(value: Any) -> str:
-    """Returns one recorded value: whole numbers exactly, others with six digits."""
+    """Returns one recorded value: integers exactly, others with six digits."""
     if value.dtype.kind in "biu":
         return str(value)
     if value.dtype.kind == "c":
@@ -94,10 +94,10 @@ def _moves(window: Window) -> tuple[str, list[str]]:
     row, column = window.row, window.column
     height, width = window.cells.shape
     steps = (
-        ("earlier rows", "\u2191", (max(row - ROWS, 0), column), row > 0),
-        ("later rows", "\u2193", (row + ROWS, column), row + height < window.total[0]),
-        ("earlier columns", "\u2190", (row, max(column - COLUMNS, 0)), column > 0),
-        ("later columns", "\u2192", (row, column + COLUMNS), column + width < window.total[1]),
+        ("previous rows", "\u2191", (max(row - ROWS, 0), column), row > 0),
+        ("next rows", "\u2193", (row + ROWS, column), row + height < window.total[0]),
+        ("previous columns", "\u2190", (row, max(column - COLUMNS, 0)), column > 0),
+        ("next columns", "\u2192", (row, column + COLUMNS), column + width < window.total[1]),
     )
     tokens = [f"window:{to[0]},{to[1]}" for _, _, to, there in steps if there]
     buttons = [_button(f"window:{to[0]},{to[1]}", sign, label, there)

@@ -1,4 +1,4 @@
-"""The picture of a slice of raw values; a click moves the window of cells there."""
+"""Image of a slice of raw values; a click moves the table there."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ from comgra_decl.viewer.palette import RED, signed_faded
 from comgra_decl.viewer.panes.figures import IMAGE, Frame, image
 
 _EMPTY: dict[str, list[Any]] = {name: [] for name in IMAGE}
-_BACK = 3  # cells that stay visible before the one that was clicked
+_BACK = 3  # cells that stay visible before the clicked one
 
 
 class SheetPicture:
-    """A figure; `panel` is what goes on the page."""
+    """A figure with an image; `panel` goes on the page."""
 
     def __init__(self, look_at: Callable[[int, int], None]) -> None:
         self._drawn: object = None
@@ -48,7 +48,7 @@ class SheetPicture:
         self.panel = self.frame.pane()
 
     def clear(self) -> None:
-        """Shows nothing."""
+        """Clears the image."""
         self._drawn = None
         self._image.data = self._broken.data = self._photo.data = dict(_EMPTY)
         self._box.visible = False
@@ -57,7 +57,7 @@ class SheetPicture:
         self.frame.say("No values at this step.")
 
     def show(self, picture: Picture, *, key: object) -> None:
-        """Draws a slice, unless it is the one that `key` says is on screen."""
+        """Draws a slice, unless `key` equals that of the displayed one."""
         if key == self._drawn:
             return
         self._drawn = key
@@ -78,12 +78,12 @@ class SheetPicture:
         self.frame.title = _title(picture)
 
     def label(self, down: str, across: str) -> None:
-        """Names the axes."""
+        """Labels the axes."""
         self.frame.label(across)
         self.frame.label_left(down)
 
     def frame_window(self, window: Window, visible: bool) -> None:
-        """Frames the cells that are written out, where they are not all."""
+        """Outlines the cells shown in the table, unless it shows all."""
         height, width = window.cells.shape
         self._box.update(
             left=window.column - 0.5, right=window.column + width - 0.5,

@@ -1,4 +1,4 @@
-"""What the selected tensor is, all its statistics, and its samples one by one."""
+"""Facts about the selected tensor, all its statistics, and its samples."""
 
 from __future__ import annotations
 
@@ -31,26 +31,26 @@ from comgra_decl.viewer.panes.base import (
 )
 
 _CLASSES = ("forward", "gradient", "update")
-_COMPARED = 2  # of the columns, with the record before
+_COMPARED = 2  # number of columns compared with the previous record
 
 
 class StatisticsPane(Pane):
-    """Forward, gradient and update side by side; a row chooses a statistic or a sample."""
+    """Forward, gradient and update side by side; a click on a row selects a statistic or sample."""
 
     reads: ClassVar = TENSOR | {"step", "gradient", "batch", "statistic"}
 
     def build(self) -> Any:
-        """Makes the piece of HTML."""
+        """Creates the HTML view."""
         self.view = html_view(sizing_mode="stretch_both", css_classes=["statistics"])
         self.view.on_message(self._choose)
         return self.view
 
     def components(self) -> list[Any]:
-        """The table answers to clicks."""
+        """The table, which handles clicks."""
         return [self.view]
 
     def update(self, shown: Shown) -> None:
-        """Writes all of it anew; that is a few kilobytes."""
+        """Rewrites all content, a few kilobytes."""
         table = statistics_table(shown.view, shown.at)
         samples = sample_table(shown.view, shown.at)
         tokens = [f"statistic:{name}" for name, _ in table.rows]
@@ -89,7 +89,7 @@ def _head(shown: Shown) -> str:
 
 
 def _statistics(table: StatisticsTable, shown: Shown) -> str:
-    compared = "no record before" if table.before is None else f"change since step {table.before}"
+    compared = "no previous record" if table.before is None else f"change since step {table.before}"
     delta = f'<th title="{compared}">\u0394</th>'
     heads = "".join(
         f'<th><span class="{_CLASSES[i]}">{_e(column)}</span></th>{delta * (i < _COMPARED)}'
@@ -103,10 +103,10 @@ def _statistics(table: StatisticsTable, shown: Shown) -> str:
 
 
 def _order(shown: Shown) -> str:
-    """Says in which order the selected number was computed."""
+    """Returns how the selected number was computed: per sample, then over the batch."""
     at = shown.at
     batched = any(s is not None and s.batch_dim is not None for s in slots_of(shown.view, at))
-    alone = STATISTIC_HELP.get(at.statistic, "as the run's spec says")
+    alone = STATISTIC_HELP.get(at.statistic, "defined in the run's spec")
     how = order_of_operations(at.statistic, at.batch) if batched else alone
     return f"{_e(at.statistic)}: {_e(how)}"
 
@@ -153,9 +153,9 @@ def _sample_line(table: SampleTable, i: int, largest: list[float], shown: Shown)
         for cell, most, tint in zip(cells, largest, (BLUE, ORANGE), strict=True)
     )
     token = "batch:mean" if chosen else f"batch:{sample}"
-    hint = "back to the batch mean" if chosen else f"look at sample {sample} alone"
+    hint = "show the batch mean" if chosen else f"show only sample {sample}"
     if i < len(table.batch_index):
-        hint += f" (number {table.batch_index[i]} of the batch)"
+        hint += f" (index {table.batch_index[i]} in the batch)"
     name = f"{sample} | {_e(table.labels[i])}" if i < len(table.labels) else str(sample)
     return (
         f'<tr{mark} data-send="{token}" tabindex="0" title="{hint}"><td>{name}</td>{columns}</tr>'
@@ -163,9 +163,9 @@ def _sample_line(table: SampleTable, i: int, largest: list[float], shown: Shown)
 
 
 def cell_html(cell: Cell, *, alarm: bool = False) -> str:
-    """Returns a number, or a mark that tells missing from not finite.
+    """Returns a number as HTML; missing and non-finite values get different marks.
 
-    With `alarm` every value but 0 is marked: it counts what is not finite.
+    With `alarm`, every value except 0 is marked: it counts non-finite values.
     """
     if not cell.recorded:
         return f'<span class="missing" title="not recorded at this step">{MISSING}</span>'

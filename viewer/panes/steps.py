@@ -15,24 +15,24 @@ from comgra_decl.viewer.panes.base import Pane, Shown
 
 
 class StepsPane(Pane):
-    """Moves through the recorded steps."""
+    """Navigates recorded steps."""
 
     reads: ClassVar = frozenset({"run", "revision", "type", "step", "follow", "looked"})
     sizing: ClassVar = "stretch_width"
 
     def build(self) -> Any:
-        """Makes the bar."""
+        """Creates the step bar."""
         self._drawn: object = None
         self.view = StepBar(sizing_mode="stretch_width", margin=0)
         self.view.on_message(self._on_message)
         return self.view
 
     def components(self) -> list[Any]:
-        """The bar answers to clicks and keys."""
+        """The step bar, which handles clicks and keys."""
         return [self.view]
 
     def update(self, shown: Shown) -> None:
-        """Sends the steps only if there are others; always the position."""
+        """Sends the steps only if they changed; always sends the position."""
         steps = shown.view.steps(shown.at.type)
         index = -1 if shown.at.step is None else int(np.searchsorted(steps, shown.at.step))
         changes: dict[str, Any] = {"index": index, "follow": shown.follow}

@@ -1,4 +1,4 @@
-"""The recorded values of the selected tensor at the current step."""
+"""Recorded values of the selected tensor at the current step."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ _EMPTY: dict[str, list[Any]] = {name: [] for name in IMAGE}
 
 
 class ValuesPane(Pane):
-    """The values of one pass: 0 is the forward one, 1 the chosen gradient."""
+    """Values of one pass; place 0 is forward, 1 the selected gradient."""
 
     reads: ClassVar = TENSOR | {"step", "gradient", "batch"}
 
@@ -33,7 +33,7 @@ class ValuesPane(Pane):
         super().__init__(act)
 
     def build(self) -> Any:
-        """Makes the figure: an image of the values and one of what is not finite."""
+        """Creates the figure: an image of the values and one of non-finite values."""
         tooltips = [("row, column", "$y{0}, $x{0}"), ("value", "@image")]
         self.frame = Frame(tooltips=tooltips, both=True, ticks=FEW)
         self._image = ColumnDataSource(dict(_EMPTY))
@@ -52,7 +52,7 @@ class ValuesPane(Pane):
         return self.frame.pane()
 
     def exhibits(self) -> list[Exhibit]:
-        """The figure; its file holds every recorded value."""
+        """The figure; its CSV holds every recorded value."""
         return [Exhibit(self.frame.figure, f"{PASSES[self._place]} values", self._csv)]
 
     def _csv(self) -> bytes:

@@ -79,7 +79,7 @@ def test_a_click_on_a_finding_jumps_to_its_node_and_step(viewer: Callable[..., A
     finding.locator("button.go").first.click()
     page.wait_for_url(re.compile(f"node=(?!embed).*step={BROKEN_FROM}"))
     page.locator('.mark[data-index="9"]').first.wait_for(state="attached")
-    page.get_by_role("button", name="Paint the graph").click()
+    page.get_by_role("button", name="Show all in graph").click()
     page.locator(".legend", has_text="findings").wait_for()
     finding.locator("button.paint").first.click()
     page.wait_for_url(re.compile("colour=rule%3Anonfinite"))
@@ -185,7 +185,7 @@ def test_a_page_fills_and_follows_while_training(
     serve: Callable[..., str], tmp_path: Path, page: Any
 ) -> None:
     page.goto(serve(lambda: create_page([str(tmp_path / "runs")])) + "?section=inspect")
-    page.get_by_text("No run yet").wait_for()
+    page.get_by_role("heading", name="No runs yet").wait_for()
     training = FakeRun(tmp_path / "runs" / "live", nodes=["embed", "head"], layers=1)
     page.get_by_text("live has started").wait_for()
     training.write(2, evals=False)
@@ -199,7 +199,7 @@ def test_a_page_fills_and_follows_while_training(
     page.get_by_text("finished \u00b7 6 records").wait_for()
     shows(page, step=2)
     shutil.rmtree(tmp_path / "runs" / "live")
-    page.get_by_role("heading", name=re.compile("This run is not here|No run yet")).wait_for()
+    page.get_by_role("heading", name=re.compile("Run not found|No runs yet")).wait_for()
 
 
 def test_serve_ends_cleanly_and_an_open_page_says_so(root: Path, page: Any) -> None:

@@ -57,7 +57,7 @@ def test_a_damaged_run_says_so_and_leaves_the_others_alone(copied: Path) -> None
     with pytest.raises(ComgraError):
         catalogue.open("group/torn")
     options = {o.value: o.label for o in run_choice(catalogue.entries, "group/small").options}
-    assert options == {"group/small": "small", "group/torn": "torn · cannot be read"}
+    assert options == {"group/small": "small", "group/torn": "torn · unreadable"}
 
 
 @pytest.mark.parametrize("name", ["../../etc/passwd", "/etc/passwd", "", ".", "group"])
@@ -74,7 +74,7 @@ def test_a_run_deleted_meanwhile_is_told(copied: Path, monkeypatch: pytest.Monke
     catalogue.refresh()
     catalogue.look("group/small")
     shutil.rmtree(copied / "group" / "small")
-    with pytest.raises(RunNotFoundError, match="gone"):
+    with pytest.raises(RunNotFoundError, match="no longer exists"):
         catalogue.look("group/small")
 
 

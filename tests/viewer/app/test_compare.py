@@ -145,7 +145,7 @@ def test_what_one_step_lacks_is_counted_and_not_compared(view: RunView) -> None:
     assert f"{ranking.compared} tensors recorded at both steps." in note
     assert f"{ranking.absent} more" in note
     fewer = ranking_of(view, Other("", view, 2), where, "forward", most=1)
-    assert "here are the 1 largest" in ranking_html(fewer, where)[0]
+    assert "showing the 1 largest" in ranking_html(fewer, where)[0]
 
 
 def test_both_series_share_their_axes(catalogue: Catalogue, pair: tuple[FakeRun, FakeRun]) -> None:

@@ -82,7 +82,7 @@ def test_an_edited_file_is_read_again_and_its_errors_are_shown(root: Path, file:
     assert not pane._trouble.visible
     file.unlink()
     dashboard.poll()
-    assert "cannot be read" in pane._trouble.html
+    assert "cannot read" in pane._trouble.html
     assert not dashboard.screen.banner.visible
 
 

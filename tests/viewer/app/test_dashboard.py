@@ -231,7 +231,7 @@ def test_a_link_to_a_run_that_is_not_here_shows_no_other(runs: Path, name: str) 
     dashboard = Dashboard(Catalogue(runs), query=f"?run={name}&node=head")
     polled(dashboard)
     said = dashboard.screen.notice.html
-    assert "This run is not here" in said
+    assert "Run not found" in said
     assert html.escape(f"no run {name!r}") in said
     assert ("did you mean" in said) == (name == "group/smal")
     assert "<script>" not in said
@@ -257,7 +257,7 @@ def test_back_goes_back(dashboard: Any) -> None:
 
 def test_no_run_says_what_to_do_and_fills_by_itself(tmp_path: Path) -> None:
     dashboard = Dashboard(Catalogue(tmp_path / "live"))
-    assert "No run yet" in dashboard.screen.notice.html
+    assert "No runs yet" in dashboard.screen.notice.html
     assert "+comgra=debug" in dashboard.screen.notice.html
     fake = FakeRun(tmp_path / "live" / "run", nodes=["embed"], layers=1)
     polled(dashboard)
@@ -301,7 +301,7 @@ def test_a_run_deleted_while_open_says_so(runs: Path, dashboard: Dashboard) -> N
     shutil.rmtree(runs / "group" / "small")
     for _ in range(3):  # nor does the other one ever take its place
         polled(dashboard)
-        assert "This run is not here" in dashboard.screen.notice.html
+        assert "Run not found" in dashboard.screen.notice.html
         assert not dashboard.screen.workspace.visible
     shutil.copytree(runs / "group" / "other", runs / "group" / "small")
     polled(dashboard)

@@ -94,7 +94,7 @@ def test_raw_values(server: Gallery, opened: Callable[..., Any], tmp_path: Path)
 
 def test_missing_values_say_why(opened: Callable[..., Any]) -> None:
     page = opened("?run=pair/new&section=values&node=embed&step=4&pass=grad")
-    page.get_by_text("The spec did not ask for the values").wait_for()
+    page.get_by_text("The spec does not record values").wait_for()
     page.get_by_text("values: true").wait_for()
 
 
@@ -103,7 +103,7 @@ def test_two_runs_and_two_steps(opened: Callable[..., Any], tmp_path: Path) -> N
     page.locator('[data-other="0"]').wait_for()  # the first step of the same run
     page.locator('[data-field="other"] select').select_option("pair/old")
     page.locator('[data-other="4"]').wait_for()
-    page.locator("h3", has_text="Only here").wait_for()
+    page.locator("h3", has_text="Only in this run").wait_for()
     assert page.evaluate(UNNAMED) == []
     page.locator('button[data-value="paint"]').click()
     page.wait_for_url(re.compile("colour=difference"))

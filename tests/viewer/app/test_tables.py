@@ -126,7 +126,7 @@ def test_a_comparison_holds_both_sides(view: RunView, fake: FakeRun) -> None:
     other = RunView(open_run(fake.path))
     where = at(view, node="head", statistic="std")
     got = table(overlay_csv(view, chosen(view, where), Other("other", other, 3), where))
-    for side in ("here", "there"):
+    for side in ("this", "other"):
         np.testing.assert_array_equal(
             got[got["side"] == side]["std"], view.run.series("head", "std")
         )

@@ -281,7 +281,7 @@ def test_all_edges_can_be_drawn_or_not(show: Show, page: Any) -> None:
 
 def test_an_empty_scene_says_so(show: Show, page: Any) -> None:
     show(lambda: graph(build_scene([], [], expanded=frozenset())))
-    expect(page.get_by_text("No graph has been recorded yet.")).to_be_visible()
+    expect(page.get_by_text("No graph recorded yet.")).to_be_visible()
 
 
 # ---- finding
@@ -325,6 +325,6 @@ def test_finding_a_node_inside_a_fold_asks_the_server_for_it(show: Show, page: A
 def test_a_search_without_a_match_is_passed_on(show: Show, page: Any) -> None:
     shown = show(graph)
     page.locator(".find input").fill("flux capacitor")
-    expect(page.locator(".found")).to_contain_text("no node has this in its name")
+    expect(page.locator(".found")).to_contain_text("no matching nodes")
     page.keyboard.press("Enter")
     shown.heard({"search": "flux capacitor"})

@@ -149,7 +149,7 @@ def test_new_steps_appear_without_moving_what_is_looked_at(show: Show, page: Any
 
 def test_without_steps_it_says_so(show: Show, page: Any) -> None:
     shown = show(lambda: bar(steps=[], index=-1))
-    expect(page.locator(".position")).to_have_text("no step recorded yet")
+    expect(page.locator(".position")).to_have_text("no steps recorded yet")
     page.keyboard.press(".")
     page.mouse.click(600, 25)
     shown.heard()
