@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Callable, Coroutine
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -42,6 +43,12 @@ def reads(dashboard: Dashboard, monkeypatch: pytest.MonkeyPatch) -> list[tuple[s
     return asked
 
 
+def run(work: Coroutine[Any, Any, None]) -> None:
+    """Runs a coroutine in a thread: browser tests leave a running loop in the main one."""
+    with ThreadPoolExecutor(1) as thread:
+        thread.submit(asyncio.run, work).result()
+
+
 def rested(dashboard: Dashboard, act: Callable[[], None]) -> None:
     """Acts within an event loop and waits until nothing is left to be read ahead."""
 
@@ -50,7 +57,7 @@ def rested(dashboard: Dashboard, act: Callable[[], None]) -> None:
         while dashboard._ahead._work:
             await asyncio.sleep(0.005)
 
-    asyncio.run(wait())
+    run(wait())
 
 
 def test_the_next_steps_are_read_ahead(dashboard: Dashboard, reads: list[tuple[str, Any]]) -> None:
@@ -90,7 +97,7 @@ def test_newer_plans_take_the_place_of_older_ones() -> None:
         ahead.plan([lambda: done.append("new"), lambda: done.append("newer")], soon=True)
         await finished(ahead)
 
-    asyncio.run(plan())
+    run(plan())
     assert done == ["new", "newer"]
 
 
@@ -107,7 +114,7 @@ def test_what_cannot_be_read_is_left_to_whoever_asks() -> None:
         ahead.plan([lambda: done.append("again")], soon=True)
         await finished(ahead)
 
-    asyncio.run(plan())
+    run(plan())
     assert done == ["again"]
 
 
@@ -123,19 +130,21 @@ def test_garbage_is_collected_in_a_rest_of_the_viewers_own_process_alone(
         await finished(ahead)
 
     monkeypatch.setattr("comgra_decl.viewer.memory._last", None)  # a notebook's
-    asyncio.run(plan(Ahead()))
+    run(plan(Ahead()))
     assert done == ["read", "read"]
     monkeypatch.setattr("comgra_decl.viewer.memory._last", 0.0)
-    asyncio.run(plan(Ahead()))
+    run(plan(Ahead()))
     assert done == ["read", "read", "read", "read", "collected"]
     monkeypatch.setattr("comgra_decl.viewer.memory._BETWEEN", 1e9)
-    asyncio.run(plan(Ahead()))
+    run(plan(Ahead()))
     assert done[-2:] == ["read", "read"]
 
 
 def test_without_an_event_loop_nothing_is_read() -> None:
     ahead = Ahead()
-    ahead.plan([lambda: pytest.fail("nobody could have called this")])
+    work = [lambda: pytest.fail("nothing could have called this")]
+    with ThreadPoolExecutor(1) as thread:  # browser tests leave a running loop in the main one
+        thread.submit(ahead.plan, work).result()
     assert not ahead._work
 
 
