@@ -16,6 +16,7 @@ from comgra_decl.errors import StoreError
 from comgra_decl.records import RawStep, Said, StepBatch
 
 from .database import TransientStoreError
+from .pace import Backlog, Pace
 from .usage import Usage
 from .writer import RunWriter
 
@@ -23,10 +24,6 @@ Done = TypeVar("Done")
 
 _log = logging.getLogger("comgra_decl")
 _FIRST_PAUSE, _LONGEST_PAUSE = 0.25, 5.0  # seconds between retries while the disk is full
-_SAID_PATIENCE = 5.0  # seconds that logged numbers wait for a record's commit,
-_SAID_SHARE, _SAID_LONGEST = 0.01, 20.0  # more in old runs: a separate commit takes 4 kB
-_BLOCK_PATIENCE = 3.0  # maximum seconds that records wait to complete a block
-_STRETCH, _LONGEST_INTERVAL = 0.005, 10.0  # commit interval relative to a run's age: limits files
 _LOOK = 1.0  # seconds between checks that the thread is alive, while waiting for space
 
 
@@ -71,7 +68,6 @@ class WriterThread:
         """
         self._factory = writer_factory
         self._transform = transform
-        self._interval = commit_interval
         self._limit = queue_bytes
         self._on_error = on_error
         self._patience = patience
@@ -87,9 +83,7 @@ class WriterThread:
         lock = threading.Lock()
         self._room = threading.Condition(lock)  # wakes callers of `put`
         self._work = threading.Condition(lock)  # wakes the thread, rarely: waking takes the GIL
-        self._due = 0.0
-        self._started = time.monotonic()
-        self._since = 0.0  # end of the last commit
+        self._pace = Pace(commit_interval, started=time.monotonic(), in_blocks=flush is None)
         self._closing = False
         self._failed = False
         self._told_end = False  # the thread has ended and has reported any error
@@ -231,13 +225,13 @@ class WriterThread:
         while True:
             with self._work:
                 while not self._ended and not self._pressed:
-                    left = self._pause(writer, time.monotonic())
+                    left = self._pause(writer)
                     if left <= 0:
                         break
                     self._work.wait(None if left == math.inf else left)
                 if self._failed:
                     return False
-                due = self._closing or self._pause(writer, time.monotonic()) <= 0
+                due = self._closing or self._pause(writer) <= 0
                 steps = [self._queue.popleft() for _ in range(self._share(writer))]
                 # under pressure steps go first: numbers would cut the commit inside a block
                 said = list(self._waiting_said) if due or (self._pressed and not steps) else []
@@ -249,51 +243,28 @@ class WriterThread:
             if closing:
                 self._end()
             elif due and not self._batches:  # all dropped or delayed: retry later
-                now = time.monotonic()
-                self._due = now + self._spacing(now)
+                self._pace.postpone(time.monotonic())
             if (due or said or self._pressed) and (self._batches or self._said):
                 return True
             if closing:
                 return False
 
-    def _pause(self, writer: RunWriter, now: float) -> float:
+    def _backlog(self, writer: RunWriter) -> Backlog:
+        return Backlog(
+            committed=writer.records,
+            ready=self._ready,
+            queued=len(self._queue),
+            block=writer.block_steps,
+            numbers_since=self._said_since if self._waiting_said else None,
+        )
+
+    def _pause(self, writer: RunWriter) -> float:
         """Returns the seconds until the next commit is due; 0 or less: due now."""
-        said = math.inf
-        if self._waiting_said:
-            patience = min(_SAID_LONGEST, _SAID_SHARE * (now - self._started))
-            said = max(self._due, self._said_since + max(_SAID_PATIENCE, patience)) - now
-        return min(said, self._pause_of_records(writer, now))
-
-    def _spacing(self, now: float) -> float:
-        """Returns the seconds between two commits of a run of this age."""
-        if not self._interval:
-            return 0.0
-        return max(self._interval, min(_LONGEST_INTERVAL, _STRETCH * (now - self._started)))
-
-    def _pause_of_records(self, writer: RunWriter, now: float) -> float:
-        waiting = self._ready + len(self._queue)
-        if not waiting:
-            return math.inf
-        block, waited = writer.block_steps, now - self._since
-        if now < self._due or not self._interval or self._flush is not None:
-            return self._due - now
-        if block is None or waiting >= block:
-            return self._due - now
-        missing = -(writer.records + waiting) % block
-        rest = missing * waited / waiting
-        return rest if waited + rest <= _BLOCK_PATIENCE else 0.0
+        return self._pace.pause(time.monotonic(), self._backlog(writer))
 
     def _share(self, writer: RunWriter) -> int:
-        """Returns how many of the queued steps to take now.
-
-        A fast run fills whole blocks between two commits. Ending the commit at a block's end avoids
-        storing the remainder twice (as rows now, in a block later); it waits for the next commit.
-        """
-        queued, block = len(self._queue), writer.block_steps
-        waiting = self._ready + queued
-        if self._closing or block is None or waiting < block or self._flush is not None:
-            return queued
-        return max(0, (writer.records + waiting) // block * block - writer.records - self._ready)
+        """Returns how many of the queued steps to take now."""
+        return len(self._queue) if self._closing else self._pace.share(self._backlog(writer))
 
     def _reduce(self, steps: list[RawStep]) -> None:
         """Turns raw steps into batches, which take less memory."""
@@ -331,8 +302,7 @@ class WriterThread:
         writer.usage = self._usage.document()
         self._patiently(lambda: writer.commit(batches, said))
         self._batches, self._ready, self._said = [], 0, []
-        self._since = time.monotonic()
-        self._due = self._since + self._spacing(self._since)
+        self._pace.committed(time.monotonic())
         self._release(sum(b.nbytes for b in batches) + sum(part.nbytes for part in said))
 
     def _release(self, size: int) -> None:

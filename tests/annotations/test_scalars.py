@@ -226,8 +226,8 @@ def test_other_threads_may_say_something_too(tmp_path: Path) -> None:
 _ENDLESS = """
 import sys, time, torch, comgra_decl as comgra
 from torch import nn
-from comgra_decl.store import thread
-thread._SAID_PATIENCE = 0.2  # seconds; it is five
+from comgra_decl.store import pace
+pace.NUMBERS_PATIENCE = 0.2  # seconds; it is five
 model = nn.Linear(2, 1)
 optimizer = torch.optim.SGD(model.parameters(), 0.01)
 with comgra.trace({"nodes": {"all": {"select": "**"}}, "schedule": {"first": 1, "every": 10**9}},

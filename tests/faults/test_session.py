@@ -218,7 +218,7 @@ def test_a_writers_thread_that_dies_between_commits(
     original = getattr(WriterThread, where)
 
     def dies(thread: WriterThread, *args: Any) -> Any:
-        if thread._since:  # something has been committed
+        if thread._pace._since is not None:  # something has been committed
             raise SystemExit("the thread is ended")  # no Exception: nobody catches it by chance
         return original(thread, *args)
 

@@ -209,7 +209,7 @@ def test_what_is_said_goes_with_the_next_record() -> None:
 
 
 def test_what_is_said_is_written_soon_without_any_record(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("comgra_decl.store.thread._SAID_PATIENCE", 0.05)
+    monkeypatch.setattr("comgra_decl.store.pace.NUMBERS_PATIENCE", 0.05)
     writer = FakeWriter()
     thread, _ = thread_of(writer)
     for step in range(3):

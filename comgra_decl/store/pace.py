@@ -1,0 +1,101 @@
+"""When the writer thread commits: decisions from times and counts, without a clock or a thread."""
+
+from __future__ import annotations
+
+import math
+from typing import NamedTuple
+
+NUMBERS_PATIENCE = 5.0
+"""Seconds that logged numbers wait for a record's commit."""
+
+_NUMBERS_SHARE, _NUMBERS_LONGEST = 0.01, 20.0  # more in old runs: a separate commit takes 4 kB
+_BLOCK_PATIENCE = 3.0  # maximum seconds that records wait to complete a block
+_STRETCH, _LONGEST_INTERVAL = 0.005, 10.0  # commit interval relative to a run's age: limits files
+
+
+class Backlog(NamedTuple):
+    """What a commit could take now.
+
+    Attributes:
+        committed: records that are in the run.
+        ready: records that are reduced and wait for the next commit.
+        queued: steps that are not reduced yet.
+        block: records per block; None if the run has no blocks.
+        numbers_since: when the first of the waiting logged numbers came; None if none wait.
+    """
+
+    committed: int
+    ready: int
+    queued: int
+    block: int | None = None
+    numbers_since: float | None = None
+
+
+class Pace:
+    """Decides when the next commit is due and how many steps it takes.
+
+    Args:
+        interval: least seconds between commits; 0: commit whatever there is, immediately.
+        started: when the run started; all times are seconds of one monotonic clock.
+        in_blocks: whether a commit may wait to complete a block. It may not where steps are
+            dropped or held back, because then nothing says how many more will come.
+    """
+
+    def __init__(self, interval: float, *, started: float, in_blocks: bool = True) -> None:
+        self._interval = interval
+        self._started = started
+        self._in_blocks = in_blocks
+        self._due = -math.inf  # the first record is committed immediately
+        self._since: float | None = None  # end of the last commit
+
+    def spacing(self, now: float) -> float:
+        """Returns the seconds between two commits of a run of this age."""
+        if not self._interval:
+            return 0.0
+        return max(self._interval, min(_LONGEST_INTERVAL, _STRETCH * (now - self._started)))
+
+    def committed(self, now: float) -> None:
+        """Starts the wait for the next commit."""
+        self._since = now
+        self.postpone(now)
+
+    def postpone(self, now: float) -> None:
+        """Puts off a commit that would store nothing."""
+        self._due = now + self.spacing(now)
+
+    def pause(self, now: float, backlog: Backlog) -> float:
+        """Returns the seconds until the next commit is due; 0 or less: now, inf: nothing waits."""
+        return min(self._pause_of_numbers(now, backlog), self._pause_of_records(now, backlog))
+
+    def share(self, backlog: Backlog) -> int:
+        """Returns how many of the queued steps the next commit takes.
+
+        A fast run fills whole blocks between two commits. Ending the commit at a block's end avoids
+        storing the remainder twice (as rows now, in a block later); it waits for the next commit.
+        """
+        block = backlog.block
+        waiting = backlog.ready + backlog.queued
+        if block is None or waiting < block or not self._in_blocks:
+            return backlog.queued
+        whole = (backlog.committed + waiting) // block * block
+        return max(0, whole - backlog.committed - backlog.ready)
+
+    def _pause_of_numbers(self, now: float, backlog: Backlog) -> float:
+        if backlog.numbers_since is None:
+            return math.inf
+        patience = min(_NUMBERS_LONGEST, _NUMBERS_SHARE * (now - self._started))
+        return max(self._due, backlog.numbers_since + max(NUMBERS_PATIENCE, patience)) - now
+
+    def _pause_of_records(self, now: float, backlog: Backlog) -> float:
+        block, waiting = backlog.block, backlog.ready + backlog.queued
+        if not waiting:
+            return math.inf
+        left = self._due - now
+        if left > 0 or not self._interval or not self._in_blocks or self._since is None:
+            return left
+        if block is None or waiting >= block:
+            return left
+        missing = -(backlog.committed + waiting) % block
+        waited = now - self._since
+        rest = missing * waited / waiting  # at the pace since the last commit
+        return rest if waited + rest <= _BLOCK_PATIENCE else 0.0
