@@ -12,7 +12,7 @@ if TYPE_CHECKING:
     from comgra_decl.doors.checked_spec import load_spec
     from comgra_decl.doors.trace import trace
     from comgra_decl.errors import ComgraError, SpecError
-    from comgra_decl.query import Group, Run, list_runs, open_group, open_run
+    from comgra_decl.query import Group, Run, Slot, list_runs, open_group, open_run
     from comgra_decl.record.session import Session
     from comgra_decl.rules import Finding
     from comgra_decl.spec import Spec
@@ -25,6 +25,7 @@ __all__ = [
     "Group",
     "Run",
     "Session",
+    "Slot",
     "Spec",
     "SpecError",
     "connect",
@@ -47,6 +48,7 @@ _HOMES = {
     "Group": "comgra_decl.query",
     "Run": "comgra_decl.query",
     "Session": "comgra_decl.record.session",
+    "Slot": "comgra_decl.query",
     "Spec": "comgra_decl.spec",
     "SpecError": "comgra_decl.errors",
     "list_runs": "comgra_decl.query",

@@ -111,14 +111,14 @@ def test_the_run_holds_what_the_training_saw(
 ) -> None:
     run, seen = traced
     for step in range(STEPS):
-        value = run.value("stem", step, role=role, pass_=pass_)
+        value = run.slot("stem", role=role, of=pass_).value(step)
         np.testing.assert_array_equal(np.squeeze(value), seen[what][step].numpy())
 
 
 def test_the_target_is_in_the_run(traced: tuple[Any, dict[str, list[Any]]]) -> None:
     run, seen = traced
     for step in range(STEPS):
-        value = run.value("target", step, role="target")
+        value = run.slot("target", role="target").value(step)
         np.testing.assert_array_equal(value, seen["y"][step].numpy())
     assert ("target", "loss") in run.edges()
 
@@ -141,7 +141,7 @@ def test_buffers_are_nodes_of_their_kind(traced: tuple[Any, dict[str, list[Any]]
     buffers = run.slots[run.slots["kind"] == "buffer"]
     of_norm = buffers[buffers["role"].str.startswith("running")]
     assert set(of_norm["node"]) == {"blocks.0.norm"}
-    means = run.series("blocks.0.norm", "abs_mean", role="running_mean")
+    means = run.slot("blocks.0.norm", role="running_mean").series("abs_mean")
     assert means.iloc[0] == 0.0
     assert (means.iloc[1:] > 0).all()
 
@@ -184,7 +184,7 @@ def test_losses_and_passes_are_read_by_their_names(tmp_path: Path) -> None:
     for node, expected in losses.items():
         recorded = run.series(node).to_numpy(np.float32)
         np.testing.assert_array_equal(recorded, np.asarray(expected, np.float32))
-    assert run.series("Linear", "l2", pass_="grad:loss_g").notna().all()  # the generator
+    assert run.slot("Linear", of="grad:loss_g").series("l2").notna().all()  # the generator
     assert {("target", "loss"), ("target", "loss:loss_g")} <= set(run.edges())
 
 

@@ -130,7 +130,7 @@ def test_every_statistic_of_every_slot_is_what_numpy_computes(
         for (node, role, pass_), tensor in tensors.items():
             per_sample = STATISTICS[statistic](rows_of(tensor, batched=role == "output"))
             expected = OVER_BATCH[over_batch](per_sample)
-            series = run.series(node, statistic, role=role, pass_=pass_, over_batch=over_batch)
+            series = run.slot(node, role=role, of=pass_).series(statistic, over_batch=over_batch)
             scale = np.nanmax(np.abs(tensor)) if np.isfinite(tensor).any() else 1.0
             np.testing.assert_allclose(
                 series[step],
@@ -148,11 +148,11 @@ def test_statistics_of_single_samples_and_raw_values(traced: tuple[Run, Witness]
     run, witness = traced
     for step, tensors in enumerate(witness.steps[:-1]):
         for (node, role, pass_), tensor in tensors.items():
-            value = run.value(node, step, role=role, pass_=pass_)
+            value = run.slot(node, role=role, of=pass_).value(step)
             expected = tensor[:3] if role == "output" else tensor[None]
             np.testing.assert_array_equal(value, expected.astype(np.float32))
             if role == "output":
-                table = run.sample_row(node, step, role=role, pass_=pass_)
+                table = run.slot(node, role=role, of=pass_).row(step)
                 np.testing.assert_allclose(
                     table["std"], rows_of(tensor, batched=True)[:3].std(1), rtol=2e-5, atol=1e-9
                 )
@@ -160,7 +160,7 @@ def test_statistics_of_single_samples_and_raw_values(traced: tuple[Run, Witness]
 
 def test_histograms_count_the_values(traced: tuple[Run, Witness]) -> None:
     run, witness = traced
-    counts, edges = run.histogram("conv", 1)
+    counts, edges = run.slot("conv").histogram(1)
     tensor = witness.steps[1]["conv", "output", "forward"].astype(np.float32)
     assert counts.sum() == tensor.size
     assert edges[0] == pytest.approx(tensor.min())
@@ -192,7 +192,7 @@ def test_a_value_that_is_nan_is_told_from_one_that_is_missing(
 ) -> None:
     run, _ = traced
     # BatchNorm spreads the one bad sample over the batch; before it, the other samples are clean.
-    assert run.sample_row("conv", 3)["nonfinite"].tolist() == [0.0, 0.0, 4.0 * 36]
+    assert run.slot("conv").row(3)["nonfinite"].tolist() == [0.0, 0.0, 4.0 * 36]
     assert run.series("conv", "nonfinite", over_batch="abs_max")[3] == 4 * 36
     assert np.isnan(run.series("conv", "mean")[3])
     assert run.series("conv", "nonfinite")[2] == 0
@@ -228,7 +228,9 @@ def test_a_killed_training_leaves_a_readable_run(tmp_path: Path) -> None:
     assert len(run.steps) > 20
     np.testing.assert_array_equal(run.steps, np.arange(len(run.steps)))
     for step in run.steps:
-        np.testing.assert_array_equal(run.value("input", step, role="input")[0], np.full(4, step))
+        np.testing.assert_array_equal(
+            run.slot("input", role="input").value(step)[0], np.full(4, step)
+        )
 
 
 def _records(path: str) -> int:

@@ -33,7 +33,7 @@ _FIELDS = {
     "step": "step",
     "iteration": "iteration",
     "statistic": "statistic",
-    "type_": "type",
+    "type": "type",
     "over_batch": "batch",
     "sample": "batch",
     "colour": "colour",
@@ -126,11 +126,11 @@ def look(
     run: Run,
     pane: str | None = None,
     *,
-    pass_: str = "forward",
+    of: str = "forward",
     height: int | None = None,
     **at: Any,
 ) -> Look:
-    """Returns the viewer of a runor one of its panes; see `Run.view`, the caller.
+    """Returns the viewer of a run or one of its panes; see `Run.view`, the caller.
 
     Raises:
         UnknownNameError: The pane, pass, field or name does not exist.
@@ -145,8 +145,8 @@ def look(
     )
     dashboard = Dashboard(OneRun(run), query=f"?section={section}")
     screen = dashboard.screen
-    dashboard.change(**_wanted(run, pass_, at), follow=False)
-    what = screen.whole() if pane is None else _part(screen, pane, pass_)
+    dashboard.change(**_wanted(run, of, at), follow=False)
+    what = screen.whole() if pane is None else _part(screen, pane, of)
     page = Look(
         *screen.alone(what),
         screen.files.view,
@@ -161,7 +161,7 @@ def look(
 def _wanted(run: Run, pass_: str, at: Mapping[str, Any]) -> dict[str, Any]:
     """Returns `ViewState` parameters; raises for names that the run lacks."""
     for name in at:
-        _known("argument", name, [*_FIELDS, "pass_", "height"])
+        _known("argument", name, [*_FIELDS, "of", "height"])
     for name in at.keys() & {"step", "iteration"}:
         if not isinstance(at[name], (int, np.integer)):
             raise UnknownNameError(f"{name} must be an integer, got {shown(at[name])}.")
@@ -172,7 +172,7 @@ def _wanted(run: Run, pass_: str, at: Mapping[str, Any]) -> dict[str, Any]:
         "node": known.nodes,
         "role": known.roles(node) if isinstance(node, str) and node in known.nodes else [],
         "statistic": run.statistics,
-        "type_": [*run.types, *run.tags],
+        "type": [*run.types, *run.tags],
         "over_batch": AGGREGATES,
         "sample": map(str, range(run.sample_count)),
         "colour": ["kind", "forward", *known.gradient_passes()],
@@ -180,7 +180,7 @@ def _wanted(run: Run, pass_: str, at: Mapping[str, Any]) -> dict[str, Any]:
     }
     for name, value in at.items():
         if name in choices:
-            _known(name.rstrip("_"), _text(value) if name == "sample" else value, choices[name])
+            _known(name, _text(value) if name == "sample" else value, choices[name])
     wanted = {_FIELDS[name]: value for name, value in at.items()}
     if "batch" in wanted:
         wanted["batch"] = str(wanted["batch"])

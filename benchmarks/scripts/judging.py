@@ -507,7 +507,7 @@ def _is_mean(value: float, mean: float, size: float) -> bool:
 def _series(run: Any, node: str, statistic: str, role: str, pass_: str) -> dict[int, float]:
     """Returns one statistic of the first call in a step, by step; empty if there is none."""
     try:
-        series = run.series(node, statistic, role=role, pass_=pass_)
+        series = run.slot(node, role=role, of=pass_).series(statistic)
     except KeyError:
         return {}
     return {int(step): float(value) for step, value in series.items()}

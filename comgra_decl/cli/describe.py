@@ -53,7 +53,7 @@ def describe_run(run: Run) -> dict[str, Any]:
         "notes": _rows(run.notes()),
         "findings": _rows(run.findings()),
         "experiments": [vars(check) for check in run.experiments()],
-        "losses": run.losses,
+        "damage": run.damage,
         "report": _plain(run.report),
         "spec": run.spec.model_dump(mode="json"),
         "config": _plain(run.config),

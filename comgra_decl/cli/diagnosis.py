@@ -64,7 +64,7 @@ def described(
         "findings": [finding.to_json() for finding in diagnosis.findings],
         "together": [correlation.to_json() for correlation in together],
         "checked": diagnosis.checked,
-        "losses": [*diagnosis.losses],
+        "damage": [*diagnosis.damage],
         "unchecked": {entry.rule: entry.reason for entry in diagnosis.unchecked},
     }
 
@@ -113,9 +113,9 @@ def print_diagnosis(
             out.print(Padding(Text(f"- {correlation.sentence}"), (0, 0, 0, 3)))
     if diagnosis.unchecked:
         out.print("", _unchecked(diagnosis), sep="\n")
-    if diagnosis.losses:
+    if diagnosis.damage:
         out.print("", Text("Left out because it is damaged", style="bold red"), sep="\n")
-        for loss in diagnosis.losses:
+        for loss in diagnosis.damage:
             out.print(Padding(Text(f"- {loss}"), (0, 0, 0, 3)))
 
 

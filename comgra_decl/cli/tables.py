@@ -119,7 +119,7 @@ def _facts(run: dict[str, Any]) -> Iterator[tuple[str, str | Text]]:
         yield "writing took", f"{share}; the training waited {writer['waited']:.1f} s for it"
     if price := price_text(run["report"]):
         yield "price", price
-    for loss in run["losses"]:
+    for loss in run["damage"]:
         yield "lost", Text(str(loss), style="red")
     for remark in remarks(run["report"]):
         yield "warning", Text(remark, style="yellow")

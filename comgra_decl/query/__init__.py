@@ -3,6 +3,7 @@
 ```python
 run = open_run("runs/train/2026-11-21_10-00-00")
 run.series("blocks.0.attn", "std")          # pandas Series by step
+run.slot("blocks.0.attn").grad.series("l2") # of its gradient
 run.value("blocks.0.attn", step=100)        # numpy array [samples, ...]
 ```
 """
@@ -16,6 +17,7 @@ from .group import Group, open_group
 from .listing import RunSummary, list_runs
 from .opening import open_run, require_folder
 from .run import Run
+from .slot import Slot
 
 __all__ = [
     "Group",
@@ -25,6 +27,7 @@ __all__ = [
     "Remote",
     "Run",
     "RunSummary",
+    "Slot",
     "compare",
     "differences",
     "limit_cache",

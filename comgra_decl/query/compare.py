@@ -18,10 +18,10 @@ def compare(
     statistic: str = "mean",
     *,
     role: str = "output",
-    pass_: str = "forward",
+    of: str = "forward",
     iteration: int = 0,
     over_batch: str = "mean",
-    type_: str | None = None,
+    type: str | None = None,
 ) -> pd.DataFrame:
     """Returns one statistic of one tensor in several runs: a line per step, a column per run.
 
@@ -31,13 +31,13 @@ def compare(
     Args:
         runs: a `Group`, or any runs; columns are called as they are, with the group where two
             have the same name.
-        node: the rest as in `Run.series`.
+        node: this and the rest as in `Run.slot` and `Slot.series`.
         statistic: one that the runs have.
         role: which of the node's tensors.
-        pass_: "forward", "grad", ...
+        of: the pass: "forward", "grad", ...
         iteration: which call within the step.
         over_batch: "mean", "std" or "abs_max".
-        type_: type of execution; None: training.
+        type: type of execution; None: training.
 
     Raises:
         UnknownNameError: no run has it; says what the last one asked has instead.
@@ -47,15 +47,8 @@ def compare(
     found = False
     for name, run in _named(list(runs)):
         try:
-            series = run.series(
-                node,
-                statistic,
-                role=role,
-                pass_=pass_,
-                iteration=iteration,
-                over_batch=over_batch,
-                type_=type_,
-            )
+            slot = run.slot(node, role=role, of=of, iteration=iteration)
+            series = slot.series(statistic, over_batch=over_batch, type=type)
             found = True
         except UnknownNameError as error:
             missing = error

@@ -83,10 +83,10 @@ class Group:
         statistic: str = "mean",
         *,
         role: str = "output",
-        pass_: str = "forward",
+        of: str = "forward",
         iteration: int = 0,
         over_batch: str = "mean",
-        type_: str | None = None,
+        type: str | None = None,
     ) -> pd.DataFrame:
         """Returns one statistic of one tensor in all runs: a line per step, a column per run.
 
@@ -97,10 +97,10 @@ class Group:
             node,
             statistic,
             role=role,
-            pass_=pass_,
+            of=of,
             iteration=iteration,
             over_batch=over_batch,
-            type_=type_,
+            type=type,
         )
 
     def differences(self) -> pd.DataFrame:

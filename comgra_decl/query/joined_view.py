@@ -144,11 +144,11 @@ class JoinedView(View):
         return rank_facts.join_notes([member.view.notes for member in self._members], self.ranks)
 
     @property
-    def losses(self) -> list[str]:
+    def damage(self) -> list[str]:
         """What is left out on any rank because it is damaged."""
         views = [member.view for member in self._members]
         pairs = zip(self.ranks, views, strict=True)
-        return [f"rank {rank}: {loss}" for rank, view in pairs for loss in view.losses]
+        return [f"rank {rank}: {loss}" for rank, view in pairs for loss in view.damage]
 
     def document(self, name: str) -> Any:
         """Returns the first rank's document; report and findings have what others add."""
@@ -190,7 +190,7 @@ class JoinedView(View):
         """
         joined, lost = self._joined_of(family, lambda m, name: m.row(name, record))
         if lost is not None and np.any(lost[inner[:1]] if inner else lost):
-            raise DamagedRunError(f"histograms of record {record} are damaged, see `run.losses`")
+            raise DamagedRunError(f"histograms of record {record} are damaged, see `run.damage`")
         return joined[inner] if inner else joined
 
     def rows(self, family: str, first: int, last: int) -> NDArray[Any]:

@@ -4,27 +4,28 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from datetime import UTC, datetime
+from importlib.metadata import entry_points
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pandas as pd
 from numpy.typing import NDArray
 
-from comgra_decl.errors import is_one_of
+from comgra_decl.errors import MissingPackageError, is_one_of
 from comgra_decl.records import Structure
 from comgra_decl.store.checks import NotedCheck
 from comgra_decl.store.parts import Part
 
-from . import derived, distributions, graphs, statistics, xarrays
+from . import derived, graphs, statistics, xarrays
+from .arrays import Arrays
 from .chunks import Chunk, chunks
 from .display import table_html
 from .run_facts import RunFacts
+from .slot import Slot
 from .tables import findings_table
 
 if TYPE_CHECKING:
     import xarray
-
-    from comgra_decl.viewer.notebook import Look
 
 
 class Run(RunFacts):
@@ -33,11 +34,11 @@ class Run(RunFacts):
     What it shows is as of the last `refresh` (or of its opening); a live run grows only then.
     Safe to use from several threads.
 
-    Many methods take the same arguments: `node`, `role`, `pass_` and `iteration` name the slot,
-    see `slots`; `type_` chooses the records by type of execution (or by tag), where None means
-    those in train mode (all records, if none is); `over_batch` is how per-sample statistics were
-    aggregated over the batch: "mean", "std" or "abs_max". In every table NaN means that nothing was
-    recorded; a tensor that held NaN or infinities has a `nonfinite` above 0.
+    `slot` gives a handle on one recorded tensor. `type` chooses the records by type of execution
+    (or by tag), where None means those in train mode (all records, if none is); `over_batch` is how
+    per-sample statistics were aggregated over the batch: "mean", "std" or "abs_max". In every table
+    NaN means that nothing was recorded; a tensor that held NaN or infinities has a `nonfinite`
+    above 0.
     """
 
     # -- what it holds
@@ -77,7 +78,7 @@ class Run(RunFacts):
     def slots(self) -> pd.DataFrame:
         """All slots: node, role, iteration, pass, kind, dtype, shape, batch_dim, ...
 
-        `shape` is that of the first record; `shape_series` tells that of each.
+        `shape` is that of the first record; `Slot.shapes` has that of each.
         """
         return self._snapshot.slots_table.copy()
 
@@ -121,7 +122,7 @@ class Run(RunFacts):
         """Returns the verdicts of experiments with the script that were noted beside the run.
 
         `comgra-decl overfit-one-batch --for RUN` and `batch-mixing --for RUN` note theirs. One that
-        cannot be read is left out; `losses` says so, `noted` why.
+        cannot be read is left out; `damage` says so, `noted` why.
         """
         return list(self.noted().verdicts)
 
@@ -141,143 +142,106 @@ class Run(RunFacts):
 
     # -- its graph
 
-    def structure(self, step: int | None = None, *, type_: str | None = None) -> Structure | None:
+    def structure(self, step: int | None = None, *, type: str | None = None) -> Structure | None:
         """Returns the dependency graph valid at a step (None: at the last), if there is one."""
-        return graphs.structure(self._snapshot, step, type_)
+        return graphs.structure(self._snapshot, step, type)
 
-    def structure_hash(self, step: int | None = None, *, type_: str | None = None) -> str | None:
+    def structure_hash(self, step: int | None = None, *, type: str | None = None) -> str | None:
         """Returns the hash of that graph; the same graph has the same hash in any run."""
-        return graphs.structure_hash(self._snapshot, step, type_)
+        return graphs.structure_hash(self._snapshot, step, type)
 
-    def edges(self, step: int | None = None, *, type_: str | None = None) -> list[tuple[str, str]]:
+    def edges(self, step: int | None = None, *, type: str | None = None) -> list[tuple[str, str]]:
         """Returns (source node, sink node) of the graph valid at a step, each pair once.
 
         Connections within a node are left out; `structure` has them. A tensor of an earlier step
         that is used again is a node of its own, "cell (earlier step)".
         """
-        return graphs.edges(self._snapshot, step, type_)
+        return graphs.edges(self._snapshot, step, type)
 
     # -- its statistics
 
-    def cuts(self, step: int | None = None, *, type_: str | None = None) -> list[str]:
+    def cuts(self, step: int | None = None, *, type: str | None = None) -> list[str]:
         """Where values left torch, so that the graph at a step could not be followed further.
 
         Each is a node and the call through which its values left: `head.item()`. What the
         program computed from them, if anything, has no edge from that node.
         """
-        graph = self.structure(step, type_=type_)
+        graph = self.structure(step, type=type)
         return [] if graph is None else list(graph.cuts)
+
+    def slot(
+        self, node: str, *, role: str = "output", of: str = "forward", iteration: int = 0
+    ) -> Slot:
+        """Returns one recorded tensor, which has the series, values and histograms of it.
+
+        Args:
+            node: a module path or an annotated name.
+            role: "output", "input", the name of a parameter, ...
+            of: the pass: "forward", "grad", "update", ...
+            iteration: which call of the node within the step, counting from 0.
+
+        Raises:
+            UnknownNameError: no such slot was ever recorded; names near ones.
+        """
+        key = self._snapshot.slot(node, role, iteration, of).key
+        return Slot(lambda: self._snapshot, key)
+
+    def __getitem__(self, node: str) -> Slot:
+        """Returns the output of a node, as `slot(node)` does."""
+        return self.slot(node)
 
     def series(
         self,
         node: str,
         statistic: str = "mean",
         *,
-        role: str = "output",
-        pass_: str = "forward",
-        iteration: int = 0,
         over_batch: str = "mean",
-        type_: str | None = None,
+        type: str | None = None,
     ) -> pd.Series[float]:
-        """Returns one statistic of one slot by step, NaN where the slot was not recorded.
+        """Returns one statistic of a node's output by step: `slot(node).series(statistic)`."""
+        return self.slot(node).series(statistic, over_batch=over_batch, type=type)
 
-        Raises:
-            UnknownNameError: no such slot or statistic ever; names near ones.
-        """
-        snapshot = self._snapshot
-        slot = snapshot.slot(node, role, iteration, pass_)
-        return statistics.series(snapshot, slot, statistic, over_batch, type_)
-
-    def sample_series(
-        self,
-        node: str,
-        statistic: str,
-        sample: int,
-        *,
-        role: str = "output",
-        pass_: str = "forward",
-        iteration: int = 0,
-        type_: str | None = None,
-    ) -> pd.Series[float]:
-        """Returns one statistic of one sample, numbered from 0 to `sample_count` - 1, by step."""
-        snapshot = self._snapshot
-        slot = snapshot.slot(node, role, iteration, pass_)
-        return statistics.sample_series(snapshot, slot, statistic, sample, type_)
-
-    def row(self, step: int, *, type_: str | None = None, over_batch: str = "mean") -> pd.DataFrame:
-        """Returns all statistics of all slots recorded at a step: index slot id."""
-        return statistics.row(self._snapshot, step, type_, over_batch)
-
-    def sample_row(
+    def value(
         self,
         node: str,
         step: int,
         *,
-        role: str = "output",
-        pass_: str = "forward",
-        iteration: int = 0,
-        type_: str | None = None,
-    ) -> pd.DataFrame:
-        """Returns all statistics of the recorded samples of a slot: index sample number.
+        sample: int | None = None,
+        part: Part = ...,
+        type: str | None = None,
+    ) -> NDArray[Any]:
+        """Returns the recorded values of a node's output: `slot(node).value(step)`."""
+        return self.slot(node).value(step, sample=sample, part=part, type=type)
 
-        `attrs["batch_index"]` tells each sample's place in the batch.
+    def row(self, step: int, *, over_batch: str = "mean", type: str | None = None) -> pd.DataFrame:
+        """Returns all statistics of all slots recorded at a step, a row per slot.
+
+        The index has the levels node, role, iteration and pass:
+
+                                                mean       std        l2 ...
+            node  role   iteration pass
+            embed output 0         forward  0.013201  1.002241  5.672901
+            head  output 0         forward -0.104114  0.581002  1.180234
+                                   grad     0.000000  0.021250  0.042500
         """
-        snapshot = self._snapshot
-        slot = snapshot.slot(node, role, iteration, pass_)
-        return statistics.sample_row(snapshot, slot, step, type_)
+        return statistics.row(self._snapshot, step, type, over_batch)
 
-    def shape(
-        self,
-        node: str,
-        step: int,
-        *,
-        role: str = "output",
-        pass_: str = "forward",
-        iteration: int = 0,
-        type_: str | None = None,
-    ) -> tuple[int, ...] | None:
-        """Returns the shape that a slot's tensor had at a step.
-
-        Of several ranks, it is that of the first rank that has the tensor; of a shard, the first
-        one of the whole tensor. None where it is damaged.
-
-        Raises:
-            UnknownNameError: no such slot, or it was not recorded at this step.
-        """
-        snapshot = self._snapshot
-        slot = snapshot.slot(node, role, iteration, pass_)
-        return statistics.shape(snapshot, slot, step, type_)
-
-    def shapes(self, step: int, *, type_: str | None = None) -> pd.Series[Any]:
-        """Returns the shapes of all slots recorded at a step, as `shape` does: index slot id."""
-        return statistics.shapes(self._snapshot, step, type_)
-
-    def shape_series(
-        self,
-        node: str,
-        *,
-        role: str = "output",
-        pass_: str = "forward",
-        iteration: int = 0,
-        type_: str | None = None,
-    ) -> pd.Series[Any]:
-        """Returns the shape of one slot by step, as `shape` does, where it was recorded."""
-        snapshot = self._snapshot
-        slot = snapshot.slot(node, role, iteration, pass_)
-        return statistics.shape_series(snapshot, slot, type_)
+    def shapes(self, step: int, *, type: str | None = None) -> pd.Series[Any]:
+        """Returns the shapes of all slots recorded at a step, with the index that `row` has."""
+        return statistics.shapes(self._snapshot, step, type)
 
     @property
     def reshaped(self) -> bool:
         """Whether any tensor had another shape in some record than in its first one."""
         return self._snapshot.view.reshaped
 
-    def samples(self, step: int, *, type_: str | None = None) -> pd.DataFrame:
+    def samples(self, step: int, *, type: str | None = None) -> pd.DataFrame:
         """Returns the samples recorded individually at a step: index sample number.
 
         `place` is a sample's place in the batch, `label` its category, None where it has none.
         """
         snapshot = self._snapshot
-        record = snapshot.record(step, type_)
+        record = snapshot.record(step, type)
         places = snapshot.view.samples(record)
         labels = snapshot.view.extra(record).get("labels") or [None] * len(places)
         index = pd.RangeIndex(len(places), name="sample")
@@ -287,63 +251,49 @@ class Run(RunFacts):
         self,
         statistic: str,
         *,
-        pass_: str = "forward",
+        of: str = "forward",
         over_batch: str = "mean",
-        type_: str | None = None,
+        type: str | None = None,
     ) -> pd.DataFrame:
-        """Returns one statistic of a pass: a line per slot (by id), a column per step."""
-        return statistics.heat(self._snapshot, statistic, pass_, over_batch, type_)
+        """Returns one statistic of all slots of a pass: a row per step, a column per slot.
+
+        The columns have the levels node, role, iteration and pass:
+
+            node          embed      head
+            role         output    output
+            iteration         0         0
+            pass        forward   forward
+            step
+            0          5.672901  1.180234
+            1          5.671177  1.094518
+        """
+        return statistics.heat(self._snapshot, statistic, of, over_batch, type)
 
     def to_xarray(
         self,
         *names: str,
-        pass_: str = "forward",
+        of: str | None = None,
         over_batch: str = "mean",
-        type_: str | None = None,
+        type: str | None = None,
     ) -> xarray.Dataset:
-        """Returns statistics of a pass as an `xarray.Dataset` with the dims slot and step.
+        """Returns statistics as an `xarray.Dataset` with the dims step and slot.
+
+        `node`, `role`, `iteration` and `pass` are coordinates of the dim slot.
 
         Args:
             names: the statistics; none: all that were recorded.
-            pass_: "forward", "grad", ...
+            of: only the slots of this pass: "forward", "grad", ...; None: all slots.
             over_batch: "mean", "std" or "abs_max".
-            type_: type of execution; None: training.
+            type: type of execution; None: training.
 
         Raises:
             MissingPackageError: xarray is not installed; names the extra that brings it.
-            UnknownNameError: no such statistic.
+            UnknownNameError: no such statistic or pass.
         """
         wanted = names or self._reader.meta.statistics
-        return xarrays.dataset(self._snapshot, wanted, pass_, over_batch, type_)
+        return xarrays.dataset(self._snapshot, wanted, of, over_batch, type)
 
-    # -- its tensors
-
-    def value(
-        self,
-        node: str,
-        step: int,
-        *,
-        sample: int | None = None,
-        part: Part = ...,
-        role: str = "output",
-        pass_: str = "forward",
-        iteration: int = 0,
-        type_: str | None = None,
-    ) -> NDArray[Any]:
-        """Returns the recorded values [samples, ...] of a slot, or those of one sample [...].
-
-        `part` says which of them, as in brackets behind the array: `np.s_[0, :100]`. No more is
-        read of the disk than what holds them, at most a megabyte around it.
-
-        The dtype is the tensor's own (bfloat16 as ml_dtypes.bfloat16). A tensor without a batch
-        dimension counts as one sample.
-
-        Raises:
-            UnknownNameError: there are no values of this slot at this step, or no such part.
-        """
-        snapshot = self._snapshot
-        slot = snapshot.slot(node, role, iteration, pass_)
-        return distributions.value(snapshot, slot, step, sample=sample, part=part, type_=type_)
+    # -- its tensors, by slot id
 
     def values_of(self, record: int) -> dict[int, NDArray[Any]]:
         """Returns all values [samples, ...] that a record (see `records`) holds, by slot id."""
@@ -351,44 +301,14 @@ class Run(RunFacts):
         found = {slot: view.value(record, slot) for slot in view.value_slots(record)}
         return {slot: value for slot, value in found.items() if value is not None}
 
-    def histogram(
-        self,
-        node: str,
-        step: int,
-        *,
-        role: str = "output",
-        pass_: str = "forward",
-        iteration: int = 0,
-        type_: str | None = None,
-    ) -> tuple[NDArray[np.int64], NDArray[np.float64]]:
-        """Returns counts [bins] and edges [bins + 1] of a slot's values at a step.
-
-        Large tensors are counted on an evenly spaced part of their elements.
-
-        Raises:
-            UnknownNameError: there is no histogram of this slot at this step.
-        """
-        snapshot = self._snapshot
-        slot = snapshot.slot(node, role, iteration, pass_)
-        return distributions.histogram(snapshot, slot, step, type_)
-
-    def histograms(
-        self,
-        node: str,
-        *,
-        role: str = "output",
-        pass_: str = "forward",
-        iteration: int = 0,
-        type_: str | None = None,
-    ) -> tuple[NDArray[np.int64], NDArray[np.int64], NDArray[np.float64]]:
-        """Returns steps [k], counts [k, bins] and ranges [k, 2] of all recorded histograms."""
-        snapshot = self._snapshot
-        slot = snapshot.slot(node, role, iteration, pass_)
-        return distributions.histograms(snapshot, slot, type_)
+    @property
+    def arrays(self) -> Arrays:
+        """The same as numpy arrays by slot id, for programs that read much of a run."""
+        return Arrays(self._snapshot)
 
     # -- how it shows itself
 
-    def view(self, pane: str | None = None, **at: Any) -> Look:
+    def view(self, pane: str | None = None, **at: Any) -> Any:
         """Returns the viewer of this run, or one pane of it, to be shown in a notebook.
 
         It shows the run as of the last `refresh`; `comgra-decl view` follows one that is being
@@ -399,16 +319,19 @@ class Run(RunFacts):
             pane: None for all of it; "graph", "steps", "statistics", "series", "distribution",
                 "values"; or a section: "overview", "inspect", "kpis", "modules", "notes", ...
             **at: What to look at, by the names that the other methods have: `node`, `role`,
-                `step` (the nearest recorded one), `pass_`, `iteration`, `statistic`, `type_`,
+                `step` (the nearest recorded one), `of`, `iteration`, `statistic`, `type`,
                 `over_batch` or `sample`; `colour="grad"` paints the graph with the statistic of a
                 pass, `scale="log"` is for series, and `height` is in pixels.
 
         Raises:
+            MissingPackageError: no viewer is installed.
             UnknownNameError: there is no such pane, argument, node, role, statistic, ...
         """
-        from comgra_decl.viewer.notebook import look  # the viewer is imported by who looks
-
-        return look(self, pane, **at)
+        for entry in entry_points(group="comgra_decl.viewer", name="notebook"):
+            return entry.load()(self, pane, **at)
+        raise MissingPackageError(
+            "no viewer is installed: install comgra-decl itself, not only its files (pip install .)"
+        )
 
     def _repr_html_(self) -> str:
         steps = self.steps

@@ -144,13 +144,13 @@ class RunFacts:
         `keep`, where the spec has it: how often each trigger fired, and what was stored for that.
         `writer`: seconds of processor time that writing took (`cpu`), of the whole run (`wall`),
         their ratio (`share`), and for which the training waited for the writer (`waited`).
-        `losses`: what is left out because it is damaged, where something is.
+        `damage`: what is left out because it is damaged, where something is.
         """
         view = self._snapshot.view
         documents = {
             "keep": view.document("keep"),
             "writer": self._reader.head.get("usage"),
-            "losses": self.losses,
+            "damage": self.damage,
         }
         said = {name: document for name, document in documents.items() if document}
         report = (view.document("report") or {}) | said
@@ -159,7 +159,7 @@ class RunFacts:
         return report
 
     @property
-    def losses(self) -> list[str]:
+    def damage(self) -> list[str]:
         """What is left out because it is damaged, a line each; empty where nothing is.
 
         Damage is found when it is met: by opening the run, and by each read of a series, of all
@@ -169,14 +169,14 @@ class RunFacts:
         snapshot, checks = self._noted
         if checks is None or snapshot is not self._snapshot:
             checks = self.noted()
-        return [*self._snapshot.view.losses, *checks.losses]
+        return [*self._snapshot.view.damage, *checks.damage]
 
     def noted(self) -> NotedChecks:
         """Looks for verdicts of experiments beside the run, and says why some cannot be read."""
         _, before = self._noted
         checks = noted_checks(self.path)
-        for loss in checks.losses:
-            if before is None or loss not in before.losses:
+        for loss in checks.damage:
+            if before is None or loss not in before.damage:
                 _log.warning("comgra: %s: left out because it is damaged: %s", self.path, loss)
         self._noted = self._snapshot, checks
         return checks

@@ -2,17 +2,21 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import Any
 
 import numpy as np
 import pandas as pd
 from numpy.typing import NDArray
 
-from comgra_decl.errors import UnknownNameError, is_one_of, shown
-from comgra_decl.records import AGGREGATES, SlotInfo
+from comgra_decl.errors import UnknownNameError, is_one_of
+from comgra_decl.records import SlotInfo
 
-from . import derived
+from . import arrays, derived
 from .snapshot import Snapshot, aggregate, named
+
+LEVELS = ("node", "role", "iteration", "pass")
+"""What names a slot, in the index of every table of slots."""
 
 
 def series(
@@ -42,19 +46,18 @@ def shape_series(snapshot: Snapshot, slot: SlotInfo, type_: str | None) -> pd.Se
 
 
 def shapes(snapshot: Snapshot, step: int, type_: str | None) -> pd.Series[Any]:
-    """Returns the shapes of the slots present in a record."""
-    view, names = snapshot.view, snapshot.view.meta.columns
-    table = view.row("agg", snapshot.record(step, type_))[: len(view.slots)]
-    there = np.flatnonzero(~np.isnan(table[:, names.index("nonfinite.mean")]))
-    codes = np.zeros(len(there))
-    if view.meta.tells_shapes:
-        codes = table[there, names.index("shape")]
-    pairs = zip(there.tolist(), codes.tolist(), strict=True)
-    found = [view.shape(slot, code) for slot, code in pairs]
-    return _shapes(found, pd.Index(there, name="slot"))
+    """Returns the shapes of the slots present in a record, by name."""
+    found = arrays.shapes(snapshot, step, type_)
+    return _shapes([*found.values()], named_index(snapshot, [*found]))
 
 
-def _shapes(found: list[tuple[int, ...] | None], index: pd.Index[int]) -> pd.Series[Any]:
+def named_index(snapshot: Snapshot, ids: Iterable[int]) -> pd.MultiIndex:
+    """Returns the names of slots: (node, role, iteration, pass)."""
+    slots = snapshot.view.slots
+    return pd.MultiIndex.from_tuples([tuple(slots[i].key) for i in ids], names=LEVELS)
+
+
+def _shapes(found: list[tuple[int, ...] | None], index: pd.Index[Any]) -> pd.Series[Any]:
     cells = np.empty(len(found), object)
     cells[:] = found  # pandas would make columns of a list of tuples
     return pd.Series(cells, index=index, name="shape")
@@ -68,11 +71,10 @@ def shape(
     Raises:
         UnknownNameError: the slot was not recorded at this step.
     """
-    known = shapes(snapshot, step, type_)
-    if slot.id not in known.index:
+    known = arrays.shapes(snapshot, step, type_)
+    if slot.id not in known:
         raise UnknownNameError(f"{named(slot)} was not recorded at step {step}.")
-    found: tuple[int, ...] | None = known[slot.id]
-    return found
+    return known[slot.id]
 
 
 def sample_series(
@@ -103,32 +105,9 @@ def _ratios(snapshot: Snapshot, slot: SlotInfo, over_batch: str) -> NDArray[np.f
 
 
 def row(snapshot: Snapshot, step: int, type_: str | None, over_batch: str) -> pd.DataFrame:
-    """Returns all statistics of the slots present in a record."""
-    rank = aggregate(over_batch)
-    table = snapshot.view.row("agg", snapshot.record(step, type_))
-    names = snapshot.view.meta.statistics
-    values = table[: len(snapshot.view.slots), : len(names) * len(AGGREGATES)]
-    frame = _present(snapshot, values[:, rank :: len(AGGREGATES)], "slot")
-    for name in derived.offered(snapshot):
-        lengths = values[:, derived.base(snapshot) * len(AGGREGATES)]
-        ratios = np.full(len(lengths), np.nan, np.float32)
-        _fill_ratios(snapshot, ratios, lengths, over_batch)
-        frame[name] = ratios[frame.index]
-    return frame
-
-
-def _fill_ratios(
-    snapshot: Snapshot, out: NDArray[np.float32], lengths: NDArray[np.float32], over_batch: str
-) -> None:
-    """Fills in the update ratios [..., slots] of all slots that have one, from their l2."""
-    there = {
-        slot: pair for slot, pair in snapshot.update_pairs.items() if max(pair) < lengths.shape[-1]
-    }
-    if there:
-        update, parameter = np.array(list(there.values())).T
-        out[..., list(there)] = derived.ratio(
-            lengths[..., update], lengths[..., parameter], over_batch
-        )
+    """Returns all statistics of the slots present in a record, by name."""
+    found = arrays.row(snapshot, step, type_, over_batch)
+    return pd.DataFrame(found.values, named_index(snapshot, found.ids), found.names)
 
 
 def sample_row(snapshot: Snapshot, slot: SlotInfo, step: int, type_: str | None) -> pd.DataFrame:
@@ -138,10 +117,13 @@ def sample_row(snapshot: Snapshot, slot: SlotInfo, step: int, type_: str | None)
         table = view.row("smp", record, slot.id)
     else:
         table = np.full((0, len(view.meta.statistics)), np.nan, np.float32)
-    frame = _present(snapshot, table, "sample")
+    found = arrays.present(snapshot, [*view.meta.statistics], table)
+    frame = pd.DataFrame(found.values, pd.Index(found.ids, name="sample"), found.names)
     for name in derived.offered(snapshot):
-        whole = row(snapshot, step, type_, "mean")[name].get(slot.id, np.nan)
-        frame[name] = np.where(frame.index == 0, whole, np.nan).astype(np.float32)
+        whole = arrays.row(snapshot, step, type_, "mean")
+        own = whole.values[whole.ids == slot.id, whole.names.index(name)]
+        frame[name] = np.full(len(frame), np.nan, np.float32)
+        frame.loc[frame.index == 0, name] = own[0] if len(own) else np.nan
     places = [] if slot.batch_dim is None else view.samples(record)
     frame.attrs["batch_index"] = [places[i] for i in frame.index if i < len(places)]
     labels = [] if slot.batch_dim is None else view.extra(record).get("labels", [])
@@ -152,28 +134,7 @@ def sample_row(snapshot: Snapshot, slot: SlotInfo, step: int, type_: str | None)
 def heat(
     snapshot: Snapshot, statistic: str, pass_: str, over_batch: str, type_: str | None
 ) -> pd.DataFrame:
-    """Returns one statistic of all slots of a pass at all steps."""
-    records = snapshot.records(type_)
-    if not is_one_of(pass_, [pass_]):
-        raise UnknownNameError(
-            f"{shown(pass_)} is no pass; write 'forward' or 'grad', for example."
-        )
-    ids = [slot.id for slot in snapshot.view.slots if slot.key.pass_ == pass_]
-    slots = np.array(ids, np.int64)
-    if is_one_of(statistic, derived.NAMES):
-        derived.base(snapshot)
-        lengths = snapshot.view.heat("agg", snapshot.column("l2", "mean"))
-        values = np.full_like(lengths, np.nan)
-        _fill_ratios(snapshot, values, lengths, over_batch)
-    else:
-        values = snapshot.view.heat("agg", snapshot.column(statistic, over_batch))
-    index, columns = pd.Index(slots, name="slot"), snapshot.step_index(records)
-    return pd.DataFrame(values[records][:, slots].T, index=index, columns=columns)
-
-
-def _present(snapshot: Snapshot, values: NDArray[np.float32], name: str) -> pd.DataFrame:
-    """Keeps the lines that were recorded: there `nonfinite` is a number, whatever the rest is."""
-    names = snapshot.view.meta.statistics
-    there = np.flatnonzero(~np.isnan(values[:, names.index("nonfinite")]))
-    index = pd.Index(there, name=name)
-    return pd.DataFrame(values[there], index=index, columns=list(names))
+    """Returns one statistic of all slots of a pass: a row per step, a column per slot, by name."""
+    found = arrays.heat(snapshot, statistic, pass_, over_batch, type_)
+    index = pd.Index(found.steps, name="step")
+    return pd.DataFrame(found.values, index, named_index(snapshot, found.ids))

@@ -7,9 +7,15 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from comgra_decl.errors import MissingPackageError
+from comgra_decl.errors import (
+    MissingPackageError,
+    UnknownNameError,
+    did_you_mean,
+    is_one_of,
+    shown,
+)
 
-from . import statistics
+from . import arrays
 from .snapshot import Snapshot
 
 if TYPE_CHECKING:
@@ -17,9 +23,9 @@ if TYPE_CHECKING:
 
 
 def dataset(
-    snapshot: Snapshot, names: Sequence[str], pass_: str, over_batch: str, type_: str | None
+    snapshot: Snapshot, names: Sequence[str], of: str | None, over_batch: str, type_: str | None
 ) -> xarray.Dataset:
-    """Returns statistics [slot, step] of all slots of a pass."""
+    """Returns statistics [step, slot] of all slots, or of those of a pass."""
     try:
         import xarray
     except ImportError as error:
@@ -27,12 +33,17 @@ def dataset(
             "this needs the package 'xarray', which is not installed: "
             "pip install 'comgra-decl[xarray]'"
         ) from error
-    tables = {name: statistics.heat(snapshot, name, pass_, over_batch, type_) for name in names}
-    first = next(iter(tables.values()))
-    slots = [snapshot.view.slots[number] for number in first.index]
-    coords: dict[str, Any] = {"slot": first.index.to_numpy(), "step": first.columns.to_numpy()}
-    for field in ("node", "role"):
-        coords[field] = ("slot", np.array([getattr(slot.key, field) for slot in slots], str))
+    passes = list(dict.fromkeys(slot.key.pass_ for slot in snapshot.view.slots))
+    if of is not None and not is_one_of(of, passes):
+        hint = did_you_mean(of, passes) or "."
+        raise UnknownNameError(f"{shown(of)} is not a pass of this run{hint} It has {passes}.")
+    slots = [slot for slot in snapshot.view.slots if of in (None, slot.key.pass_)]
+    ids = np.array([slot.id for slot in slots], np.int64)
+    records = snapshot.records(type_)
+    coords: dict[str, Any] = {"step": snapshot.steps[records]}
+    for name, field in (("node", "node"), ("role", "role"), ("pass", "pass_")):
+        coords[name] = ("slot", np.array([getattr(slot.key, field) for slot in slots], str))
     coords["iteration"] = ("slot", np.array([slot.key.iteration for slot in slots], np.int64))
-    data = {name: (("slot", "step"), table.to_numpy()) for name, table in tables.items()}
-    return xarray.Dataset(data, coords, attrs={"pass": pass_, "over_batch": over_batch})
+    tables = {name: arrays.table(snapshot, name, over_batch)[records][:, ids] for name in names}
+    data = {name: (("step", "slot"), table) for name, table in tables.items()}
+    return xarray.Dataset(data, coords, attrs={"over_batch": over_batch})

@@ -36,7 +36,7 @@ class Diagnosis:
         records: how many records of the training were looked at.
         experiments: what experiments with the script have shown, as far as it was noted.
         unreadable: why what was noted of others cannot be read, by the name of the experiment.
-        losses: what nobody could look at because it is damaged.
+        damage: what nobody could look at because it is damaged.
     """
 
     findings: list[Finding]
@@ -45,7 +45,7 @@ class Diagnosis:
     records: int
     experiments: tuple[NotedCheck, ...] = ()
     unreadable: Mapping[str, str] = field(default_factory=dict)
-    losses: tuple[str, ...] = ()
+    damage: tuple[str, ...] = ()
 
 
 def diagnose(run: Run, rules: Rules | None = None, *, trust: bool = False) -> Diagnosis:
@@ -77,12 +77,12 @@ def _joined(diagnoses: list[Diagnosis], run: Run) -> Diagnosis:
     joined = join_findings(documents, run.ranks)
     assert joined is not None  # every rank has a document
     findings = [Finding.from_json(content) for content in joined["findings"]]
-    losses = dict.fromkeys(run.losses)  # the ranks were read by themselves, and met their own
+    damage = dict.fromkeys(run.damage)  # the ranks were read by themselves, and met their own
     for rank, diagnosis in zip(run.ranks, diagnoses, strict=True):
-        known = (loss for loss in diagnosis.losses if loss not in losses)
-        losses |= dict.fromkeys([f"rank {rank}: {loss}" for loss in known])
+        known = (loss for loss in diagnosis.damage if loss not in damage)
+        damage |= dict.fromkeys([f"rank {rank}: {loss}" for loss in known])
     return replace(
-        diagnoses[0], findings=findings, records=len(steps_shown(run)), losses=tuple(losses)
+        diagnoses[0], findings=findings, records=len(steps_shown(run)), damage=tuple(damage)
     )
 
 
@@ -103,7 +103,7 @@ def beside(run: Run, diagnosis: Diagnosis) -> Diagnosis:
         diagnosis,
         experiments=noted.verdicts,
         unreadable=noted.damaged,
-        losses=tuple(run.losses),
+        damage=tuple(run.damage),
     )
 
 

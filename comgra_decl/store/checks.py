@@ -77,7 +77,7 @@ class NotedChecks:
     damaged: Mapping[str, str] = field(default_factory=dict)
 
     @property
-    def losses(self) -> list[str]:
+    def damage(self) -> list[str]:
         """Returns a line per unreadable verdict."""
         return [f"the verdict of {name}: {why}" for name, why in self.damaged.items()]
 

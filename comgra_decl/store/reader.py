@@ -214,7 +214,7 @@ class Reader:
             sums=checked,
         )
         self._tables.records = view.load_records()
-        self._tables.losses = list(tables.losses)
+        self._tables.damage = list(tables.damage)
         return view
 
     def _read_log_or_tell(self, name: str, count: int) -> None:
@@ -224,7 +224,7 @@ class Reader:
         except DamagedRunError as error:
             if name not in ("notes", "lanes"):
                 raise
-            self._tables.losses.append(f"{name} from row {self._tables.counts[name]} on: {error}")
+            self._tables.damage.append(f"{name} from row {self._tables.counts[name]} on: {error}")
             self._tables.counts[name] = count
 
     def _read_log(self, name: str, count: int) -> None:

@@ -47,7 +47,7 @@ class Salvage:
         read: function that reads or raises.
         forms: array forms of the run.
         records: numeric facts of all records.
-        losses: list that receives a line per loss.
+        damage: list that receives a line per loss.
     """
 
     def __init__(
@@ -55,12 +55,12 @@ class Salvage:
         read: Read,
         forms: Mapping[str, ArrayForm],
         records: NDArray[np.float64],
-        losses: list[str],
+        damage: list[str],
     ) -> None:
         self._read = read
         self._forms = forms
         self._records = records
-        self._losses = losses
+        self._losses = damage
         self._lost: list[tuple[str, Box]] = []
         self._told: set[str] = set()
 
@@ -155,7 +155,7 @@ class Salvage:
         if loss in self._losses or len(self._losses) >= _MOST_TOLD:
             return
         self._losses.append(loss)
-        if family not in self._told:  # `run.losses` lists the others
+        if family not in self._told:  # `run.damage` lists the others
             self._told.add(family)
             _log.warning("comgra: %s", loss)
 

@@ -105,7 +105,7 @@ class ScalarReader:
     """Reader side: caches what it has read and reads only new data. Thread-safe."""
 
     def __init__(self, database: Database) -> None:
-        self.losses: list[str] = []
+        self.damage: list[str] = []
         """Parts that could not be read."""
         self._db = database
         self._rows = np.empty(0, ROW)
@@ -178,7 +178,7 @@ class ScalarReader:
         except (zlib.error, ValueError):
             reason = "is damaged"
         loss = f"{count} numbers of steps (losses, KPIs) are left out: key {key!r} {reason}"
-        self.losses.append(loss)
+        self.damage.append(loss)
         _log.warning("comgra: %s", loss)
         lost = np.zeros(count, ROW)
         lost["step"], lost["value"] = LOST, np.nan

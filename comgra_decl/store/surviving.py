@@ -43,7 +43,7 @@ class FactsReader:
     def __init__(self, read: Read, block: int) -> None:
         self._read = read
         self._copies = ((RECORDS_ARRAY, RECORDS_CHUNK), ("kpi/blk", block), ("kpi/row", 1))
-        self.losses: list[str] = []
+        self.damage: list[str] = []
 
     def facts(self, first: int, last: int) -> list[Facts]:
         """Returns the facts of records [first, last), in parts."""
@@ -66,10 +66,10 @@ class FactsReader:
                 return [part for low, high in bounds for part in self._whole(level, low, high)]
             if level + 1 < len(self._copies):
                 return self._whole(level + 1, first, last)
-            self.losses.append(f"record {first} is lost: {error}")
-            if len(self.losses) > _MOST_LOST:
+            self.damage.append(f"record {first} is lost: {error}")
+            if len(self.damage) > _MOST_LOST:
                 raise DamagedRunError(
-                    f"more than {_MOST_LOST} records are lost; the first: {self.losses[0]}"
+                    f"more than {_MOST_LOST} records are lost; the first: {self.damage[0]}"
                 ) from error
             return [_lost(last - first)]
 

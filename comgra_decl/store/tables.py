@@ -29,7 +29,7 @@ class Tables:
     notes: list[Note] = field(default_factory=list)
     records: NDArray[np.float64] = field(default_factory=lambda: np.empty((0, SYSTEM_COLUMNS)))
     counts: dict[str, int] = field(default_factory=lambda: dict.fromkeys(LOGS, 0))
-    losses: list[str] = field(default_factory=list)
+    damage: list[str] = field(default_factory=list)
     shapes: list[tuple[int, ...]] = field(default_factory=list)
 
     def snapshot(self) -> Tables:
@@ -41,7 +41,7 @@ class Tables:
             forms=dict(self.forms),
             lanes={name: dict(lanes) for name, lanes in self.lanes.items()},
             notes=list(self.notes),
-            losses=list(self.losses),
+            damage=list(self.damage),
             shapes=list(self.shapes),
         )
 

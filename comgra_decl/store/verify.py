@@ -184,7 +184,7 @@ class _Check:
 
     def _keys(self, view: View) -> Iterator[Damage]:
         """Reads JSON keys that opening the run does not read."""
-        for said in view.losses:
+        for said in view.damage:
             table = said.partition(" ")[0]
             yield Damage(table, _TABLES.get(table, "a part of the run"), said.partition(": ")[2])
         facts = np.unique(view.records[:, RecordColumn.FACTS]).astype(int).tolist()

@@ -97,9 +97,9 @@ class View:
         return self._tables.notes
 
     @property
-    def losses(self) -> list[str]:
+    def damage(self) -> list[str]:
         """Parts left out because of damage, as far as read; empty if none."""
-        return [*self._tables.losses, *self._scalars.losses]
+        return [*self._tables.damage, *self._scalars.damage]
 
     @cached_property
     def sessions(self) -> list[Session]:
@@ -164,7 +164,7 @@ class View:
         except ValueError as error:
             raise DamagedRunError(f"{self._db.path}: {error}") from error
         self._tables.records = np.concatenate([known, new]) if len(known) else new
-        self._tables.losses += reader.losses
+        self._tables.damage += reader.damage
         self._salvage = self._new_salvage()
         return self._tables.records
 
@@ -382,7 +382,7 @@ class View:
 
     def _new_salvage(self) -> Salvage:
         tables = self._tables
-        return Salvage(self._read, tables.forms, tables.records, tables.losses)
+        return Salvage(self._read, tables.forms, tables.records, tables.damage)
 
     def _read(self, name: str, *index: int | slice) -> NDArray[Any]:
         with self._db.reading(name):

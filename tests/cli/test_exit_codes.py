@@ -340,8 +340,8 @@ def test_a_damaged_verdict_is_said_by_all_that_read_a_run(
     capsys.readouterr()
     run = comgra.open_run("damaged")
     assert run.experiments() == []
-    (loss,) = run.losses
-    assert run.report["losses"] == [loss]
+    (loss,) = run.damage
+    assert run.report["damage"] == [loss]
     assert "checks/batch_mixing.json" in loss
     assert [record.getMessage() for record in caplog.records if loss in record.getMessage()]
     for command, expected in (("show", 0), ("diagnose", 0), ("verify", 3)):
@@ -356,7 +356,7 @@ def test_a_damaged_verdict_is_said_by_all_that_read_a_run(
                 "checks/batch_mixing.json"
             ]
         else:
-            assert document["losses"] == [loss]
+            assert document["damage"] == [loss]
         if command == "diagnose":
             (answer,) = [
                 line for line in document["health"] if line["question"].startswith("Are samples")
@@ -483,7 +483,7 @@ def test_every_command_has_its_line_in_the_table_of_codes() -> None:
     ("arguments", "said"),
     [
         (("--port", "99999"), "65535"),
-        (("--port", "-1"), "-1"),
+        (("--port", "-1"), "0"),
         (("--address", "not.a.host.invalid"), "no network address 'not.a.host.invalid'"),
     ],
 )

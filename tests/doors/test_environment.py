@@ -221,8 +221,8 @@ def test_a_program_that_calls_forward_is_recorded_from_its_first_call(tmp_path: 
     losses, norms = zip(*literal_eval(done.stdout), strict=True)
     assert run.kpis().value.tolist() == pytest.approx(losses)
     for iteration in (0, 1):
-        assert run.series("Layer", "mean", iteration=iteration).notna().tolist() == [True] * 3
-    gradients = run.series("Layer", "l2", role="weight", pass_="grad")
+        assert run.slot("Layer", iteration=iteration).series("mean").notna().tolist() == [True] * 3
+    gradients = run.slot("Layer", role="weight", of="grad").series("l2")
     assert gradients.tolist() == pytest.approx(norms)
 
 

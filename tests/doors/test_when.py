@@ -52,8 +52,8 @@ def test_a_cadence_for_each_type(tmp_path: Path) -> None:
     schedule = {"first": 1, "every": 1000, "types": {"long": {"every": 3}}}
     run = trained(tmp_path, [2, 2, 9, 2, 9, 9, 9, 2], types={"by": by}, schedule=schedule)
     assert run.records[["step", "type"]].values.tolist() == [[0, "short"], [2, "long"], [6, "long"]]
-    assert run.series("Linear", "mean", type_="long").index.tolist() == [2, 6]
-    assert run.series("Linear", "mean", type_="long", pass_="grad").notna().all()
+    assert run.series("Linear", "mean", type="long").index.tolist() == [2, 6]
+    assert run.slot("Linear", of="grad").series("mean", type="long").notna().all()
     assert run.kpis().set_index("step").type.loc[[1, 5]].tolist() == ["short", "long"]
 
 
@@ -67,7 +67,7 @@ def test_the_whole_of_an_evaluation(tmp_path: Path) -> None:
     schedule = {"first": 1, "every": 1000, "eval": {"every": 2, "batches": "all"}}
     run = trained(tmp_path, [2] * 7, evaluate=2, schedule=schedule)
     assert run.records[["step", "type"]].values.tolist() == [[0, "train"], [1, "eval"], [5, "eval"]]
-    assert run.series("Linear", "mean", type_="eval", iteration=1).notna().all()
+    assert run.slot("Linear", iteration=1).series("mean", type="eval").notna().all()
 
 
 def test_what_a_budget_chose_can_be_read_in_the_run(tmp_path: Path) -> None:
@@ -105,4 +105,4 @@ def test_steps_of_the_program(tmp_path: Path) -> None:
     assert session.path is not None
     run = comgra.open_run(session.path)
     assert run.steps.tolist() == [0, 1, 2]
-    assert run.series("Linear", "mean", pass_="grad").notna().all()
+    assert run.slot("Linear", of="grad").series("mean").notna().all()

@@ -79,15 +79,15 @@ def test_the_notebook_of_the_tutorial_runs(
 
 
 def test_tutorial_inputs_are_uniform(bugged: Run) -> None:
-    mean = bugged.series("input", "mean", role="input")
-    std = bugged.series("input", "std", role="input")
+    mean = bugged.slot("input", role="input").series("mean")
+    std = bugged.slot("input", role="input").series("std")
     assert mean.abs().max() < 0.1
     assert std.between(0.5, 0.65).all()
 
 
 def test_tutorial_answers_near_one_come_early_and_answers_near_zero_do_not(bugged: Run) -> None:
     step = int(bugged.steps[bugged.steps <= 300][-1])
-    counts, edges = bugged.histogram("answer", step, iteration=4)
+    counts, edges = bugged.slot("answer", iteration=4).histogram(step)
     centres, share = (edges[1:] + edges[:-1]) / 2, counts / counts.sum()
     assert share[centres < 0.1].sum() == 0
     assert share[centres > 0.9].sum() > 0.01
@@ -96,18 +96,18 @@ def test_tutorial_answers_near_one_come_early_and_answers_near_zero_do_not(bugge
 
 def test_tutorial_negative_outputs_are_a_hundredth_of_the_last_layers(bugged: Run) -> None:
     step = int(bugged.steps[-1])
-    before, after = (bugged.value(node, step, iteration=4) for node in ("out.last", "out"))
+    before, after = (bugged.slot(node, iteration=4).value(step) for node in ("out.last", "out"))
     expected = np.where(before < 0, before / 100, before)
     np.testing.assert_allclose(after, expected, rtol=1e-5)
-    lowest = bugged.series("out.last", "min", iteration=4)
+    lowest = bugged.slot("out.last", iteration=4).series("min")
     assert lowest[step] < 20 * lowest.iloc[:10].min() < 0
 
 
 def test_tutorial_gradients_of_negative_outputs_are_a_hundredth(bugged: Run) -> None:
     step = int(bugged.steps[-1])
-    last = bugged.value("input", step, role="input").shape[1] - 1
+    last = bugged.slot("input", role="input").value(step).shape[1] - 1
     values, gradient, arriving = (
-        bugged.value(node, step, iteration=last, pass_=pass_)
+        bugged.slot(node, iteration=last, of=pass_).value(step)
         for node, pass_ in (("out.last", "forward"), ("out.last", "grad"), ("out", "grad"))
     )
     expected = np.where(values < 0, arriving / 100, arriving)

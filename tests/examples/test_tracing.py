@@ -97,7 +97,9 @@ def test_the_graph_of_the_tutorial_leads_from_the_input_to_the_loss(train: Train
 def test_the_tutorials_bug_shows_in_the_recorded_statistics(train: Train) -> None:
     run = comgra.open_run(train("tutorial", *TRACED).folder / "runs")
     step, iteration = int(run.steps[-1]), 4
-    before, after = (run.value(node, step, iteration=iteration) for node in ("out.last", "out"))
+    before, after = (
+        run.slot(node, iteration=iteration).value(step) for node in ("out.last", "out")
+    )
     assert (before < 0).any()
     np.testing.assert_allclose(after, np.where(before < 0, before / 100, before), rtol=1e-5)
 
@@ -105,9 +107,9 @@ def test_the_tutorials_bug_shows_in_the_recorded_statistics(train: Train) -> Non
 def test_the_partial_sums_of_the_tutorial_are_recorded_per_sample(train: Train) -> None:
     run = comgra.open_run(train("tutorial", *TRACED).folder / "runs")
     step = int(run.steps[-1])
-    inputs = run.value("input", step, role="input")
+    inputs = run.slot("input", role="input").value(step)
     for iteration in range(inputs.shape[1]):
-        sums = run.value("partial_sums", step, iteration=iteration)
+        sums = run.slot("partial_sums", iteration=iteration).value(step)
         np.testing.assert_allclose(sums, inputs[:, : iteration + 1].sum(axis=1), atol=1e-5)
 
 
@@ -128,13 +130,13 @@ def test_attention_weights_are_recorded_and_sum_to_one(train: Train) -> None:
 
 def test_batch_norm_and_dropout_of_the_digits_know_training_from_evaluation(train: Train) -> None:
     run = comgra.open_run(train("digits", *TRACED).folder / "runs")
-    normed = run.series("block1.norm", "abs_mean", type_="train")
+    normed = run.series("block1.norm", "abs_mean", type="train")
     assert normed.notna().all()
-    training = run.series("dropout", "zero_fraction", type_="train")
-    feeding = run.series("block2", "zero_fraction", type_="train")
+    training = run.series("dropout", "zero_fraction", type="train")
+    feeding = run.series("block2", "zero_fraction", type="train")
     assert (training > feeding).all()
-    evaluation = run.series("dropout", "zero_fraction", type_="eval")
-    fed = run.series("block2", "zero_fraction", type_="eval")
+    evaluation = run.series("dropout", "zero_fraction", type="eval")
+    fed = run.series("block2", "zero_fraction", type="eval")
     np.testing.assert_array_equal(evaluation, fed)
 
 

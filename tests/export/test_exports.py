@@ -26,6 +26,7 @@ from tests.query.conftest import NODES
 from tests.store.truth import Truth
 from tests.support.fake_run import FakeRun
 from tests.support.forked import Program
+from tests.support.tables import read_csv
 
 STEPS = 24
 
@@ -60,7 +61,7 @@ def slots_in(run: Run) -> Iterator[tuple[int, dict[str, Any]]]:
                 "node": slot["node"],
                 "role": slot["role"],
                 "iteration": int(slot["iteration"]),
-                "pass_": slot["pass"],
+                "of": slot["pass"],
             },
         )
 
@@ -75,11 +76,10 @@ def test_every_statistic_is_in_the_tables(run: Run, exports: Path, format_: str)
             of_type = mine[mine["type"] == type_].set_index("step")
             for statistic in STATISTICS:
                 for over_batch in AGGREGATES:
-                    truth = run.series(**where, statistic=statistic, over_batch=over_batch,
-                                       type_=type_)  # fmt: skip
+                    truth = run.slot(**where).series(statistic, over_batch=over_batch, type=type_)
                     told = of_type[column(statistic, over_batch)].reindex(truth.index)
                     assert np.array_equal(told.to_numpy(np.float32), truth, equal_nan=True)
-            there = run.series(**where, statistic="nonfinite", type_=type_).notna()
+            there = run.slot(**where).series("nonfinite", type=type_).notna()
             assert of_type.index.tolist() == there[there].index.tolist()
             present += int(there.sum())
     assert len(table) == present
@@ -99,7 +99,7 @@ def test_every_sample_is_in_the_tables(run: Run, exports: Path, format_: str) ->
     for sample in range(run.sample_count):
         told = mine[mine["sample"] == sample].set_index("step")
         for statistic in STATISTICS:
-            truth = run.sample_series("head", statistic, sample)
+            truth = run.slot("head").samples(statistic)[sample]
             assert np.array_equal(told[statistic].to_numpy(np.float32), truth, equal_nan=True)
 
 
@@ -120,12 +120,8 @@ def read(folder: Path, name: str) -> pd.DataFrame:
     if folder.name == "csv":
         types = dict.fromkeys(f"{s}{a}" for s in STATISTICS for a in ("", ".std", ".abs_max"))
         floats: Any = dict.fromkeys(types, np.float32)
-        return pd.read_csv(
-            folder / f"{name}.csv",
-            dtype=floats,
-            keep_default_na=False,
-            na_values=["nan"],
-            float_precision="round_trip",
+        return read_csv(
+            folder / f"{name}.csv", dtype=floats, keep_default_na=False, na_values=["nan"]
         )
     parquet = pytest.importorskip("pyarrow.parquet")
     table: pd.DataFrame = parquet.read_table(folder / f"{name}.parquet").to_pandas()
@@ -180,11 +176,11 @@ def check_arrays(run: Run, arrays: Any, attributes: dict[str, Any], ids: list[in
         at = ids.index(number)
         for rank, statistic in enumerate(names):
             for over, over_batch in enumerate(AGGREGATES):
-                truth = run.series(**where, statistic=statistic, over_batch=over_batch)
+                truth = run.slot(**where).series(statistic, over_batch=over_batch)
                 assert np.array_equal(table[train, at, rank, over], truth, equal_nan=True)
-            truth = run.sample_series(**where, statistic=statistic, sample=1)
+            truth = run.slot(**where).samples(statistic)[1]
             assert np.array_equal(samples[train, at, 1, rank], truth, equal_nan=True)
-        found, counts, ranges = run.histograms(**where)
+        found, counts, ranges = run.slot(**where).histograms()
         at_records = [int(train[steps[train].tolist().index(step)]) for step in found]
         assert np.array_equal(arrays["histogram_counts"][:][at_records, at], counts)
         assert np.array_equal(
@@ -249,11 +245,7 @@ def test_a_live_run_is_exported_as_of_its_last_refresh(tmp_path: Path, format_: 
 
 def read_any(folder: Path, name: str) -> pd.DataFrame:
     path = folder / f"{name}.csv"
-    return (
-        pd.read_csv(path, float_precision="round_trip")
-        if path.exists()
-        else pd.read_parquet(folder / f"{name}.parquet")
-    )
+    return read_csv(path) if path.exists() else pd.read_parquet(folder / f"{name}.parquet")
 
 
 @pytest.mark.parametrize("format_", FORMATS)

@@ -41,7 +41,7 @@ def test_a_run_holds_value_gradient_and_edges_of_a_named_tensor(tmp_path: Path) 
     (gradient,) = torch.autograd.grad(net.linear2(hidden).square().sum(), [hidden])
     run = traced(tmp_path, LAYERS, lambda: train(net, x), samples={"count": 5})
     np.testing.assert_array_equal(run.value("hidden", 0), hidden.detach().numpy())
-    np.testing.assert_array_equal(run.value("hidden", 0, pass_="grad"), gradient.numpy())
+    np.testing.assert_array_equal(run.slot("hidden", of="grad").value(0), gradient.numpy())
     assert {("linear1", "hidden"), ("hidden", "linear2")} <= {*run.edges()}
     assert ("linear1", "linear2") not in run.edges()
     assert run.slots.kind[run.slots.node == "hidden"].unique() == ["computed"]
@@ -136,7 +136,7 @@ def test_kinds_are_those_that_were_said(tmp_path: Path) -> None:
     assert run.slots.batch_dim[run.slots.node == "image"].tolist() == [0]
     edges = {*run.edges()}
     assert {("image", "linear1"), ("label", "objective"), ("scale", "objective")} <= edges
-    assert run.series("scale", "mean", pass_="grad").notna().all()
+    assert run.slot("scale", of="grad").series("mean").notna().all()
     assert scale._backward_hooks is None or len(scale._backward_hooks) == 0
 
 
@@ -288,4 +288,4 @@ def test_any_text_can_be_a_name(name: str, tmp_path: Path) -> None:
         tmp_path, {}, lambda: train(Net(lambda h: comgra.node(h, name, "r")), torch.randn(2, 3))
     )
     assert "r" in roles(run, name)
-    assert run.series(name, "mean", role="r").notna().all()
+    assert run.slot(name, role="r").series("mean").notna().all()

@@ -142,14 +142,14 @@ def test_a_run_holds_the_weights_of_its_samples(tmp_path: Path) -> None:
     _, weights = model.mha(x, x, x, average_attn_weights=False)
     run = traced(tmp_path, ATTENTION, lambda: train(model, x), samples={"count": 3})
     assert roles(run, "mha") == [ROLE, "output[0]"]
-    stored = run.value("mha", 0, role=ROLE)
+    stored = run.slot("mha", role=ROLE).value(0)
     assert stored.dtype == np.float32
     np.testing.assert_allclose(stored, weights.detach()[:3], atol=1e-6)
-    own = run.value("own", 0, role=ROLE)
+    own = run.slot("own", role=ROLE).value(0)
     assert own.shape == (3, 2, 6, 6)
     np.testing.assert_allclose(own.sum(-1), 1, atol=1e-6)
     assert not np.triu(own, 1).any(), "causal"
-    assert run.series("own", "max", role=ROLE)[0] == pytest.approx(own.max((1, 2, 3)).mean())
+    assert run.slot("own", role=ROLE).series("max")[0] == pytest.approx(own.max((1, 2, 3)).mean())
 
 
 def test_a_function_entry_can_ask_for_weights_too() -> None:
@@ -194,6 +194,6 @@ def test_the_preset_finds_attention_of_any_making(tmp_path: Path) -> None:
     run = comgra.open_run(session.path)
     for node in ("mha", "own"):
         name = f"{node}.scaled_dot_product_attention"
-        assert run.value(name, 1, role=ROLE).shape == (2, 2, 6, 6)
+        assert run.slot(name, role=ROLE).value(1).shape == (2, 2, 6, 6)
     (sentence,) = run.report["unmatched"]
     assert sentence.startswith("comgra.nodes.softmax.select: 'torch.softmax' was not called")

@@ -215,5 +215,5 @@ def test_a_program_that_calls_nothing_else_is_recorded_from_its_first_step(tmp_p
     run = comgra.open_run(session.path)
     assert [*run.steps] == [0, 1, 2, 3, 4]
     assert run.series("inner", "std").notna().all()
-    assert run.series("inner", "l2", role="weight", pass_="grad").notna().all()
+    assert run.slot("inner", role="weight", of="grad").series("l2").notna().all()
     assert run.report["warnings"] == []

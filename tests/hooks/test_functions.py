@@ -56,7 +56,7 @@ def test_a_run_holds_values_gradients_and_edges_of_calls(tmp_path: Path) -> None
         ("0.softmax", "1.softmax"), (first, second), gradients, strict=True
     ):
         np.testing.assert_array_equal(run.value(node, 0), value.detach().numpy())
-        np.testing.assert_array_equal(run.value(node, 0, pass_="grad"), gradient.numpy())
+        np.testing.assert_array_equal(run.slot(node, of="grad").value(0), gradient.numpy())
         assert run.series(node, "mean")[0] == pytest.approx(value.mean().item())
     assert {("0.linear", "0.softmax"), ("0.softmax", "0"), ("0", "1.linear")} <= {*run.edges()}
     assert run.report["entries"]["probs"] == {
@@ -256,7 +256,7 @@ def test_parts_of_calls_are_roles_of_their_node(tmp_path: Path) -> None:
     parts = ["output", "output.class 0", "output.class 1", "output.class 2"]
     assert roles(run, "0.softmax") == parts
     assert roles(run, "0.softmax", "grad") == parts
-    whole, part = (run.value("0.softmax", 0, role=role) for role in (parts[0], parts[2]))
+    whole, part = (run.slot("0.softmax", role=role).value(0) for role in (parts[0], parts[2]))
     np.testing.assert_array_equal(part, whole[:, 1])
 
 

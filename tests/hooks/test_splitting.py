@@ -84,12 +84,12 @@ def test_a_run_holds_parts_of_values_and_of_gradients(tmp_path: Path) -> None:
     assert roles(run, "0", "grad") == ["output", *parts]
     for index, role in enumerate(parts):
         columns = slice(2 * index, 2 * index + 2)
-        value = run.value("0", 0, role=role)
+        value = run.slot("0", role=role).value(0)
         np.testing.assert_array_equal(value, out.detach()[:, columns])
-        gradient_of_part = run.value("0", 0, role=role, pass_="grad")
+        gradient_of_part = run.slot("0", role=role, of="grad").value(0)
         np.testing.assert_array_equal(gradient_of_part, gradient[:, columns])
         expected = out.detach()[:, columns].numpy().mean(1).mean()
-        assert run.series("0", "mean", role=role)[0] == pytest.approx(expected, rel=1e-5)
+        assert run.slot("0", role=role).series("mean")[0] == pytest.approx(expected, rel=1e-5)
 
 
 def test_inputs_are_taken_apart_like_outputs() -> None:

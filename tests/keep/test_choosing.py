@@ -101,9 +101,9 @@ def test_samples_statistics_and_values_are_those_of_the_chosen(
         places = chosen["place"].tolist()
         assert chosen["label"].tolist() == [str(y[i].item()) for i in places]
         assert places == balanced(y.tolist(), COUNT)
-        value = run.value("input", step, role="input")
+        value = run.slot("input", role="input").value(step)
         assert_array_equal(value, x[places].numpy())
-        row = run.sample_row("a", step)
+        row = run.slot("a").row(step)
         output = run.value("a", step)
         assert output.shape == (COUNT, 8)
         np.testing.assert_allclose(row["mean"], output.mean(1), rtol=1e-5, atol=1e-6)
@@ -125,7 +125,7 @@ def test_gradients_are_those_of_the_same_samples(tmp_path: Path) -> None:
     nn.functional.cross_entropy(model.b(torch.relu(hidden)), y).backward()
     assert hidden.grad is not None
     places = run.samples(0)["place"].tolist()
-    assert_array_equal(run.value("a", 0, pass_="grad"), hidden.grad[places].numpy())
+    assert_array_equal(run.slot("a", of="grad").value(0), hidden.grad[places].numpy())
 
 
 def test_a_function_names_the_categories(tmp_path: Path) -> None:
@@ -183,7 +183,7 @@ def evaluated(folder: Path, by: Any) -> tuple[Run, torch.Tensor]:
 
 def test_an_evaluation_has_categories_of_its_own(tmp_path: Path) -> None:
     run, classes = evaluated(tmp_path, {"input": "y"})
-    places = run.samples(1, type_="eval")["place"].tolist()
+    places = run.samples(1, type="eval")["place"].tolist()
     assert places == balanced(classes.tolist(), COUNT)
     assert run.samples(1)["place"].tolist() != places
 
@@ -194,5 +194,5 @@ def test_an_evaluation_without_a_target_is_no_trouble(
     with caplog.at_level(logging.WARNING):
         run, _ = evaluated(tmp_path, "target")
     assert run.samples(1)["label"].notna().all()
-    assert run.samples(1, type_="eval")["label"].isna().all()
+    assert run.samples(1, type="eval")["label"].isna().all()
     assert caplog.text == ""

@@ -84,16 +84,18 @@ def test_the_steps_before_a_spike_are_stored_as_if_all_were(tmp_path: Path) -> N
     assert same == losses
     assert kept.steps.tolist() == sorted({0, 1, 2, 50, 100, 150} | {*range(113, 123)})
     for key in keys(full):
-        where: Any = {"role": key.role, "pass_": key.pass_, "iteration": key.iteration}
+        every, few = (
+            run.slot(key.node, role=key.role, of=key.pass_, iteration=key.iteration)
+            for run in (full, kept)
+        )
         for statistic in full.statistics:
-            expected = full.series(key.node, statistic, **where)[kept.steps]
-            assert_array_equal(kept.series(key.node, statistic, **where), expected)
+            assert_array_equal(few.series(statistic), every.series(statistic)[kept.steps])
         for step in (119, 120):
-            if np.isnan(full.series(key.node, "nonfinite", **where)[step]):
+            if np.isnan(every.series("nonfinite")[step]):
                 continue
-            counts, edges = full.histogram(key.node, step, **where)
-            assert_array_equal(kept.histogram(key.node, step, **where)[0], counts)
-            assert_array_equal(kept.histogram(key.node, step, **where)[1], edges)
+            counts, edges = every.histogram(step)
+            assert_array_equal(few.histogram(step)[0], counts)
+            assert_array_equal(few.histogram(step)[1], edges)
     assert kept.edges() == full.edges()
     assert kept.modules == full.modules
 
@@ -132,7 +134,7 @@ def test_quantiles_of_gradients_agree_with_a_full_recording(tmp_path: Path) -> N
     keep = {"ring": 0, "when": [{"quantile": 0.95, "of": of, "window": 40}]}
     kept, _ = record(tmp_path, schedule={"steps": [0]}, keep=keep)
     norms = [
-        full.series(key.node, "l2", role="weight", pass_="grad")
+        full.slot(key.node, role="weight", of="grad").series("l2")
         for key in keys(full)
         if (key.role, key.pass_) == ("weight", "grad")
     ]
@@ -172,9 +174,9 @@ def test_values_of_all_tensors_are_stored_of_kept_steps_only(tmp_path: Path) -> 
     kept, _ = record(tmp_path, wild=wild, schedule=RARELY, keep=keep, **spec)
     for step in (118, 120):
         assert_array_equal(kept.value("2", step), full.value("2", step))
-        grad = kept.value("2", step, pass_="grad")
-        assert_array_equal(grad, full.value("2", step, pass_="grad"))
-        assert kept.value("0", step, role="weight").shape == (1, 8, 6)
+        grad = kept.slot("2", of="grad").value(step)
+        assert_array_equal(grad, full.slot("2", of="grad").value(step))
+        assert kept.slot("0", role="weight").value(step).shape == (1, 8, 6)
     assert_array_equal(kept.value("0", 50), full.value("0", 50))
     with pytest.raises(KeyError, match="value"):
         kept.value("2", 50)
@@ -295,7 +297,7 @@ def test_a_statistic_that_was_opted_for_can_be_a_trigger(tmp_path: Path) -> None
     full, _ = record(tmp_path, schedule=EVERY, stats=stats)
     keep = {"ring": 0, "when": [{"quantile": 0.9, "of": of, "window": 30}]}
     kept, _ = record(tmp_path, schedule={"steps": [0]}, keep=keep, stats=stats)
-    series = full.series("2", "singular_value", role="weight").to_numpy()
+    series = full.slot("2", role="weight").series("singular_value").to_numpy()
     expected = [
         step
         for step in range(10, 200)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -30,21 +31,21 @@ def group(tmp_path_factory: pytest.TempPathFactory) -> Group:
 
 
 def test_a_column_per_run_and_a_line_per_step(group: Group) -> None:
-    table = group.compare("head", "std", pass_="grad")
+    table = group.compare("head", "std", of="grad")
     assert table.columns.tolist() == ["a", "b", "c"]
     assert (table.index.name, table.columns.name) == ("step", "run")
     assert table.index.tolist() == list(range(12))
     for name, steps in (("a", 8), ("b", 12)):
-        truth = group[name].series("head", "std", pass_="grad")
+        truth = group[name].slot("head", of="grad").series("std")
         assert np.array_equal(table[name][:steps], truth)
         assert table[name][steps:].isna().all()
     assert table["c"].isna().all()
-    same = compare([group["a"], group["b"], group["c"]], "head", "std", pass_="grad")
+    same = compare([group["a"], group["b"], group["c"]], "head", "std", of="grad")
     assert same.equals(table)
 
 
 def test_evaluations_that_share_a_step_count_once(group: Group) -> None:
-    table = group.compare("embed", "mean", type_="eval")
+    table = group.compare("embed", "mean", type="eval")
     assert table.index.tolist() == [10]
     assert table["b"].notna().all()
 
@@ -85,14 +86,24 @@ def test_settings_of_the_spec_and_missing_ones(group: Group, tmp_path: Path) -> 
 def test_to_xarray_is_the_heat_map(group: Group) -> None:
     pytest.importorskip("xarray")
     run = group["b"]
-    data = run.to_xarray("std", "mean", pass_="grad", over_batch="abs_max")
+    data = run.to_xarray("std", "mean", of="grad", over_batch="abs_max")
     assert set(data.data_vars) == {"std", "mean"}
-    assert data["std"].dims == ("slot", "step")
-    truth = run.heat("std", pass_="grad", over_batch="abs_max")
+    assert data["std"].dims == ("step", "slot")
+    truth = run.heat("std", of="grad", over_batch="abs_max")
     assert np.array_equal(data["std"].to_numpy(), truth, equal_nan=True)
-    assert data["slot"].to_numpy().tolist() == truth.index.tolist()
-    assert data["node"].to_numpy().tolist() == run.slots["node"].loc[truth.index].tolist()
-    assert set(run.to_xarray().data_vars) == set(run.statistics)
+    assert data["step"].to_numpy().tolist() == truth.index.tolist()
+    levels = ["node", "role", "iteration", "pass"]
+    columns = [data[name].to_numpy().tolist() for name in levels]
+    expected: Any = truth.columns.tolist()
+    assert [*zip(*columns, strict=True)] == expected
+    everything = run.to_xarray()
+    assert set(everything.data_vars) == set(run.statistics)
+    assert set(everything["pass"].to_numpy().tolist()) == {"forward", "grad"}
+    assert everything.sizes["slot"] == len(run.slots)
+    head = everything.where(everything["node"] == "head", drop=True)
+    assert set(head["node"].to_numpy().tolist()) == {"head"}
+    with pytest.raises(UnknownNameError, match="did you mean 'grad'"):
+        run.to_xarray(of="gard")
 
 
 def test_without_xarray_the_extra_is_named(group: Group, monkeypatch: pytest.MonkeyPatch) -> None:

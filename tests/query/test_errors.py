@@ -28,20 +28,24 @@ Question = Callable[[Run], Any]
         (lambda run: run.series("haed"), r"no node is called 'haed'; did you mean 'head'\?"),
         (lambda run: run.series("zzz"), r"no node is called 'zzz'\. This run has 9 nodes"),
         (lambda run: run.series("head", "men"), r"'men' was not recorded; did you mean 'mean'"),
-        (lambda run: run.series("head", role="wieght"), r"no role 'wieght'; did you mean 'weight'"),
-        (lambda run: run.series("head", pass_="gard"), r"no pass 'gard'; did you mean 'grad'"),
-        (lambda run: run.series("cell", iteration=3), r"no iteration 3\. It has 0, 1, 2\."),
+        (
+            lambda run: run.slot("head", role="wieght"),
+            r"no role 'wieght'; did you mean 'weight'",
+        ),
+        (lambda run: run.slot("head", of="gard").series(), r"no pass 'gard'; did you mean 'grad'"),
+        (lambda run: run.slot("cell", iteration=3).series(), r"no iteration 3\. It has 0, 1, 2\."),
         (lambda run: run.series("head", over_batch="max"), r"over_batch='max'.*'abs_max'"),
-        (lambda run: run.series("head", type_="evl"), r"type 'evl'; did you mean 'eval'\?"),
-        (lambda run: run.sample_series("head", "mean", 4), r"no sample 4: 4 samples"),
-        (lambda run: run.sample_series("head", "mean", -1), r"no sample -1"),
+        (lambda run: run.series("head", type="evl"), r"type 'evl'; did you mean 'eval'\?"),
         (lambda run: run.row(99), r"step 99 was not recorded; nearest: 21, 22, 23"),
-        (lambda run: run.row(9, type_="eval"), r"step 9 .* type 'eval'; nearest: 10, 20"),
+        (lambda run: run.row(9, type="eval"), r"step 9 .* type 'eval'; nearest: 10, 20"),
         (lambda run: run.heat("meen"), r"did you mean 'mean'"),
-        (lambda run: run.value("head", 3, role="weight"), r"no values of 'head' \(weight.*values"),
+        (
+            lambda run: run.slot("head", role="weight").value(3),
+            r"no values of 'head' \(weight.*values",
+        ),
         (lambda run: run.value("aux", 3), r"no values of 'aux'"),
         (lambda run: run.value("head", 3, sample=7), r"no sample 7"),
-        (lambda run: run.histogram("aux", 3), r"'aux'.*was not recorded at step 3"),
+        (lambda run: run.slot("aux").histogram(3), r"'aux'.*was not recorded at step 3"),
         (lambda run: run.structure(99), r"step 99 was not recorded"),
     ],
 )
@@ -56,10 +60,9 @@ def test_a_run_without_histograms_or_samples_says_so(tmp_path: Path) -> None:
     RunWriter.create(tmp_path / "run", truth.meta).commit([truth.batch(2, [0])])
     run = open_run(tmp_path / "run")
     with pytest.raises(UnknownNameError, match="no histograms"):
-        run.histograms("node 0")
-    with pytest.raises(UnknownNameError, match="0 samples"):
-        run.sample_series("node 0", "mean", 0)
-    assert run.sample_row("node 0", 0).shape == (0, 3)
+        run.slot("node 0").histograms()
+    assert run.slot("node 0").samples("mean").shape == (2, 0)
+    assert run.slot("node 0").row(0).shape == (0, 3)
     assert run.series("node 0").shape == (2,)
 
 
@@ -99,29 +102,30 @@ NO_NAMES = st.one_of(
 ASKED: dict[str, Callable[[Run, Any], Any]] = {
     "a node": lambda run, x: run.series(x),
     "a statistic": lambda run, x: run.series("head", x),
-    "a role": lambda run, x: run.series("head", role=x),
-    "a pass": lambda run, x: run.series("head", pass_=x),
-    "an iteration": lambda run, x: run.series("cell", iteration=x),
+    "a role": lambda run, x: run.slot("head", role=x).series(),
+    "a pass": lambda run, x: run.slot("head", of=x).series(),
+    "an iteration": lambda run, x: run.slot("cell", iteration=x).series(),
     "an aggregate": lambda run, x: run.series("head", over_batch=x),
-    "a type": lambda run, x: run.series("head", type_=x),
-    "a sample": lambda run, x: run.sample_series("head", "mean", x),
-    "a statistic of a sample": lambda run, x: run.sample_series("head", x, 0),
+    "a type": lambda run, x: run.series("head", type=x),
+    "a node in brackets": lambda run, x: run[x],
+    "another pass": lambda run, x: run.slot("head").of(x),
+    "a statistic of a sample": lambda run, x: run.slot("head").samples(x),
     "a step": lambda run, x: run.row(x),
-    "a step's type": lambda run, x: run.row(3, type_=x),
+    "a step's type": lambda run, x: run.row(3, type=x),
     "a step's samples": lambda run, x: run.samples(x),
-    "a step's sample row": lambda run, x: run.sample_row("head", x),
-    "a step's shape": lambda run, x: run.shape("head", x),
-    "a node's shape": lambda run, x: run.shape(x, 3),
-    "a node's shapes": lambda run, x: run.shape_series(x),
+    "a step's sample row": lambda run, x: run.slot("head").row(x),
+    "a step's shape": lambda run, x: run.slot("head").shape(x),
+    "a node's shape": lambda run, x: run.slot(x).shape(3),
+    "a node's shapes": lambda run, x: run.slot(x).shapes(),
     "all shapes": lambda run, x: run.shapes(x),
     "a statistic of all": lambda run, x: run.heat(x),
-    "a pass of all": lambda run, x: run.heat("mean", pass_=x),
+    "a pass of all": lambda run, x: run.heat("mean", of=x),
     "an aggregate of all": lambda run, x: run.heat("mean", over_batch=x),
     "a step's value": lambda run, x: run.value("head", x),
     "a value's node": lambda run, x: run.value(x, 3),
-    "a value's sample": lambda run, x: run.value("head", 3, role="weight", sample=x),
-    "a histogram": lambda run, x: run.histogram("head", x),
-    "a node's histograms": lambda run, x: run.histograms(x),
+    "a value's sample": lambda run, x: run.slot("head", role="weight").value(3, sample=x),
+    "a histogram": lambda run, x: run.slot("head").histogram(x),
+    "a node's histograms": lambda run, x: run.slot(x).histograms(),
     "a structure": lambda run, x: run.structure(x),
     "edges": lambda run, x: run.edges(x),
     "cuts": lambda run, x: run.cuts(x),

@@ -88,7 +88,7 @@ def consistent(run: Run) -> None:
     assert not series.isna().any()
     assert series.index.tolist() == list(range(len(series)))
     heat = run.heat("std")
-    assert np.array_equal(heat.columns, np.arange(heat.shape[1]))
+    assert np.array_equal(heat.index, np.arange(len(heat)))
     assert len(run.records) >= len(series)
     step = int(series.index[-1])
     assert not run.row(step)["std"].isna().any()

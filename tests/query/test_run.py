@@ -28,7 +28,7 @@ def expected(fake: FakeRun, slot: SlotInfo, step: int, kind: str = "train") -> A
 
 def where(slot: SlotInfo) -> dict[str, Any]:
     key = slot.key
-    return {"role": key.role, "pass_": key.pass_, "iteration": key.iteration}
+    return {"role": key.role, "of": key.pass_, "iteration": key.iteration}
 
 
 def equal(a: Any, b: Any) -> bool:
@@ -80,7 +80,8 @@ def test_series_of_every_slot_and_statistic(run: Run, fake: FakeRun, over_batch:
         if slot.key.node == "aux":
             truth[:5] = np.nan  # it begins at the sixth step
         for rank, statistic in enumerate(STATISTICS):
-            series = run.series(slot.key.node, statistic, over_batch=over_batch, **where(slot))
+            handle = run.slot(slot.key.node, **where(slot))
+            series = handle.series(statistic, over_batch=over_batch)
             assert series.index.tolist() == list(range(STEPS))
             assert series.index.name == "step"
             assert equal(series, truth[:, rank, AGGREGATE[over_batch]]), (slot.key, statistic)
@@ -88,11 +89,11 @@ def test_series_of_every_slot_and_statistic(run: Run, fake: FakeRun, over_batch:
 
 def test_series_of_another_type(run: Run, fake: FakeRun) -> None:
     head = slot_of(fake, "head")
-    series = run.series("head", "std", type_="eval")
+    series = run.series("head", "std", type="eval")
     truth = [expected(fake, head, step, "eval")[0][STATISTICS.index("std"), 0] for step in (10, 20)]
     assert series.index.tolist() == [10, 20]
     assert equal(series, np.array(truth))
-    assert run.series("head", pass_="grad", type_="eval").isna().all()
+    assert run.slot("head", of="grad").series(type="eval").isna().all()
 
 
 def test_a_nan_in_a_tensor_is_counted_and_not_missing(run: Run) -> None:
@@ -109,7 +110,7 @@ def test_series_of_samples(run: Run, fake: FakeRun) -> None:
     truth = np.stack([expected(fake, slot, step)[1] for step in range(STEPS)])
     for sample in range(4):
         for rank, statistic in enumerate(STATISTICS):
-            series = run.sample_series("head", statistic, sample)
+            series = run.slot("head").samples(statistic)[sample]
             assert equal(series, truth[:, sample, rank])
 
 
@@ -118,67 +119,70 @@ def test_samples_come_before_the_aggregate(run: Run, fake: FakeRun) -> None:
     slot = slot_of(fake, "head")
     tensor = fake.tensor(slot, 7)
     each = statistics(tensor.reshape(BATCH, -1)).astype(np.float32)
-    assert equal(run.sample_row("head", 7), each[sample_indices(BATCH, 4)])
+    assert equal(run.slot("head").row(7), each[sample_indices(BATCH, 4)])
 
 
 def test_a_row_holds_the_slots_present_in_a_record(run: Run, fake: FakeRun) -> None:
     for step, kind in ((2, "train"), (12, "train"), (10, "eval")):
         for over_batch, rank in AGGREGATE.items():
-            row = run.row(step, type_=None if kind == "train" else kind, over_batch=over_batch)
+            row = run.row(step, type=None if kind == "train" else kind, over_batch=over_batch)
             present = fake.present(step, kind)
-            assert row.index.tolist() == [slot.id for slot in present]
+            assert row.index.tolist() == [tuple(slot.key) for slot in present]
+            assert row.index.names == ["node", "role", "iteration", "pass"]
             assert list(row.columns) == list(STATISTICS)
             truth = [expected(fake, slot, step, kind)[0][:, rank] for slot in present]
             assert equal(row, np.array(truth))
 
 
 def test_a_row_of_samples(run: Run, fake: FakeRun) -> None:
-    row = run.sample_row("embed", 3, pass_="grad")
+    row = run.slot("embed", of="grad").row(3)
     assert row.index.tolist() == [0, 1, 2, 3]
     assert row.attrs["batch_index"] == sample_indices(BATCH, 4)
     assert equal(row, expected(fake, slot_of(fake, "embed", pass_="grad"), 3)[1])
-    weight = run.sample_row("head", 3, role="weight")
+    weight = run.slot("head", role="weight").row(3)
     assert (weight.index.tolist(), weight.attrs["batch_index"]) == ([0], [])
-    assert len(run.sample_row("aux", 3)) == 0
+    assert len(run.slot("aux").row(3)) == 0
 
 
 def test_heat_maps_of_both_passes(run: Run, fake: FakeRun) -> None:
     for pass_ in ("forward", "grad"):
-        heat = run.heat("l2", pass_=pass_, over_batch="abs_max")
+        heat = run.heat("l2", of=pass_, over_batch="abs_max")
         slots = [slot for slot in fake.slots if slot.key.pass_ == pass_]
-        assert heat.index.tolist() == [slot.id for slot in slots]
-        assert equal(heat.columns, np.arange(STEPS))
+        names: Any = heat.columns.tolist()
+        assert names == [tuple(slot.key) for slot in slots]
+        assert heat.columns.names == ["node", "role", "iteration", "pass"]
+        assert equal(heat.index, np.arange(STEPS))
         for slot in slots:
-            truth = run.series(slot.key.node, "l2", over_batch="abs_max", **where(slot))
-            assert equal(heat.loc[slot.id], truth)
+            truth = run.slot(slot.key.node, **where(slot)).series("l2", over_batch="abs_max")
+            assert equal(heat[tuple(slot.key)], truth)
 
 
 def test_a_heat_map_of_a_pass_that_never_was_is_empty(run: Run) -> None:
-    assert run.heat("mean", pass_="grad:other").shape == (0, STEPS)
+    assert run.heat("mean", of="grad:other").shape == (STEPS, 0)
 
 
 def test_values_are_the_tensors_themselves(run: Run, fake: FakeRun) -> None:
     picked = sample_indices(BATCH, 4)
     for node, kind in (("head", "train"), ("blocks.0.mlp.act", "train"), ("embed", "eval")):
         tensor = fake.tensor(slot_of(fake, node), 10, kind)
-        found = run.value(node, 10, type_=kind)
+        found = run.value(node, 10, type=kind)
         assert found.dtype == np.float32
         assert equal(found, tensor[picked])
-        assert equal(run.value(node, 10, sample=2, type_=kind), tensor[picked[2]])
+        assert equal(run.value(node, 10, sample=2, type=kind), tensor[picked[2]])
     third = slot_of(fake, "cell", iteration=2)
-    assert equal(run.value("cell", 4, iteration=2), fake.tensor(third, 4)[picked])
+    assert equal(run.slot("cell", iteration=2).value(4), fake.tensor(third, 4)[picked])
 
 
 def test_histograms(run: Run, fake: FakeRun) -> None:
     slot = slot_of(fake, "aux")
-    steps, counts, ranges = run.histograms("aux")
+    steps, counts, ranges = run.slot("aux").histograms()
     assert steps.tolist() == list(range(5, STEPS)), "only where it was recorded"
     for i, step in enumerate(steps):
         tensor: NDArray[Any] = fake.tensor(slot, int(step))
         truth, edges = np.histogram(tensor, bins=32)
         assert equal(counts[i], truth)
         assert equal(ranges[i], edges[[0, -1]].astype(np.float32))
-        one, borders = run.histogram("aux", int(step))
+        one, borders = run.slot("aux").histogram(int(step))
         assert equal(one, truth)
         assert borders.shape == (33,)
         assert equal(borders[[0, -1]], ranges[i])
@@ -200,7 +204,7 @@ def test_the_graph_valid_at_a_step(run: Run, fake: FakeRun) -> None:
     assert run.structure(4) == fake.structures[0]
     assert run.structure(5) == fake.structures[1]
     assert run.structure() == fake.structures[1]
-    assert run.structure(10, type_="eval") == fake.structures[1]
+    assert run.structure(10, type="eval") == fake.structures[1]
     keys = fake.structures[1].keys
     pairs = {(keys[a].node, keys[b].node) for a, b, _ in fake.structures[1].edges}
     edges = run.edges()

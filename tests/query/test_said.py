@@ -76,10 +76,10 @@ def test_tags_are_shown_and_choose_records(tmp_path: Path) -> None:
     run = open_run(fake.path)
     assert run.tags == ["long", "wide"]
     assert run.records["tags"].tolist() == [(), ("long",), ("long", "wide"), ()]
-    assert run.series("embed", "std", type_="long").index.tolist() == [1, 2]
-    assert run.series("embed", "std", type_="wide").index.tolist() == [2]
+    assert run.series("embed", "std", type="long").index.tolist() == [1, 2]
+    assert run.series("embed", "std", type="wide").index.tolist() == [2]
     with pytest.raises(UnknownNameError, match="did you mean 'long'"):
-        run.series("embed", "std", type_="lon")
+        run.series("embed", "std", type="lon")
 
 
 def test_a_hundred_thousand_numbers_are_there(tmp_path: Path) -> None:

@@ -94,31 +94,29 @@ def trained(tmp_path_factory: pytest.TempPathFactory) -> tuple[Run, Seen]:
 def test_the_shapes_of_outputs_over_all_steps(trained: tuple[Run, Seen]) -> None:
     run, seen = trained
     for node in ("embed", "squeeze", "head"):
-        told = run.shape_series(node)
+        told = run.slot(node).shapes()
         assert told.index.tolist() == list(range(340))
         assert told.tolist() == [step[node] for step in seen]
-        assert run.shape_series(node, pass_="grad").tolist() == told.tolist()
-    assert len({len(shape) for shape in run.shape_series("squeeze")}) == 2
+        assert run.slot(node, of="grad").shapes().tolist() == told.tolist()
+    assert len({len(shape) for shape in run.slot("squeeze").shapes()}) == 2
     assert run.reshaped
 
 
 def test_the_shapes_of_one_step(trained: tuple[Run, Seen]) -> None:
     run, seen = trained
-    slots = run.slots
     for step in (0, 1, 7, 255, 256, 299, 300, 339):
         shapes = run.shapes(step)
         assert shapes.index.tolist() == run.row(step).index.tolist()
         for node, shape in seen[step].items():
-            assert run.shape(node, step) == shape
-            mine = slots[(slots["node"] == node) & (slots["role"] == "output")].index
-            assert {shapes[slot] for slot in mine} == {shape}
-    assert set(run.shape_series("head", role="weight")) == {(3, 6)}
+            assert run.slot(node).shape(step) == shape
+            assert set(shapes.xs(node, level="node").xs("output", level="role")) == {shape}
+    assert set(run.slot("head", role="weight").shapes()) == {(3, 6)}
 
 
 def test_what_was_not_recorded_has_no_shape(trained: tuple[Run, Seen]) -> None:
     run, _ = trained
     with pytest.raises(UnknownNameError, match="step 1000 was not recorded"):
-        run.shape("head", 1000)
+        run.slot("head").shape(1000)
 
 
 def test_values_have_the_shape_that_their_record_tells(tmp_path: Path) -> None:
@@ -132,7 +130,7 @@ def test_values_have_the_shape_that_their_record_tells(tmp_path: Path) -> None:
     with comgra.trace(spec):
         train(Words(), sizes_of(20, 6))
     run = open_run(tmp_path / "g" / "r")
-    shapes = run.shape_series("squeeze")
+    shapes = run.slot("squeeze").shapes()
     for step, shape in zip(shapes.index.tolist(), shapes.tolist(), strict=True):
         assert run.value("squeeze", step).shape == shape
 
@@ -148,8 +146,8 @@ def test_chunks_tell_the_same_as_series(trained: tuple[Run, Seen]) -> None:
                 told.setdefault(slot, []).append(chunk.shapes[int(code) - 1] if code else shape)
     slots = run.slots
     for number, line in enumerate(slots.to_dict("records")):
-        where = {"role": line["role"], "pass_": line["pass"], "iteration": line["iteration"]}
-        series: pd.Series[Any] = run.shape_series(line["node"], **where)
+        where = {"role": line["role"], "of": line["pass"], "iteration": line["iteration"]}
+        series: pd.Series[Any] = run.slot(line["node"], **where).shapes()
         assert series.tolist() == told[number]
 
 
@@ -158,4 +156,4 @@ def test_a_run_whose_shapes_never_change_says_so(tmp_path: Path) -> None:
         train(Words(), [(4, 3)] * 5)
     run = open_run(tmp_path / "g" / "r")
     assert not run.reshaped
-    assert set(run.shape_series("embed")) == {(4, 3, 6)}
+    assert set(run.slot("embed").shapes()) == {(4, 3, 6)}

@@ -58,7 +58,7 @@ def _read(
 
 def _row(run: Run, fake: FakeRun, head: SlotInfo, step: int) -> None:
     truth = expected(fake, head, step)[0][:, 0]
-    assert np.array_equal(run.row(step).loc[head.id, run.statistics], truth)
+    assert np.array_equal(run.row(step).loc[tuple(head.key), run.statistics], truth)
 
 
 def _series(run: Run, fake: FakeRun, head: SlotInfo, step: int) -> None:
@@ -76,9 +76,9 @@ def _value(run: Run, fake: FakeRun, head: SlotInfo, step: int) -> None:
 
 def _overview(run: Run, fake: FakeRun, head: SlotInfo, step: int) -> None:
     heat = run.heat("mean")
-    assert set(heat.index) <= {slot.id for slot in fake.slots}
-    assert heat.loc[head.id].notna().all()
-    assert heat.shape[1] > step
+    assert set(heat.columns) <= {tuple(slot.key) for slot in fake.slots}
+    assert heat[tuple(head.key)].notna().all()
+    assert heat.shape[0] > step
     assert len(run.kpis()) >= step
 
 

@@ -100,7 +100,7 @@ def test_what_takes_a_damaged_column_of_a_rank_is_missing(
         assert same(view.series("agg", COPY, number), expected[:, COPY, number]), number
     assert same(view.rows("agg", 250, 270), expected[250:270])
     assert same(view.row("agg", 300), expected[300])
-    assert all(loss.startswith("rank 1: ") for loss in view.losses)
+    assert all(loss.startswith("rank 1: ") for loss in view.damage)
     assert open_run(run).rank_differences().shape == open_run(whole).rank_differences().shape
 
 
@@ -118,8 +118,8 @@ def test_a_damaged_row_of_one_rank_leaves_what_is_the_same_on_all(whole: Path, r
     before = open_run(whole).row(step)
     damage(run / "ranks" / "1", "agg/row", 520)
     after = open_run(run).row(step)
-    assert after.index.tolist() == [COPY]
-    assert same(after.to_numpy(), before.loc[[COPY]].to_numpy())
+    assert after.index.get_level_values("node").tolist() == [f"node {COPY}"]
+    assert same(after.to_numpy(), before.loc[[f"node {COPY}"]].to_numpy())
     assert same(open_run(run).row(step - 3).to_numpy(), open_run(whole).row(step - 3).to_numpy())
 
 
@@ -147,13 +147,13 @@ def test_histograms_are_not_those_of_some_ranks(
     expected[:, COPY] = before[:, COPY]
     view = view_of(run)
     assert same(view.rows("hist", 0, 532), expected)
-    steps, counts, _ = open_run(run).histograms("node 1")
+    steps, counts, _ = open_run(run).slot("node 1").histograms()
     assert steps.tolist() == [3 * at for at in range(532) if at not in range(256, 512)]
     assert same(counts, np.delete(before[:, 1], np.arange(256, 512), 0))
-    assert len(open_run(run).histograms(f"node {COPY}")[0]) == 532
-    assert width >= SLOTS or len(open_run(run).histograms(f"node {width}")[0]) == 532
+    assert len(open_run(run).slot(f"node {COPY}").histograms()[0]) == 532
+    assert width >= SLOTS or len(open_run(run).slot(f"node {width}").histograms()[0]) == 532
     with pytest.raises(DamagedRunError, match="damaged"):
-        open_run(run).histogram("node 1", 3 * 300)
+        open_run(run).slot("node 1").histogram(3 * 300)
     for chunk in open_run(run).chunks():
         found = chunk.histograms(1)
         assert found is not None

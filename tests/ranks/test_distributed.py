@@ -116,9 +116,7 @@ def test_joined_statistics_are_those_of_one_process(
 def _named(run: Run, step: int, how: str) -> dict[tuple[str, ...], np.ndarray]:
     """The statistics of a record by slot name, without what Adam makes of rounding errors."""
     rows = run.row(step, over_batch=how).drop(columns="update_ratio")
-    slots = run.slots.loc[rows.index]
-    keys = zip(slots.node, slots.role, slots.iteration, slots["pass"], strict=True)
-    return dict(zip(keys, rows.to_numpy(), strict=True))
+    return dict(zip(rows.index, rows.to_numpy(), strict=True))
 
 
 def test_gradients_of_outputs_are_those_of_the_ranks_own_losses(
@@ -126,8 +124,8 @@ def test_gradients_of_outputs_are_those_of_the_ranks_own_losses(
 ) -> None:
     """With mean losses over half the batch they are twice those of the global mean."""
     name = "blocks.0.0"
-    joined = run_of(trained, "ddp").series(name, "l2", pass_="grad").iloc[0]
-    whole = alone["ddp"].series(name, "l2", pass_="grad").iloc[0]
+    joined = run_of(trained, "ddp").slot(name, of="grad").series("l2").iloc[0]
+    whole = alone["ddp"].slot(name, of="grad").series("l2").iloc[0]
     assert joined == pytest.approx(2 * whole, rel=1e-5)
 
 
@@ -146,14 +144,14 @@ def test_values_are_those_of_the_global_batch(
     assert joined.shape == (8, 5)
     np.testing.assert_allclose(joined[:4], single.value("blocks.0.0", 0), rtol=1e-5, atol=1e-6)
     np.testing.assert_array_equal(run.value("blocks.0.0", 0, sample=5), joined[5])
-    weight = run.value("blocks.0.0", 0, role="weight")
-    np.testing.assert_array_equal(weight, single.value("blocks.0.0", 0, role="weight"))
+    weight = run.slot("blocks.0.0", role="weight").value(0)
+    np.testing.assert_array_equal(weight, single.slot("blocks.0.0", role="weight").value(0))
     assert list(run.samples(0).place) == list(range(8))
     np.testing.assert_allclose(
-        run.sample_row("blocks.0.0", 0)["mean"], joined.mean(1), rtol=1e-5, atol=1e-6
+        run.slot("blocks.0.0").row(0)["mean"], joined.mean(1), rtol=1e-5, atol=1e-6
     )
     np.testing.assert_allclose(
-        run.sample_series("blocks.0.0", "mean", 6).iloc[0], joined[6].mean(), rtol=1e-5
+        run.slot("blocks.0.0").samples("mean")[6].iloc[0], joined[6].mean(), rtol=1e-5
     )
 
 
@@ -163,22 +161,22 @@ def test_series_rows_and_heat_say_the_same(trained: Path, way: str) -> None:
     heat = run.heat("std", over_batch="std")
     for step in run.steps:
         row = run.row(int(step), over_batch="std")["std"]
-        np.testing.assert_array_equal(heat[step].dropna(), row[heat[step].dropna().index])
-    slots = run.slots[run.slots["pass"] == "forward"]
-    for slot in (0, int(slots.index[-2])):
-        place = slots.iloc[slots.index.get_loc(slot)]
-        node, role, iteration = str(place["node"]), str(place["role"]), int(str(place["iteration"]))
-        series = run.series(node, "std", role=role, iteration=iteration, over_batch="std")
-        np.testing.assert_array_equal(series, heat.loc[slot])
+        known = heat.loc[step].dropna()
+        np.testing.assert_array_equal(known, row[known.index])
+    columns: list[Any] = heat.columns.tolist()
+    for column in (columns[0], columns[-2]):
+        node, role, iteration, _ = column
+        series = run.slot(node, role=role, iteration=iteration).series("std", over_batch="std")
+        np.testing.assert_array_equal(series, heat[column])
 
 
 def test_histograms_count_the_elements_of_all_ranks(trained: Path) -> None:
     run = run_of(trained, "ddp")
-    counts, edges = run.histogram("blocks.0.0", 0)
+    counts, edges = run.slot("blocks.0.0").histogram(0)
     values = run.value("blocks.0.0", 0)
     assert counts.sum() == values.size
     assert (edges[0], edges[-1]) == (values.min(), values.max())
-    steps, all_counts, ranges = run.histograms("blocks.0.0")
+    steps, all_counts, ranges = run.slot("blocks.0.0").histograms()
     np.testing.assert_array_equal(all_counts[0], counts)
     np.testing.assert_array_equal(ranges[0], edges[[0, -1]].astype(np.float32))
     assert list(steps) == list(run.steps)
@@ -204,9 +202,9 @@ def test_parameters_that_drift_apart_are_said(trained: Path) -> None:
 def test_shards_are_parts_of_what_they_name(trained: Path) -> None:
     run = run_of(trained, "fsdp")
     lengths = [
-        run.rank(number).series("blocks.0.0", "l2", role="weight").iloc[0] for number in (0, 1)
+        run.rank(number).slot("blocks.0.0", role="weight").series("l2").iloc[0] for number in (0, 1)
     ]
-    whole = run.series("blocks.0.0", "l2", role="weight").iloc[0]
+    whole = run.slot("blocks.0.0", role="weight").series("l2").iloc[0]
     assert max(lengths) < whole
     assert np.linalg.norm(lengths) == pytest.approx(whole, rel=1e-6)
     shapes = run.slots[(run.slots.node == "blocks.0.0") & (run.slots.role == "weight")]["shape"]

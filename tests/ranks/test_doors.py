@@ -92,8 +92,8 @@ def the_run(root: Path) -> Run:
     assert run.state == "finished"
     assert run.rank_differences().empty
     # the input of rank r at step s is r + s everywhere: its mean tells whose samples are there
-    assert run.series("input", "mean", role="input").tolist() == [0.5, 1.5, 2.5, 3.5]
-    assert run.series("input", "mean", role="input", over_batch="std").tolist() == [0.5] * 4
+    assert run.slot("input", role="input").series("mean").tolist() == [0.5, 1.5, 2.5, 3.5]
+    assert run.slot("input", role="input").series("mean", over_batch="std").tolist() == [0.5] * 4
     return run
 
 
@@ -169,7 +169,7 @@ def test_only_the_ranks_that_the_spec_names_are_recorded(tmp_path: Path, script:
     run = comgra.open_run(tmp_path / "runs")
     assert run.ranks == [1]
     assert list(run.steps) == [0, 1, 2, 3]
-    assert run.series("input", "mean", role="input").tolist() == [1.0, 2.0, 3.0, 4.0]
+    assert run.slot("input", role="input").series("mean").tolist() == [1.0, 2.0, 3.0, 4.0]
     assert not Path(str(run.path), "ranks").exists()
 
 

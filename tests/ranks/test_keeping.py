@@ -111,7 +111,7 @@ def told(run: Run) -> dict[str, Any]:
         "ranks": run.ranks,
         "missing": run.missing_ranks,
         "heat": run.heat("std"),
-        "samples": run.sample_series("node 1", "mean", run.sample_count - 1),
+        "samples": run.slot("node 1").samples("mean")[run.sample_count - 1],
         "value": run.value("node 1", 650),
         "part": run.value("node 1", 650, part=np.s_[-1, :2]),
         "sample": run.value("node 1", 650, sample=run.sample_count - 1, part=np.s_[1:]),
@@ -218,7 +218,7 @@ def test_show_says_ranks_sessions_and_losses(
     said = json.loads(capsys.readouterr().out)
     assert (said["ranks"], said["missing_ranks"]) == ([0, 1], [2])
     assert [session["step"] for session in said["sessions"]] == [None, 500]
-    assert "losses" not in said["report"]
+    assert "damage" not in said["report"]
     copy = copy_run(run, tmp_path / "copy")
     damage(copy / "ranks" / "1", "notes/000000000000.json")
     assert done("show", str(copy)) == 0
@@ -227,9 +227,9 @@ def test_show_says_ranks_sessions_and_losses(
     assert "nothing of rank 2" in out
     assert "from step 500" in out
     assert "lost rank 1: notes from row 0 on" in out
-    (loss,) = open_run(copy).report["losses"]
+    (loss,) = open_run(copy).report["damage"]
     assert loss.startswith("rank 1: notes from row 0 on: ")
-    assert open_run(copy).rank(0).report.get("losses") is None
+    assert open_run(copy).rank(0).report.get("damage") is None
 
 
 def test_of_a_compacted_run_that_went_on_the_newest_whole_version_is_found(

@@ -51,7 +51,7 @@ def test_each_rank_goes_on_with_its_own_database(tmp_path: Path) -> None:
     assert run.ranks == [0, 1]
     assert list(run.steps) == list(range(8))
     means = [0.5 + step for step in range(8)]
-    assert run.series("input", "mean", role="input").tolist() == means
+    assert run.slot("input", role="input").series("mean").tolist() == means
     assert [len(run.rank(rank).sessions) for rank in run.ranks] == [2, 2]
     assert list(run.kpis()["step"]) == list(range(8))
     assert run.rank_differences().empty

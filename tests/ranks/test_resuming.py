@@ -79,8 +79,8 @@ def test_a_resumed_run_reads_as_one_that_never_stopped(
     assert run.path == tmp_path / "g" / "run"
     assert list(run.steps) == list(range(12))
     for name, statistic, pass_ in (("blocks.0.0", "std", "forward"), ("spare", "l2", "grad")):
-        found = run.series(name, statistic, pass_=pass_)
-        expected = whole.series(name, statistic, pass_=pass_)
+        found = run.slot(name, of=pass_).series(statistic)
+        expected = whole.slot(name, of=pass_).series(statistic)
         np.testing.assert_array_equal(found.index, expected.index)
         np.testing.assert_array_equal(found, expected)
     for table in (run.kpis(), whole.kpis()):
@@ -186,7 +186,7 @@ def test_what_is_captured_may_change_between_sessions(tmp_path: Path, crashed: C
     run = comgra.open_run(tmp_path / "g" / "run")
     assert run.series("blocks.0.0", "std").isna().tolist() == [False] * 6 + [True] * 2
     assert not run.series("spare", "std").isna().any()
-    inputs = run.series("spare", "std", role="input")
+    inputs = run.slot("spare", role="input").series("std")
     assert inputs.isna().tolist() == [True] * 6 + [False] * 2
 
 

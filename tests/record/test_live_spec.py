@@ -107,7 +107,7 @@ def test_changed_nodes_go_on_in_the_same_series_and_new_ones_begin(tmp_path: Pat
     kept, dropped = run.series("0", "mean"), run.series("2", "mean")
     assert kept.notna().tolist() == [True] * 6
     assert dropped.notna().tolist() == [True] * 4 + [False] * 2
-    fresh = run.series("0", "mean", role="weight", pass_="grad")
+    fresh = run.slot("0", role="weight", of="grad").series("mean")
     assert fresh.notna().tolist() == [False] * 4 + [True] * 2
     assert not run.slots.duplicated(["node", "role", "iteration", "pass"]).any()
     assert run.edges(step=5)

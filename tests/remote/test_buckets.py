@@ -134,7 +134,7 @@ def test_what_cannot_be_read_for_now_is_never_shown_as_missing(
     for read in (reader.poll, lambda: view.series("agg", 0, 0), lambda: view.row("agg", 0)):
         with pytest.raises(TransientStoreError, match="cannot be read now"):
             read()
-    assert view.losses == []
+    assert view.damage == []
 
 
 def test_copies_go_from_here_to_there_and_back(root: Remote, tmp_path: Path) -> None:

@@ -52,7 +52,7 @@ def test_r04_a_tensor_can_be_named_by_hand(tmp_path: Path) -> None:
     run = traced(tmp_path, ALL, training)
     (slot,) = run.slots[run.slots.node == "doubled"].itertuples()
     assert (slot.role, slot.kind) == ("helper", "target")
-    assert run.value("doubled", 0, role="helper").shape == (5, 4)
+    assert run.slot("doubled", role="helper").value(0).shape == (5, 4)
 
 
 def test_r05_the_loop_has_no_calls(tmp_path: Path) -> None:
@@ -69,7 +69,7 @@ def test_r06_a_step_has_as_many_iterations_as_calls(tmp_path: Path) -> None:
             optimizer.step()
 
     run = traced(tmp_path, ALL, training)
-    last = run.series("memory", "mean", iteration=3)
+    last = run.slot("memory", iteration=3).series("mean")
     assert np.isnan(last[0])
     assert np.isfinite(last[1])
     assert run.slots.iteration[run.row(0).index].max() == 1
@@ -148,7 +148,7 @@ def test_r11_samples_come_before_the_batch(tmp_path: Path) -> None:
         ("abs_max", np.abs(largest).max()),
     ]:
         assert run.series("head", "max", over_batch=over)[0] == pytest.approx(expected, rel=1e-5)
-    assert run.sample_series("head", "max", sample=2)[0] == pytest.approx(largest[2])
+    assert run.slot("head").samples("max")[2][0] == pytest.approx(largest[2])
 
 
 def fraction_above(x: torch.Tensor, limit: float = 0.0) -> torch.Tensor:
@@ -180,7 +180,7 @@ def test_r13_each_loss_has_gradients_of_its_own(tmp_path: Path) -> None:
     passes = [p for p in run.slots[run.slots.node == "head"]["pass"] if p.startswith("grad")]
     assert len(passes) == 2
     for pass_, bias in zip(passes, (first, second), strict=True):
-        gradient = run.value("head", 0, pass_=pass_)
+        gradient = run.slot("head", of=pass_).value(0)
         np.testing.assert_allclose(gradient.sum(0), bias.numpy(), rtol=1e-5)
     np.testing.assert_array_equal(run.value("head", 0), out.detach().numpy())
 

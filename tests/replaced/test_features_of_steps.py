@@ -36,7 +36,7 @@ def test_r18_a_step_has_a_type_and_further_tags_of_any_text(tmp_path: Path) -> N
     run = traced(tmp_path, ALL, told(2, lambda step: comgra.tag(f"länge {step}", "a b")))
     assert run.types == ["länge 0", "länge 1"]
     assert run.tags == ["a b"]
-    assert run.series("Linear", type_="a b").index.tolist() == [0, 1]
+    assert run.series("Linear", type="a b").index.tolist() == [0, 1]
 
 
 def test_r19_evaluation_is_a_mode_of_its_own(tmp_path: Path) -> None:
@@ -49,7 +49,7 @@ def test_r19_evaluation_is_a_mode_of_its_own(tmp_path: Path) -> None:
 
     run = traced(tmp_path, ALL, training)
     assert run.records["mode"].tolist() == ["train", "train", "eval"]
-    assert len(run.series("head", type_="eval")) == 1
+    assert len(run.series("head", type="eval")) == 1
 
 
 def test_r20_it_can_be_decided_after_the_step(tmp_path: Path) -> None:
@@ -87,7 +87,7 @@ def test_r20_samples_are_taken_evenly_from_categories(tmp_path: Path) -> None:
         optimizer.step()
 
     run = traced(tmp_path, ALL, training, samples={"count": 3, "by": "target"})
-    assert sorted(run.sample_row("head", 0).attrs["batch_index"]) == [0, 8, 9]
+    assert sorted(run.slot("head").row(0).attrs["batch_index"]) == [0, 8, 9]
 
 
 def test_r21_a_type_that_comes_late_needs_no_announcement(tmp_path: Path) -> None:
@@ -99,7 +99,7 @@ def test_r21_a_type_that_comes_late_needs_no_announcement(tmp_path: Path) -> Non
 def test_r22_the_number_of_samples_is_bounded(tmp_path: Path) -> None:
     run = traced(tmp_path, ALL, lambda: classify(Net(), batch=9), samples={"count": 2})
     assert run.value("head", 0).shape == (2, 3)
-    assert run.sample_row("head", 0).attrs["batch_index"] == [0, 1]
+    assert run.slot("head").row(0).attrs["batch_index"] == [0, 1]
 
 
 def test_r23_curves_keep_every_point(tmp_path: Path) -> None:

@@ -29,7 +29,7 @@ def test_l01_feature_maps_and_attention_maps_are_recorded_whole(tmp_path: Path) 
     )
     run = traced(tmp_path, ALL, lambda: train(net, torch.randn(2, 1, 5, 5)))
     assert run.value("conv", 0).shape == (2, 4, 3, 3)
-    assert run.value("attention", 0, role="output[1]").shape == (2, 2, 9, 9)
+    assert run.slot("attention", role="output[1]").value(0).shape == (2, 2, 9, 9)
 
 
 def test_l02_frozen_layers_stay_frozen(tmp_path: Path) -> None:
@@ -71,7 +71,7 @@ def test_l04_gradients_of_an_input_used_at_every_step_do_not_pile_up(tmp_path: P
     run = traced(tmp_path, capture, training)
     for step in range(3):
         # the second call of the step is the one that is trained on
-        gradient = run.value("Linear", step, role="input", pass_="grad", iteration=1)
+        gradient = run.slot("Linear", role="input", of="grad", iteration=1).value(step)
         np.testing.assert_allclose(gradient, seen[step], rtol=1e-5)
 
 
@@ -82,7 +82,7 @@ def test_l05_no_gradient_is_not_a_zero_gradient(tmp_path: Path) -> None:
 
     net = Made(forward, unused=nn.Linear(3, 1), zeroed=nn.Linear(3, 1), used=nn.Linear(3, 1))
     run = traced(tmp_path, EVERYTHING, lambda: train(net, torch.randn(2, 3)))
-    assert run.series("zeroed", "abs_max", role="weight", pass_="grad")[0] == 0
+    assert run.slot("zeroed", role="weight", of="grad").series("abs_max")[0] == 0
     slots = run.slots
     assert slots[(slots.node == "unused") & (slots["pass"] == "grad")].empty
 
@@ -133,7 +133,7 @@ def test_l09_half_precision_is_recorded_and_so_are_its_singular_values(tmp_path:
         lambda: train(model, torch.ones(2, 4, dtype=torch.bfloat16)),
         stats=["mean", "singular_value"],
     )
-    largest = run.series("Linear", "singular_value", role="weight")[0]
+    largest = run.slot("Linear", role="weight").series("singular_value")[0]
     assert largest == pytest.approx(np.linalg.norm(weight, 2), rel=1e-2)
 
 
@@ -155,7 +155,7 @@ def test_l10_one_number_per_sample_is_recorded(tmp_path: Path) -> None:
     net = Made(forward, linear=nn.Linear(3, 2), score=nn.Identity())
     run = traced(tmp_path, ALL, lambda: train(net, torch.randn(4, 3)))
     assert run.value("score", 0).shape == (4,)
-    assert run.sample_series("score", "mean", sample=3)[0] == run.value("score", 0)[3]
+    assert run.slot("score").samples("mean")[3][0] == run.value("score", 0)[3]
 
 
 def test_l11_a_scalar_that_is_no_loss_is_recorded(tmp_path: Path) -> None:

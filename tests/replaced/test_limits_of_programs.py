@@ -49,7 +49,7 @@ def test_l16_a_loss_with_weights_and_a_second_net_are_part_of_the_graph(tmp_path
 
     run = traced(tmp_path, EVERYTHING, training)
     assert {("Linear", "Conv1d"), ("Conv1d", "Criterion")} <= {*run.edges()}
-    assert np.isfinite(run.series("Criterion", "mean", role="scale", pass_="grad")[1])
+    assert np.isfinite(run.slot("Criterion", role="scale", of="grad").series("mean")[1])
 
 
 def test_l17_tied_weights_have_all_their_names(tmp_path: Path) -> None:
@@ -114,7 +114,7 @@ def test_l20_two_losses_are_not_added_up(tmp_path: Path) -> None:
     run = traced(tmp_path, EVERYTHING, training)
     slots = run.slots
     passes = slots["pass"][(slots.node == "Linear") & (slots.role == "output")].tolist()
-    means = [run.series("Linear", "mean", pass_=p)[0] for p in passes if p.startswith("grad")]
+    means = [run.slot("Linear", of=p).series("mean")[0] for p in passes if p.startswith("grad")]
     assert means == [1, 10]
 
 
@@ -177,8 +177,10 @@ def test_l24_buffers_are_recorded(tmp_path: Path) -> None:
     norm = nn.BatchNorm1d(3)
     buffers = {"buffers": {"select": "**", "capture": ["buffer"], "values": True}}
     run = traced(tmp_path, buffers, lambda: train(norm, torch.randn(8, 3), steps=2))
-    np.testing.assert_array_equal(run.value("BatchNorm1d", 0, role="running_mean"), [[0, 0, 0]])
-    assert (run.value("BatchNorm1d", 1, role="running_mean") != 0).all()
+    np.testing.assert_array_equal(
+        run.slot("BatchNorm1d", role="running_mean").value(0), [[0, 0, 0]]
+    )
+    assert (run.slot("BatchNorm1d", role="running_mean").value(1) != 0).all()
 
 
 RUNNER = """
@@ -211,7 +213,7 @@ def test_l26_what_is_not_finite_is_counted(tmp_path: Path) -> None:
     x = torch.tensor([[1.0, 1.0, 1.0], [float("nan"), 1.0, 1.0]])
     run = traced(tmp_path, ALL, lambda: train(net, x), keep={"when": ["nonfinite"], "ring": 0})
     assert run.series("root", "nonfinite", over_batch="abs_max")[0] == 2
-    assert run.sample_series("root", "nonfinite", sample=0)[0] == 0
+    assert run.slot("root").samples("nonfinite")[0][0] == 0
     assert "nonfinite" in str(run.records.kept[0])
 
 

@@ -225,8 +225,8 @@ def test_of_a_long_run_evenly_spaced_records_are_looked_at(
     assert side.place is not None
     assert side.statistic is not None
     place = side.place
-    whole = run.series(
-        place.node, side.statistic, role=place.role, pass_=place.pass_, iteration=place.iteration
+    whole = run.slot(place.node, role=place.role, of=place.pass_, iteration=place.iteration).series(
+        side.statistic
     )
     np.testing.assert_array_equal(column, whole.to_numpy(np.float32)[::every])
     assert all(len(mark) == len(found.steps) for mark in found.marks.values())

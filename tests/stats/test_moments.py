@@ -108,5 +108,5 @@ def test_opt_in_statistics_are_aggregated_over_all_samples_too(tmp_path: Path) -
             for over, by_hand in (("mean", expected.mean()), ("std", expected.std())):
                 series = run.series(node, name, over_batch=over)
                 np.testing.assert_allclose(series.iloc[0], by_hand, rtol=1e-5, err_msg=name)
-            single = run.sample_series(node, name, 1)
+            single = run.slot(node).samples(name)[1]
             np.testing.assert_allclose(single.iloc[0], expected[1], rtol=1e-5)

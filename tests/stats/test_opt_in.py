@@ -153,12 +153,12 @@ def test_the_run_shows_what_numpy_says(
     run, seen = recorded
     matrices = [step[role] if role == "output" else step[role][None] for step in seen]
     truth = [TRUTH[statistic](m.reshape(len(m), -1), m) for m in matrices]
-    mean = run.series("first", statistic, role=role)
+    mean = run.slot("first", role=role).series(statistic)
     np.testing.assert_allclose(mean, [t.mean() for t in truth], rtol=1e-4)
-    spread = run.series("first", statistic, role=role, over_batch="std")
+    spread = run.slot("first", role=role).series(statistic, over_batch="std")
     np.testing.assert_allclose(spread, [t.std() for t in truth], rtol=1e-3, atol=1e-6)
     for sample in range(min(3, len(matrices[0]))):
-        of_one = run.sample_series("first", statistic, sample, role=role)
+        of_one = run.slot("first", role=role).samples(statistic)[sample]
         np.testing.assert_allclose(of_one, [t[sample] for t in truth], rtol=1e-4)
 
 
@@ -167,30 +167,32 @@ def test_only_where_it_was_asked_for_and_missing_elsewhere(recorded: tuple[Run, 
     most = [np.quantile(step["output"].reshape(4, -1), 0.999, axis=1).mean() for step in seen]
     np.testing.assert_allclose(run.series("first", "q999"), most, rtol=1e-5)
     assert run.series("last", "q999").isna().all()
-    assert run.series("first", "q999", pass_="grad").isna().all()
+    assert run.slot("first", of="grad").series("q999").isna().all()
     rank = [entropy_rank(step["weight"][None])[0] for step in seen]
-    np.testing.assert_allclose(run.series("first", "effective_rank", role="weight"), rank, 1e-5)
+    np.testing.assert_allclose(
+        run.slot("first", role="weight").series("effective_rank"), rank, 1e-5
+    )
     assert run.series("first", "effective_rank").isna().all()
-    assert run.series("first", "singular_value", role="bias").isna().all()
+    assert run.slot("first", role="bias").series("singular_value").isna().all()
 
 
 def test_the_update_ratio_is_made_of_both_norms(recorded: tuple[Run, Kept]) -> None:
     run, seen = recorded
     ratios = [np.linalg.norm(s["update"]) / np.linalg.norm(s["weight"]) for s in seen]
     for pass_ in ("forward", "update"):
-        found = run.series("first", "update_ratio", role="weight", pass_=pass_)
+        found = run.slot("first", role="weight", of=pass_).series("update_ratio")
         np.testing.assert_allclose(found, ratios, rtol=1e-4)
-        heat = run.heat("update_ratio", pass_=pass_)
+        heat = run.heat("update_ratio", of=pass_)
         slot = run.slots.query("node == 'first' and role == 'weight' and `pass` == @pass_").index[0]
         np.testing.assert_allclose(heat.loc[slot], ratios, rtol=1e-4)
         assert run.row(2)["update_ratio"][slot] == pytest.approx(ratios[2], rel=1e-4)
-    of_one = [run.sample_series("first", "update_ratio", n, role="weight") for n in (0, 1)]
+    of_one = [run.slot("first", role="weight").samples("update_ratio")[n] for n in (0, 1)]
     np.testing.assert_allclose(of_one[0], ratios, rtol=1e-4)
     assert of_one[1].isna().all()
-    table = run.sample_row("first", 2, role="weight")
+    table = run.slot("first", role="weight").row(2)
     assert table["update_ratio"][0] == pytest.approx(ratios[2], rel=1e-4)
     assert run.series("first", "update_ratio").isna().all()
-    over = run.series("first", "update_ratio", role="weight", over_batch="std")
+    over = run.slot("first", role="weight").series("update_ratio", over_batch="std")
     np.testing.assert_array_equal(over, [0.0] * 4)
 
 
@@ -207,7 +209,7 @@ def test_no_update_ratio_without_what_it_takes(
     run = comgra.open_run(session.path)
     assert "update_ratio" not in run.statistics
     with pytest.raises(KeyError, match="it takes the statistic 'l2', and 'parameter' and 'update'"):
-        run.series("first", "update_ratio", role="weight")
+        run.slot("first", role="weight").series("update_ratio")
 
 
 def test_a_function_of_one_s_own(recorded: tuple[Run, Kept]) -> None:
@@ -215,8 +217,8 @@ def test_a_function_of_one_s_own(recorded: tuple[Run, Kept]) -> None:
     rows = [step["output"].reshape(4, -1) for step in seen]
     wide = [2 * (r.max(1) - r.min(1)).mean() for r in rows]
     np.testing.assert_allclose(run.series("first", "wide"), wide, rtol=1e-5)
-    assert run.series("first", "wide", pass_="grad").gt(0).all()
-    assert run.series("first", "wide", role="weight").isna().all()
+    assert run.slot("first", of="grad").series("wide").gt(0).all()
+    assert run.slot("first", role="weight").series("wide").isna().all()
 
 
 def test_a_function_of_the_whole_batch(recorded: tuple[Run, Kept]) -> None:
@@ -224,14 +226,14 @@ def test_a_function_of_the_whole_batch(recorded: tuple[Run, Kept]) -> None:
     low = [step["output"].mean(0).min() for step in seen]
     np.testing.assert_allclose(run.series("first", "low"), low, rtol=1e-5)
     np.testing.assert_allclose(run.series("first", "low", over_batch="std"), [0.0] * 4, atol=1e-9)
-    np.testing.assert_allclose(run.sample_series("first", "low", 1), low, rtol=1e-5)
+    np.testing.assert_allclose(run.slot("first").samples("low")[1], low, rtol=1e-5)
 
 
 def test_all_are_listed_and_in_the_tables(recorded: tuple[Run, Kept]) -> None:
     run, _ = recorded
     assert [*run.row(3).columns] == run.statistics
     assert {"rms", "q999", "wide", "effective_rank"} <= {*run.statistics}
-    assert [*run.sample_row("first", 3).columns] == run.statistics
+    assert [*run.slot("first").row(3).columns] == run.statistics
     assert run.heat("kurtosis").notna().any(axis=None)
     assert run.report["refused"] == {}
 
@@ -259,7 +261,7 @@ def test_a_step_can_be_kept_for_an_opt_in_statistic(tmp_path: Path) -> None:
     assert session.path is not None
     run = comgra.open_run(session.path)
     assert [*run.steps] == [0, 1, 2, 3]
-    assert run.series("first", "singular_value", role="weight").gt(0).all()
+    assert run.slot("first", role="weight").series("singular_value").gt(0).all()
 
 
 def test_a_function_that_fails_is_told_once_and_the_rest_goes_on(
@@ -276,8 +278,8 @@ def test_a_function_that_fails_is_told_once_and_the_rest_goes_on(
     assert "'picky' of" in line
     assert "ValueError: not a matrix" in line
     sums = [step["weight"].sum() for step in seen]
-    np.testing.assert_allclose(run.series("first", "picky", role="weight"), sums, rtol=1e-4)
-    assert run.series("first", "picky", role="bias").isna().all()
+    np.testing.assert_allclose(run.slot("first", role="weight").series("picky"), sums, rtol=1e-4)
+    assert run.slot("first", role="bias").series("picky").isna().all()
     assert run.series("first", "mean").notna().all()
     assert len(run.report["refused"]) == 1
 

@@ -55,10 +55,10 @@ def test_what_is_no_verdict_is_damage_and_hides_no_other(tmp_path: Path, content
     noted = noted_checks(tmp_path)
     assert noted.verdicts == (other,)
     assert [*noted.damaged] == ["batch_mixing"]
-    (loss,) = noted.losses
+    (loss,) = noted.damage
     assert "batch_mixing.json" in loss
 
 
 def test_a_run_that_is_not_there_is_said(tmp_path: Path) -> None:
-    with pytest.raises(StoreError, match="cannot be noted"):
+    with pytest.raises(StoreError, match="cannot store the verdict"):
         note_check(tmp_path / "gone", CHECK)

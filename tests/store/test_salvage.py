@@ -75,7 +75,7 @@ def test_a_damaged_block_is_read_from_its_rows(run: Path, truth: Truth, family: 
     damage(run, *[key for key in chunks(run, f"{family}/blk") if key.split("/")[3] == "0"])
     view = Reader(run).view
     truth.check(view)
-    assert view.losses == []
+    assert view.damage == []
 
 
 @pytest.mark.parametrize("family", FAMILIES)
@@ -91,7 +91,7 @@ def test_what_is_nowhere_else_is_missing_and_said(
     damage(run, *[key for key in chunks(run, f"{family}/blk") if key.split("/")[3] == "1"])
     view = Reader(run).view
     whole_but(view, truth, family, slice(256, 512))
-    (loss,) = view.losses
+    (loss,) = view.damage
     assert f"of steps {256 * 3} to {511 * 3} are left out" in loss
     assert f"'{family}/blk' is damaged" in loss
     assert [record.getMessage() for record in caplog.records] == [f"comgra: {loss}"]
@@ -109,7 +109,7 @@ def test_a_damaged_record_of_the_open_block_is_the_only_one_missing(
     damage(run, *[key for key in chunks(run, "agg/row") if key.split("/")[3] == "520"])
     view = Reader(run).view
     whole_but(view, truth, "agg", slice(520, 521))
-    assert "of step 1560 are left out" in view.losses[0]
+    assert "of step 1560 are left out" in view.damage[0]
     with pytest.raises(DamagedRunError, match="agg/row"):
         view.row("agg", 520)
 
@@ -130,7 +130,7 @@ def test_a_record_of_many_tensors_is_shown_without_those_that_are_damaged(tmp_pa
     for refused in (("agg", 1, 256), ("hist", 1), ("hist", 1, 299)):
         with pytest.raises(DamagedRunError, match=f"{refused[0]}/row"):
             view.row(*refused)
-    assert view.losses[0] == "statistics of step 3 are left out: 'agg/row' is damaged"
+    assert view.damage[0] == "statistics of step 3 are left out: 'agg/row' is damaged"
     assert same(view.row("hist", 1, 255), truth._dense("hist", view, 3)[1, 255])
 
 
@@ -146,21 +146,21 @@ def test_one_damaged_chunk_costs_its_own_slots_and_column_only(run: Path, truth:
     assert same(heat[:, :40], expected)
     assert same(view.series("agg", 0, 2), expected[:, 0, 2])
     assert same(view.rows("agg", 500, 530)[:, :40, 4], expected[500:530, :, 4])
-    assert all("'agg/blk' is damaged" in loss for loss in view.losses)
+    assert all("'agg/blk' is damaged" in loss for loss in view.damage)
 
 
 def test_a_run_shows_what_is_left_and_says_what_is_not(run: Path) -> None:
     damage(run, *[key for key in chunks(run, "agg/blk") if key.split("/")[3] == "1"])
     damage(run, *[key for key in chunks(run, "hist/blk") if key.split("/")[3] == "1"])
     opened = open_run(run)
-    assert opened.losses == []
+    assert opened.damage == []
     series = opened.series("node 0", "mean")
     assert len(series) == 532
-    steps, counts, ranges = opened.histograms("node 1")
+    steps, counts, ranges = opened.slot("node 1").histograms()
     assert len(steps) == len(counts) == len(ranges) < 300, "none of zeros"
     assert not set(steps.tolist()) & set(range(256 * 3, 512 * 3))
-    assert len(opened.losses) == 2
-    assert opened.report["losses"] == opened.losses
+    assert len(opened.damage) == 2
+    assert opened.report["damage"] == opened.damage
     for chunk in opened.chunks():
         found = chunk.histograms(1)
         assert found is not None
@@ -169,9 +169,9 @@ def test_a_run_shows_what_is_left_and_says_what_is_not(run: Path) -> None:
 
 
 def test_lost_histograms_are_left_out_where_their_statistics_are_whole(run: Path) -> None:
-    before, *_ = open_run(run).histograms("node 1")
+    before, *_ = open_run(run).slot("node 1").histograms()
     damage(run, *[key for key in chunks(run, "hist/blk") if key.split("/")[3] == "1"])
-    steps, counts, _ = open_run(run).histograms("node 1")
+    steps, counts, _ = open_run(run).slot("node 1").histograms()
     lost = {step for step in before.tolist() if 256 * 3 <= step < 512 * 3}
     assert lost
     assert steps.tolist() == [step for step in before.tolist() if step not in lost]
@@ -182,12 +182,12 @@ def test_want_of_memory_is_no_damage() -> None:
     def read(*_: Any) -> Any:
         raise TooLargeError("it would take 9.9 GB of memory at once")
 
-    losses: list[str] = []
+    damage: list[str] = []
     form = ArrayForm("agg/row", "float32", (10, 10), (1, 10), "NaN")
-    salvage = Salvage(read, {"agg/row": form}, np.zeros((10, 12)), losses)
+    salvage = Salvage(read, {"agg/row": form}, np.zeros((10, 12)), damage)
     with pytest.raises(TooLargeError):
         salvage.read("agg/row", slice(0, 10), 3)
-    assert losses == []
+    assert damage == []
 
 
 boxes = st.tuples(st.integers(0, 19), st.integers(1, 20), st.integers(0, 11), st.integers(1, 12))
@@ -214,10 +214,10 @@ def test_whatever_is_damaged_everything_else_is_there(
             raise DamagedRunError("NOT_FOUND: it is gone")
         return data[index]
 
-    losses: list[str] = []
+    damage: list[str] = []
     form = ArrayForm("agg/row", "float32", data.shape, chunk, "NaN")
     records = np.arange(20.0)[:, None] * np.ones(12)
-    salvage = Salvage(read, {"agg/row": form}, records, losses)
+    salvage = Salvage(read, {"agg/row": form}, records, damage)
     first, last, low, high = box
     last, high = max(first + 1, last), max(low + 1, high)
     found = salvage.read("agg/row", slice(first, last), slice(low, high))
@@ -228,4 +228,4 @@ def test_whatever_is_damaged_everything_else_is_there(
     assert same(found, expected.astype(np.float32))
     single = salvage.read("agg/row", slice(first, last), low, 1)
     assert same(single, np.where(gone, np.nan, data)[first:last, low, 1].astype(np.float32))
-    assert bool(losses) == bool(np.isnan(expected).any()) or math.isnan(single.sum())
+    assert bool(damage) == bool(np.isnan(expected).any()) or math.isnan(single.sum())

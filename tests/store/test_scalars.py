@@ -173,8 +173,8 @@ def test_damage_hides_the_numbers_it_has_hit_and_no_others(tmp_path: Path) -> No
     kept = rows[:SCALAR_BLOCK] + rows[2 * SCALAR_BLOCK : -20] + rows[-10:]
     assert [row for row in scalars_of(view) if row[0] != LOST] == kept
     assert len(view.scalars) == len(rows)
-    assert [loss.partition(" ")[0] for loss in view.losses] == [str(SCALAR_BLOCK), "10"]
-    assert "key 'scalars/blk/000000001024' is damaged" in view.losses[0]
+    assert [loss.partition(" ")[0] for loss in view.damage] == [str(SCALAR_BLOCK), "10"]
+    assert "key 'scalars/blk/000000001024' is damaged" in view.damage[0]
     assert open_run(tmp_path / "run").kpis()["step"].tolist() == [row[0] for row in kept]
     with pytest.raises(DamagedRunError, match="the newest numbers of the run are damaged"):
         append_to(tmp_path / "run", meta_of())
@@ -190,8 +190,8 @@ def test_keys_that_are_gone_are_told_too(tmp_path: Path) -> None:
             overwrite(tmp_path / "run", key, None)
     view = Reader(tmp_path / "run").view
     assert [row for row in scalars_of(view) if row[0] != LOST] == rows[-10:]
-    assert [loss.partition(" ")[0] for loss in view.losses] == [str(SCALAR_BLOCK), "20"]
-    assert all("is missing" in loss for loss in view.losses)
+    assert [loss.partition(" ")[0] for loss in view.damage] == [str(SCALAR_BLOCK), "20"]
+    assert all("is missing" in loss for loss in view.damage)
 
 
 # -- the writer thread

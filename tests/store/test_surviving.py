@@ -138,9 +138,9 @@ def test_no_damage_to_any_file_gives_a_wrong_number(whole: Path, tmp_path: Path,
             if found is None or _about_lost(name, lost):
                 continue
             agreed = agree(found, expected[name])
-            assert agreed or view.losses, (kind, str(file), name)
+            assert agreed or view.damage, (kind, str(file), name)
             assert agreed or _missing(found, expected[name]), (kind, str(file), name)
-        assert not lost or view.losses
+        assert not lost or view.damage
         assert all(view.superseded[record] for record in lost)
     assert opened >= 5, "most files are about few records"
 

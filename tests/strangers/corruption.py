@@ -50,7 +50,7 @@ def reads(run: Run) -> dict[str, Callable[[], Mapping[Any, Any]]]:
         "notes": lambda: {str(row): 1 for row in run.notes().to_dict("records")},
         "records": lambda: _cells(run.records.set_index("step")),
         "modules": lambda: {"modules": str(run.modules)} if run.modules else {},
-        "report": lambda: {k: str(v) for k, v in run.report.items() if k != "losses"},
+        "report": lambda: {k: str(v) for k, v in run.report.items() if k != "damage"},
         "findings": lambda: {"findings": run.findings().to_csv()},
         "edges": lambda: {"edges": str(run.edges())},
         "chunks": lambda: _of_chunks(run),
@@ -82,7 +82,7 @@ def _of_heat(run: Run, statistic: str) -> dict[Any, Any]:
 
 
 def _of_series(run: Run, node: str, statistic: str) -> dict[Any, Any]:
-    sample = run.sample_series(node, statistic, 1).items()
+    sample = run.slot(node).samples(statistic)[1].items()
     return dict(run.series(node, statistic)) | {("sample", at): value for at, value in sample}
 
 
@@ -96,11 +96,11 @@ def _of_value(run: Run, node: str, step: int) -> dict[Any, Any]:
 
 
 def _of_histogram(run: Run, node: str, step: int) -> dict[Any, Any]:
-    return _flat(run.histogram(node, step)[0])
+    return _flat(run.slot(node).histogram(step)[0])
 
 
 def _of_histograms(run: Run, node: str) -> dict[Any, Any]:
-    steps, counts, ranges = run.histograms(node)
+    steps, counts, ranges = run.slot(node).histograms()
     return {int(s): (c.tolist(), r.tolist()) for s, c, r in zip(steps, counts, ranges, strict=True)}
 
 

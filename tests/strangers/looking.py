@@ -22,7 +22,7 @@ from typing import Any
 from comgra_decl.cli.main import main as command_line
 from comgra_decl.errors import ComgraError
 from comgra_decl.export import FORMATS, export_run
-from comgra_decl.query import Run, compare, differences, list_runs, open_group, open_run
+from comgra_decl.query import Run, Slot, compare, differences, list_runs, open_group, open_run
 from comgra_decl.rules import correlate, diagnose, diagnose_and_correlate, health, stored
 from comgra_decl.store.verify import verify
 
@@ -43,24 +43,26 @@ def of_run(run: Run) -> dict[str, Callable[[], Any]]:
     role, pass_ = ("output", "forward")
     if len(slots):
         node, role, pass_ = (slots[name].iloc[0] for name in ("node", "role", "pass"))
-    at: dict[str, Any] = {"role": role, "pass_": pass_}
     step = int(run.steps[-1]) if len(run.steps) else 0
-    one: dict[str, Any] = {"node": node, "step": step} | at
+
+    def slot() -> Slot:
+        return run.slot(node, role=role, of=pass_)
+
     calls: dict[str, Callable[[], Any]] = {
-        "sample_series": lambda: run.sample_series(node, "mean", 0, **at),
-        "series": lambda: run.series(node, "mean", **at),
+        "slot": lambda: [slot(), slot().samples("mean")],
+        "series": lambda: [run.series(node), slot().series("mean")],
         "row": lambda: run.row(step),
-        "sample_row": lambda: run.sample_row(**one),
+        "slot row": lambda: slot().row(step),
         "samples": lambda: run.samples(step),
-        "shape": lambda: run.shape(**one),
+        "slot shape": lambda: slot().shape(step),
         "shapes": lambda: run.shapes(step),
-        "shape_series": lambda: run.shape_series(node, **at),
+        "slot shapes": lambda: slot().shapes(),
         "heat": lambda: run.heat("std"),
         "to_xarray": lambda: run.to_xarray("std"),
-        "value": lambda: run.value(**one),
+        "value": lambda: [run.value(node, step), slot().value(step)],
         "values_of": lambda: run.values_of(0),
-        "histogram": lambda: run.histogram(**one),
-        "histograms": lambda: run.histograms(node, **at),
+        "histogram": lambda: slot().histogram(step),
+        "histograms": lambda: slot().histograms(),
         "document": lambda: [run.document(name) for name in ("findings", "modules", "report")],
         "chunks": lambda: [(c.aggregates, c.types) for c in run.chunks()],
         "rank": lambda: run.rank(run.ranks[0]),

@@ -155,7 +155,7 @@ def test_control_flow_runs_and_is_recorded(flow: Any, mode: str, tmp_path: Path)
     assert ("first", "last") in run.edges(0)
     assert not any("run eagerly, not as" in line for line in run.report["warnings"])
     for node in ("first", "last"):
-        assert len(run.series(node, "l2", pass_="grad")) == len(RECORDED)
+        assert len(run.slot(node, of="grad").series("l2")) == len(RECORDED)
 
 
 @pytest.mark.parametrize("mode", ["eager", "observed"])

@@ -125,7 +125,7 @@ def assert_same(run: Run, other: Run) -> None:
     assert passes == {"forward", "grad", "update"} or passes == {"forward", "grad"}
     for pass_ in passes:
         for statistic in ("l2", "mean"):
-            ours, theirs = run.heat(statistic, pass_=pass_), other.heat(statistic, pass_=pass_)
+            ours, theirs = run.heat(statistic, of=pass_), other.heat(statistic, of=pass_)
             np.testing.assert_array_equal(ours.to_numpy(), theirs.to_numpy())
             assert not np.isnan(ours.to_numpy()).any()
 
@@ -174,7 +174,7 @@ def test_a_thread_that_does_one_part_may_evaluate(tmp_path: Path, parts: set[str
     assert run.types == alone.types
     for type_ in alone.types:
         np.testing.assert_array_equal(
-            run.heat("l2", type_=type_).to_numpy(), alone.heat("l2", type_=type_).to_numpy()
+            run.heat("l2", type=type_).to_numpy(), alone.heat("l2", type=type_).to_numpy()
         )
 
 

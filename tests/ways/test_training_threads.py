@@ -129,7 +129,7 @@ def compare(run: Run, trained: list[Trained], *, records: int = 1) -> None:
         assert len(nodes) == 4, nodes
         node = next(name for name in nodes if name.split(".")[-1] == "2")
         np.testing.assert_array_equal(
-            run.value(node, step, role="bias", pass_="grad")[0], one.gradients[k]
+            run.slot(node, role="bias", of="grad").value(step)[0], one.gradients[k]
         )
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Hashable
+from collections.abc import Callable, Hashable, Iterable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -12,8 +12,9 @@ import pandas as pd
 from numpy.typing import NDArray
 
 from comgra_decl.errors import UnknownNameError
-from comgra_decl.query import Run
-from comgra_decl.records import Structure
+from comgra_decl.query import Run, arrays
+from comgra_decl.query import Slot as Handle
+from comgra_decl.records import SlotInfo, Structure
 from comgra_decl.viewer.model.cache import Cache
 
 if TYPE_CHECKING:
@@ -45,15 +46,23 @@ class Slot:
 
 
 class Rows:
-    """A table of numbers with quick access to single lines; pandas takes 0.5 ms for each."""
+    """A table of numbers with quick access to single lines.
 
-    def __init__(self, frame: pd.DataFrame) -> None:
-        self._names = [str(name) for name in frame.columns]
-        self._values = frame.to_numpy(float)
-        self._place = {int(key): i for i, key in enumerate(frame.index)}
-        self.nbytes: int = self._values.nbytes + 100 * len(frame)  # and the names of the lines
-        self.batch_index: list[int] = list(frame.attrs.get("batch_index", ()))
-        self.labels: list[str] = list(frame.attrs.get("labels", ()))
+    Args:
+        found: the statistics of slots or samples.
+        batch_index: of samples, their places in the batch.
+        labels: of samples, their categories.
+    """
+
+    def __init__(
+        self, found: arrays.Rows, *, batch_index: Iterable[int] = (), labels: Iterable[str] = ()
+    ) -> None:
+        self._names = found.names
+        self._values = found.values.astype(float)
+        self._place = {key: i for i, key in enumerate(found.ids.tolist())}
+        self.nbytes: int = self._values.nbytes + 100 * len(found.ids)  # and the names of the lines
+        self.batch_index = [*batch_index]
+        self.labels = [*labels]
 
     def lines(self) -> list[int]:
         """What the lines are called: slot ids, or numbers of samples."""
@@ -121,10 +130,10 @@ class RunView:
     # --- slots -------------------------------------------------------------------------------
 
     def _index(self) -> None:
-        table = self.run.slots
-        if len(table) == len(getattr(self, "slots", ())) and hasattr(self, "slots"):
+        known = self.run.arrays.slots
+        if hasattr(self, "slots") and len(known) == len(self.slots):
             return
-        self.slots: dict[int, Slot] = {slot.id: slot for slot in _slots(table)}
+        self.slots: dict[int, Slot] = {info.id: _slot(info) for info in known}
         tree: dict[str, dict[str, dict[int, dict[str, Slot]]]] = {}
         for slot in self.slots.values():
             roles = tree.setdefault(slot.node, {})
@@ -199,7 +208,7 @@ class RunView:
         """All statistics of all slots of one record (`Run.row`)."""
         key = ("row", step, type_, over)
         return self.ever(
-            key, lambda: Rows(self.run.row(step, type_=type_ or None, over_batch=over))
+            key, lambda: Rows(self.run.arrays.row(step, type=type_ or None, over_batch=over))
         )
 
     def shape(self, slot: Slot, at: Selection) -> tuple[int, ...]:
@@ -217,26 +226,30 @@ class RunView:
 
         def read() -> dict[int, tuple[int, ...] | None]:
             try:
-                shapes = self.run.shapes(step, type_=type_)
+                return self.run.arrays.shapes(step, type=type_)
             except UnknownNameError:  # a step of another run
                 return {}
-            return dict(zip(shapes.index.tolist(), shapes.tolist(), strict=True))
 
         return self.ever(("shapes", step, at.type), read).get(slot.id)
 
     def sample_row(self, slot: Slot, step: int, type_: str) -> Rows:
         """The statistics of the recorded samples of one slot and step (`Run.sample_row`)."""
         key = ("sample_row", slot.id, step, type_)
-        return self.ever(
-            key, lambda: Rows(self.run.sample_row(slot.node, step, **_where(slot, type_)))
-        )
+
+        def read() -> Rows:
+            frame = self._handle(slot).row(step, type=type_ or None)
+            ids, values = frame.index.to_numpy(np.int64), frame.to_numpy(np.float32)
+            found = arrays.Rows(ids, [str(name) for name in frame.columns], values)
+            return Rows(found, **{name: frame.attrs[name] for name in ("batch_index", "labels")})
+
+        return self.ever(key, read)
 
     def sample_labels(self, step: int | None, type_: str) -> list[str]:
         """The categories of the recorded samples of a step; none where the spec asks for none."""
         if step is None or self.ever("samples.by", lambda: self.run.spec.samples.by) is None:
             return []
         key = ("sample_labels", step, type_)
-        labels = self.ever(key, lambda: self.run.samples(step, type_=type_ or None)["label"])
+        labels = self.ever(key, lambda: self.run.samples(step, type=type_ or None)["label"])
         return [label for label in labels if label is not None]
 
     def series(self, slot: Slot, statistic: str, over: str, type_: str) -> pd.Series:
@@ -244,45 +257,49 @@ class RunView:
         key = ("series", slot.id, statistic, over, type_)
         return self.now(
             key,
-            lambda: self.run.series(slot.node, statistic, over_batch=over, **_where(slot, type_)),
+            lambda: self._handle(slot).series(statistic, over_batch=over, type=type_ or None),
         )
 
     def sample_series(self, slot: Slot, statistic: str, sample: int, type_: str) -> pd.Series:
         """One statistic of one sample of a slot by step (`Run.sample_series`)."""
-        key = ("sample_series", slot.id, statistic, sample, type_)
-        return self.now(
-            key,
-            lambda: self.run.sample_series(slot.node, statistic, sample, **_where(slot, type_)),
-        )
+        key = ("samples", slot.id, statistic, type_)
+        return self.now(key, lambda: self._handle(slot).samples(statistic, type=type_ or None))[
+            sample
+        ]
 
     def heat(self, statistic: str, pass_: str, over: str, type_: str) -> pd.DataFrame:
         """One statistic of all slots at all steps (`Run.heat`)."""
         key = ("heat", statistic, pass_, over, type_)
-        return self.now(
-            key,
-            lambda: self.run.heat(statistic, pass_=pass_, over_batch=over, type_=type_ or None),
-        )
+
+        def read() -> pd.DataFrame:
+            found = self.run.arrays.heat(statistic, of=pass_, over_batch=over, type=type_ or None)
+            return pd.DataFrame(found.values.T, found.ids, found.steps)
+
+        return self.now(key, read)
 
     def histograms(self, slot: Slot, type_: str) -> tuple[Any, Any, Any]:
         """Histograms of a slot over steps (`Run.histograms`)."""
         key = ("histograms", slot.id, type_)
-        return self.now(key, lambda: self.run.histograms(slot.node, **_where(slot, type_)))
+        return self.now(key, lambda: self._handle(slot).histograms(type=type_ or None))
 
     def value(self, slot: Slot, step: int, type_: str) -> NDArray[Any]:
         """The recorded values of a slot at a step (`Run.value`); errors as there."""
         key = ("value", slot.id, step, type_)
-        return self.ever(key, lambda: self.run.value(slot.node, step, **_where(slot, type_)))
+        return self.ever(key, lambda: self._handle(slot).value(step, type=type_ or None))
 
     def structure(self, step: int, type_: str) -> Structure | None:
         """The dependency graph valid at a step; most steps share one."""
         digest = self.structure_hash(step, type_)
         return self.ever(
-            ("structure", digest), lambda: self.run.structure(step, type_=type_ or None)
+            ("structure", digest), lambda: self.run.structure(step, type=type_ or None)
         )
 
     def structure_hash(self, step: int, type_: str) -> str | None:
         """The hash of that graph (`Run.structure_hash`)."""
-        return self.run.structure_hash(step, type_=type_ or None)
+        return self.run.structure_hash(step, type=type_ or None)
+
+    def _handle(self, slot: Slot) -> Handle:
+        return self.run.slot(slot.node, role=slot.role, of=slot.pass_, iteration=slot.iteration)
 
     # --- caches ------------------------------------------------------------------------------
 
@@ -301,18 +318,17 @@ class RunView:
         return own + sum(view.held for view in self._ranks.values())
 
 
-def _slots(table: pd.DataFrame) -> list[Slot]:
-    columns = ("node", "role", "iteration", "pass", "kind", "dtype", "shape", "batch_dim",
-               "module_class", "names")  # fmt: skip
-    rows = zip(table.index, *(table[column] for column in columns), strict=True)
-    return [
-        Slot(
-            int(id_), node, role, int(iteration), pass_, kind, dtype, tuple(shape),
-            None if pd.isna(batch_dim) else int(batch_dim), module_class or "", tuple(names or ()),
-        )
-        for id_, node, role, iteration, pass_, kind, dtype, shape, batch_dim, module_class, names
-        in rows
-    ]  # fmt: skip
+def _slot(info: SlotInfo) -> Slot:
+    return Slot(
+        info.id,
+        *info.key,
+        info.kind,
+        info.dtype,
+        tuple(info.shape),
+        info.batch_dim,
+        info.module_class or "",
+        tuple(info.names or ()),
+    )
 
 
 def _any_slot(iterations: dict[int, dict[str, Slot]]) -> Slot:
@@ -329,12 +345,3 @@ def _role_rank(role: str, kind: str) -> tuple[int, list[str | int]]:
 
 
 _NUMBERS = re.compile(r"([0-9]+)")
-
-
-def _where(slot: Slot, type_: str) -> dict[str, Any]:
-    return {
-        "role": slot.role,
-        "pass_": slot.pass_,
-        "iteration": slot.iteration,
-        "type_": type_ or None,
-    }

@@ -9,12 +9,12 @@ from typing import Any
 from xml.etree import ElementTree as ET
 
 import numpy as np
-import pandas as pd
 import pytest
 from PIL import Image
 
 from comgra_decl.query import open_run
 from tests.support.fake_run import FakeRun
+from tests.support.tables import read_csv
 
 pytestmark = pytest.mark.browser
 
@@ -55,8 +55,8 @@ def test_figures_are_pictures_drawings_and_numbers(
     assert "forward" in "".join(drawing.itertext())
     name, content = taken(page, "Save gradient series", "CSV")
     assert name == "head-output-step5-gradient_series.csv"
-    series = open_run(fake.path).series("head", "std", pass_="grad")
-    got = pd.read_csv(io.BytesIO(content), float_precision="round_trip")
+    series = open_run(fake.path).slot("head", of="grad").series("std")
+    got = read_csv(io.BytesIO(content))
     np.testing.assert_array_equal(got["std"], series)
 
 
@@ -70,7 +70,7 @@ def test_the_graph_is_taken_whole(viewer: Callable[..., Any], fake: FakeRun) -> 
     colours = picture.convert("RGB").getcolors(1 << 24)
     assert colours is not None
     assert len(colours) > 20
-    table = pd.read_csv(io.BytesIO(taken(page, "Save the graph", "CSV")[1])).set_index("node")
+    table = read_csv(io.BytesIO(taken(page, "Save the graph", "CSV")[1])).set_index("node")
     value = open_run(fake.path).series("head", "l2")[5]
     assert table.loc["head", "forward l2"] == value
 
@@ -79,9 +79,7 @@ def test_tables_are_taken_by_their_button(viewer: Callable[..., Any], fake: Fake
     page = viewer("?node=head&step=5&stat=std")
     with page.expect_download() as download:
         page.get_by_role("button", name="Save these statistics as CSV").click()
-    table = pd.read_csv(download.value.path(), float_precision="round_trip").set_index(
-        ["of", "statistic"]
-    )
+    table = read_csv(download.value.path()).set_index(["of", "statistic"])
     value = open_run(fake.path).series("head", "std")[5]
     assert table.loc[("batch", "std"), "forward"] == value
 
@@ -93,5 +91,5 @@ def test_a_pane_of_a_notebook_gives_its_files(
     page.goto(serve(lambda: run.view("series", node="head", statistic="l2")))
     assert taken(page, "Save forward series", "PNG")[1].startswith(b"\x89PNG")
     content = taken(page, "Save forward series", "CSV")[1]
-    got = pd.read_csv(io.BytesIO(content), float_precision="round_trip")
+    got = read_csv(io.BytesIO(content))
     np.testing.assert_array_equal(got["l2"], run.series("head", "l2"))

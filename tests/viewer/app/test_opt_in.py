@@ -57,7 +57,7 @@ def test_it_is_offered_tabled_and_drawn(folder: Path, statistic: str, role: str)
     applies = role == "weight" or statistic == "mine"
     assert forward.recorded == applies
     if applies:
-        truth = view.run.series("0", statistic, role=role)
+        truth = view.run.slot("0", role=role).series(statistic)
         assert forward.value == pytest.approx(truth[1])
         drawn = curve(view, slots_of(view, at)[0], at)
         assert drawn.values.tolist() == pytest.approx(truth.tolist())

@@ -31,6 +31,7 @@ from comgra_decl.viewer.model.tables import (
 )
 from comgra_decl.viewer.model.verdicts import found, look
 from tests.support.fake_run import FakeRun
+from tests.support.tables import read_csv
 
 
 def at(view: RunView, **fields: object) -> Selection:
@@ -44,7 +45,7 @@ def chosen(view: RunView, where: Selection) -> Slot:
 
 
 def table(content: bytes) -> pd.DataFrame:
-    return pd.read_csv(io.BytesIO(content), float_precision="round_trip")
+    return read_csv(io.BytesIO(content))
 
 
 def test_a_series_is_the_whole_series_with_its_band(view: RunView) -> None:
@@ -81,14 +82,14 @@ def test_nothing_is_thinned(fake: FakeRun) -> None:
 def test_one_sample_comes_with_the_mean_of_its_batch(view: RunView) -> None:
     where = at(view, node="cell", statistic="l2", batch="2")
     got = table(series_csv(view, chosen(view, where), where))
-    np.testing.assert_array_equal(got["l2"], view.run.sample_series("cell", "l2", 2))
+    np.testing.assert_array_equal(got["l2"], view.run.slot("cell").samples("l2")[2])
     np.testing.assert_array_equal(got["batch mean"], view.run.series("cell", "l2"))
 
 
 def test_a_distribution_is_the_recorded_counts(view: RunView) -> None:
     where = at(view, node="embed")
     got = table(distribution_csv(view, chosen(view, where), where))
-    steps, counts, ranges = view.run.histograms("embed")
+    steps, counts, ranges = view.run.slot("embed").histograms()
     assert got["step"].tolist() == steps.tolist()
     np.testing.assert_array_equal(got.filter(like="bin"), counts)
     np.testing.assert_array_equal(got[["low", "high"]], ranges)
@@ -107,7 +108,7 @@ def test_values_are_told_by_their_places(view: RunView, sample: int | None) -> N
 
 def test_an_overview_is_a_line_per_tensor(view: RunView) -> None:
     got = table(overview_csv(view, at(view, statistic="l2"), "grad"))
-    heat = view.run.heat("l2", pass_="grad")
+    heat = view.run.heat("l2", of="grad")
     line = got[(got["node"] == "embed") & (got["role"] == "output")]
     slot = view.passes("embed", "output", 0)["grad"].id
     np.testing.assert_array_equal(line.iloc[:, 3:].to_numpy(float), [heat.loc[slot]])

@@ -87,7 +87,7 @@ def test_values_of_recomputed_attention_are_pictures(run: Run) -> None:
     at = resolve(view, wanted, {})
     forward, _ = slots_of(view, at)
     picture = values_picture(view, forward, at)
-    values = run.value("attn", 2, role="attention (recomputed)", sample=1)
+    values = run.slot("attn", role="attention (recomputed)").value(2, sample=1)
     assert values.shape == (12, 5, 5)
     assert not picture.missing
     np.testing.assert_allclose(values.sum(-1), 1, atol=1e-5)

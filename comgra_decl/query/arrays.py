@@ -1,0 +1,151 @@
+"""The level below pandas: numpy arrays by slot id, for programs that read much of a run."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from comgra_decl.errors import UnknownNameError, is_one_of, shown
+from comgra_decl.records import AGGREGATES, SlotInfo
+
+from . import derived
+from .snapshot import Snapshot, aggregate
+
+Shape = tuple[int, ...] | None
+
+
+class Rows(NamedTuple):
+    """Statistics of the slots, or of the samples, that a record has.
+
+    Attributes:
+        ids: slot ids, or numbers of samples, ascending.
+        names: the statistics.
+        values: [ids, names], float32.
+    """
+
+    ids: NDArray[np.int64]
+    names: list[str]
+    values: NDArray[np.float32]
+
+
+class Heat(NamedTuple):
+    """One statistic of all slots of a pass.
+
+    Attributes:
+        ids: slot ids, ascending.
+        steps: the steps of the records.
+        values: [steps, ids], float32.
+    """
+
+    ids: NDArray[np.int64]
+    steps: NDArray[np.int64]
+    values: NDArray[np.float32]
+
+
+class Arrays:
+    """What a run has recorded, by slot id; see `Run.arrays`."""
+
+    def __init__(self, snapshot: Snapshot) -> None:
+        """Use `Run.arrays`."""
+        self._snapshot = snapshot
+
+    @property
+    def slots(self) -> list[SlotInfo]:
+        """All slots; the id of each is its place."""
+        return self._snapshot.view.slots
+
+    def row(self, step: int, *, over_batch: str = "mean", type: str | None = None) -> Rows:
+        """Returns all statistics of the slots that were recorded at a step."""
+        return row(self._snapshot, step, type, over_batch)
+
+    def heat(
+        self,
+        statistic: str,
+        *,
+        of: str = "forward",
+        over_batch: str = "mean",
+        type: str | None = None,
+    ) -> Heat:
+        """Returns one statistic of all slots of a pass at all steps."""
+        return heat(self._snapshot, statistic, of, over_batch, type)
+
+    def shapes(self, step: int, *, type: str | None = None) -> dict[int, Shape]:
+        """Returns the shapes of the slots that were recorded at a step, None where damaged."""
+        return shapes(self._snapshot, step, type)
+
+
+def row(snapshot: Snapshot, step: int, type_: str | None, over_batch: str) -> Rows:
+    """Returns all statistics of the slots that were recorded at a step."""
+    rank = aggregate(over_batch)
+    table = snapshot.view.row("agg", snapshot.record(step, type_))
+    names = [*snapshot.view.meta.statistics]
+    values = table[: len(snapshot.view.slots), : len(names) * len(AGGREGATES)]
+    columns = [values[:, rank :: len(AGGREGATES)]]
+    for name in derived.offered(snapshot):
+        lengths = values[:, derived.base(snapshot) * len(AGGREGATES)]
+        ratios = np.full(len(lengths), np.nan, np.float32)
+        fill_ratios(snapshot, ratios, lengths, over_batch)
+        columns.append(ratios[:, None])
+        names.append(name)
+    return present(snapshot, names, np.concatenate(columns, axis=1))
+
+
+def present(snapshot: Snapshot, names: list[str], values: NDArray[np.float32]) -> Rows:
+    """Returns the lines that were recorded: there `nonfinite` is a number, whatever the rest is."""
+    nonfinite = snapshot.view.meta.statistics.index("nonfinite")
+    there = np.flatnonzero(~np.isnan(values[:, nonfinite]))
+    return Rows(there, names, values[there])
+
+
+def heat(
+    snapshot: Snapshot, statistic: str, pass_: str, over_batch: str, type_: str | None
+) -> Heat:
+    """Returns one statistic of all slots of a pass at all steps."""
+    records = snapshot.records(type_)
+    if not is_one_of(pass_, [pass_]):
+        raise UnknownNameError(
+            f"{shown(pass_)} is not a pass; write 'forward' or 'grad', for example."
+        )
+    ids = np.array([s.id for s in snapshot.view.slots if s.key.pass_ == pass_], np.int64)
+    return Heat(
+        ids, snapshot.steps[records], table(snapshot, statistic, over_batch)[records][:, ids]
+    )
+
+
+def table(snapshot: Snapshot, statistic: str, over_batch: str) -> NDArray[np.float32]:
+    """Returns one statistic [records, slots] of all slots in all records."""
+    if not is_one_of(statistic, derived.NAMES):
+        return snapshot.view.heat("agg", snapshot.column(statistic, over_batch))
+    derived.base(snapshot)
+    lengths = snapshot.view.heat("agg", snapshot.column("l2", "mean"))
+    values = np.full_like(lengths, np.nan)
+    fill_ratios(snapshot, values, lengths, over_batch)
+    return values
+
+
+def shapes(snapshot: Snapshot, step: int, type_: str | None) -> dict[int, Shape]:
+    """Returns the shapes of the slots that were recorded at a step, None where damaged."""
+    view, names = snapshot.view, snapshot.view.meta.columns
+    values = view.row("agg", snapshot.record(step, type_))[: len(view.slots)]
+    there = np.flatnonzero(~np.isnan(values[:, names.index("nonfinite.mean")]))
+    codes = np.zeros(len(there))
+    if view.meta.tells_shapes:
+        codes = values[there, names.index("shape")]
+    pairs = zip(there.tolist(), codes.tolist(), strict=True)
+    return {slot: view.shape(slot, code) for slot, code in pairs}
+
+
+def fill_ratios(
+    snapshot: Snapshot, out: NDArray[np.float32], lengths: NDArray[np.float32], over_batch: str
+) -> None:
+    """Fills in the update ratios [..., slots] of all slots that have one, from their l2."""
+    there = {
+        slot: pair for slot, pair in snapshot.update_pairs.items() if max(pair) < lengths.shape[-1]
+    }
+    if there:
+        update, parameter = np.array(list(there.values())).T
+        out[..., list(there)] = derived.ratio(
+            lengths[..., update], lengths[..., parameter], over_batch
+        )
