@@ -34,6 +34,10 @@ FORMULAS = (
 
 CLASSES = (
     "comgra_decl.query.Run",
+    "comgra_decl.query.Slot",
+    "comgra_decl.query.arrays.Arrays",
+    "comgra_decl.query.arrays.Rows",
+    "comgra_decl.query.arrays.Heat",
     "comgra_decl.query.Group",
     "comgra_decl.query.RunSummary",
     "comgra_decl.keep.StepView",

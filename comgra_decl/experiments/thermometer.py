@@ -12,6 +12,7 @@ if TYPE_CHECKING:
     import torch
 
     from comgra_decl.query import Run
+    from comgra_decl.query.arrays import Rows
 
 
 @dataclass(frozen=True)
@@ -81,7 +82,7 @@ def readings_of(run: Run, step: int | None = None) -> list[Reading]:
     if step is None and not len(run.steps):
         return []
     at = int(run.steps[0]) if step is None else step
-    slots, row, spread = run.slots, run.row(at), run.row(at, over_batch="std")
+    slots, row, spread = run.slots, run.arrays.row(at), run.arrays.row(at, over_batch="std")
     found: dict[int, Reading] = {}
     forward = slots[(slots["pass"] == "forward") & (slots["iteration"] == 0)]
     for node, part in forward.groupby("node", sort=False):
@@ -98,11 +99,12 @@ def readings_of(run: Run, step: int | None = None) -> list[Reading]:
     return [found[out] for out in sorted(found)]  # as they were called
 
 
-def _numbers(row: Any, spread: Any, slot: Any) -> tuple[float | None, float | None]:
-    if slot not in row.index or "mean" not in row or "std" not in row:
+def _numbers(row: Rows, spread: Rows, slot: Any) -> tuple[float | None, float | None]:
+    if slot not in row.ids or "mean" not in row.names or "std" not in row.names:
         return None, None
-    parts = row.loc[slot, "std"], spread.loc[slot, "std"], spread.loc[slot, "mean"]
-    return float(row.loc[slot, "mean"]), math.hypot(*parts)
+    mean, std = row.names.index("mean"), row.names.index("std")
+    one, other = row.values[row.ids == slot][0], spread.values[spread.ids == slot][0]
+    return float(one[mean]), math.hypot(one[std], other[std], other[mean])
 
 
 def _read(node: str, name: str, args: Any, output: Any) -> Reading:

@@ -54,7 +54,7 @@ def test_every_pane_becomes_one_model_that_bokeh_can_send(run: Run, pane: str | 
         ("graph", {"nodes": "head"}, "did you mean 'node'"),
         ("series", {"node": "head", "statistic": "maen"}, "did you mean 'mean'"),
         ("series", {"node": "head", "role": "outptu"}, "did you mean 'output'"),
-        ("series", {"pass_": "forwards"}, "did you mean 'forward'"),
+        ("series", {"of": "forwards"}, "did you mean 'forward'"),
         ("values", {"sample": 99}, "no sample '99'"),
         ("values", {"scale": "cubic"}, "linear, log"),
     ],
