@@ -97,7 +97,7 @@ def require_path(text: str) -> str:
     """
     if not text:
         raise StoreError(
-            "a path must be a non-empty string, got '' (a variable of the shell that is not set?); "
+            "a path must be a non-empty string, got '' (an unset shell variable?); "
             "write '.' for the current folder"
         )
     return text

@@ -60,5 +60,5 @@ def test_what_is_no_verdict_is_damage_and_hides_no_other(tmp_path: Path, content
 
 
 def test_a_run_that_is_not_there_is_said(tmp_path: Path) -> None:
-    with pytest.raises(StoreError, match="cannot be noted"):
+    with pytest.raises(StoreError, match="cannot store the verdict"):
         note_check(tmp_path / "gone", CHECK)
