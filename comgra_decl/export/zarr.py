@@ -115,8 +115,8 @@ def _write_values(content: Content, to: Path, context: ts.Context) -> None:
     steps = content.records["step"]
     for number, kept in arrays.values():
         slot = content.slots.loc[number]
-        said = {key: _plain(slot[key]) for key in ("node", "role", "iteration", "pass")}
-        kept.end({"slot": number, **said, "steps": steps.loc[kept.records].tolist()})
+        facts = {key: _plain(slot[key]) for key in ("node", "role", "iteration", "pass")}
+        kept.end({"slot": number, **facts, "steps": steps.loc[kept.records].tolist()})
 
 
 def _create(group: Path, form: Form, context: ts.Context) -> ts.TensorStore:

@@ -83,7 +83,7 @@ def location(where: Where) -> Location:
     bucket, _, key = found["rest"].partition("/")
     if found["scheme"] not in SCHEMES or not bucket:
         raise StoreError(
-            f"{text!r} is no place for runs; choose a folder, s3://BUCKET/PREFIX or "
+            f"{text!r} is not a location for runs; choose a folder, s3://BUCKET/PREFIX or "
             "gs://BUCKET/PREFIX"
         )
     return Remote(found["scheme"], bucket, "/".join(_parts(key)))
