@@ -2,7 +2,7 @@
 
     python -m benchmarks.annotations [--rounds 60] [--save FILE]
 
-Each line is timed with and without its annotation, in turns drawn anew for each round; the price is
+Each line is timed with and without its annotation, in an order redrawn for each round; the price is
 the difference of the medians, the noise how far two timings of the same plain line lie apart. Steps
 are measured in processor time of their thread.
 """

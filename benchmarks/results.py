@@ -27,7 +27,7 @@ class Ratio:
 class Summary:
     """One tool on one net: medians over rounds in seconds, and ratios to nothing attached.
 
-    `same_losses` says whether every loss was bit for bit that of the plain training.
+    `same_losses` is True if every loss equals that of the plain training bit for bit.
     """
 
     label: str

@@ -14,7 +14,7 @@ Results = Mapping[str, ScenarioResult]
 class Verdict:
     """One target: what was asked, what was measured, and whether that is enough.
 
-    `measured` is None where it was not run, `met` None where it cannot be told.
+    `measured` is None if it was not run, `met` None if it is unknown.
     """
 
     target: str

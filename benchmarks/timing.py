@@ -119,7 +119,7 @@ def plan_for(tool: Tool, *, step_seconds: float, block_seconds: float) -> Plan:
 def interleave(
     meter: Meter, plans: Mapping[str, Plan], *, tools: Sequence[Tool], rounds: int
 ) -> dict[str, list[Block]]:
-    """Runs every tool once per round, in an order drawn anew (and repeatably) for each round.
+    """Runs every tool once per round, in an order redrawn for each round, with a fixed seed.
 
     Returns:
         Per tool name its blocks, one per round.

@@ -51,7 +51,7 @@ class Ahead:
             return
         try:
             self._work.popleft()()
-        except Exception:  # noqa: BLE001 - whoever asks for it will be told
+        except Exception:  # noqa: BLE001 - the actual request will show it
             _LOG.debug("prefetching failed", exc_info=True)
             self._work.clear()
         self._continue(_PAUSE if self._work else _REST)

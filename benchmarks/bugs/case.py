@@ -1,4 +1,4 @@
-"""A training with what is known about it: which bug it contains, and what should be said of it."""
+"""A training with known properties: which bug it contains, and which findings are expected."""
 
 from __future__ import annotations
 

@@ -54,7 +54,7 @@ def waves(seed: int, *, features: int = 6) -> tuple[Tensor, Tensor]:
 def images(
     seed: int, *, size: int = 12, channels: int = 1, classes: int = 4
 ) -> tuple[Tensor, Tensor]:
-    """Stripes whose direction and width tell their class, with noise."""
+    """Stripes whose direction and width determine their class, with noise."""
     g = _random(seed)
     y = torch.randint(classes, (COUNT,), generator=g)
     line = torch.arange(size).float()
@@ -70,7 +70,7 @@ def images(
 def sequences(
     seed: int, *, length: int = 10, features: int = 4, classes: int = 2
 ) -> tuple[Tensor, Tensor]:
-    """Sequences; the class is told by the sum of their first feature."""
+    """Sequences whose class is determined by the sum of their first feature."""
     g = _random(seed)
     x = torch.randn(COUNT, length, features, generator=g)
     total = x[:, :, 0].sum(1) / length**0.5

@@ -94,7 +94,7 @@ class Outcome:
 
 
 def play(case: Bug | Healthy, half: Half) -> Outcome:
-    """Trains a case with the preset `debug`, and judges what the diagnosis of the run says."""
+    """Trains a case with the preset `debug` and judges the diagnosis of its run."""
     torch.manual_seed(SEEDS[half])
     setup, nodes = built(case, half)
     records = case.records if isinstance(case, Bug) else ()

@@ -22,7 +22,7 @@ class Data:
         x: what the network is given, [n, ...].
         y: what it should answer, [n, ...].
         size: samples in a batch.
-        shuffle: whether an epoch has an order of its own; else they come as they are.
+        shuffle: whether to shuffle each epoch; otherwise samples keep their order.
         prepare: what is done to a batch of the training.
         prepare_validation: what is done to the batch of an evaluation.
     """

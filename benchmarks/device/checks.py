@@ -104,7 +104,7 @@ def _deterministic() -> Iterator[None]:
 
 
 class _Shown(nn.Module):
-    """Shows tensors to whoever watches its children, and has something to train."""
+    """Records tensors for whatever watches its children, and has a parameter to train."""
 
     def __init__(self, names: list[str]) -> None:
         super().__init__()

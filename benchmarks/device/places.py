@@ -41,7 +41,7 @@ class Place(ABC):
 
     @abstractmethod
     def peak(self, work: Callable[[], None]) -> int | None:
-        """Returns the most bytes that were allocated during `work`, None if nobody counts."""
+        """Returns the peak of allocated bytes during `work`; None if unknown."""
 
     @abstractmethod
     def free_bytes(self) -> int:
@@ -110,7 +110,7 @@ class Cuda(Place):
         return torch.cuda.max_memory_allocated()
 
     def free_bytes(self) -> int:
-        """Returns what the driver says, with what torch's allocator keeps for itself."""
+        """Returns the driver's figure, including memory that torch's allocator caches."""
         kept = torch.cuda.memory_reserved() - torch.cuda.memory_allocated()
         return torch.cuda.mem_get_info()[0] + kept
 

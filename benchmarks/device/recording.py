@@ -47,7 +47,7 @@ def has_store() -> bool:
 class Declared:
     """What is recorded: `source` and `overrides` as `comgra_decl.trace` takes them.
 
-    `every` says whether that is every step; else it is the first one.
+    `every` selects every step; otherwise the first one.
     """
 
     source: str | Mapping[str, Any]
@@ -96,7 +96,7 @@ class Recording:
         """Makes sure that what was measured has happened.
 
         Raises:
-            RuntimeError: it has not, so that the time taken says nothing.
+            RuntimeError: It has not, so the time taken is meaningless.
         """
         if self.faults:
             raise RuntimeError(f"tracing has failed: {self.faults[0]}")
@@ -195,12 +195,12 @@ class _Writer:
                     self._recording.records += 1
                 elif item.settle is not None:
                     item.settle()
-            except Exception as error:  # noqa: BLE001 - said by whoever asked for the records
+            except Exception as error:  # noqa: BLE001 - reported when the records are requested
                 self._recording.faults.append(f"{type(error).__name__}: {error}")
 
 
 def _stand_in_for_dtypes() -> None:
-    """Lets values of bfloat16 be copied without ml_dtypes; nobody looks at them here."""
+    """Lets bfloat16 values be copied without ml_dtypes; the benchmark never reads them."""
     if find_spec("ml_dtypes") is None:
         stand_in = ModuleType("ml_dtypes")
         stand_in.__spec__ = ModuleSpec("ml_dtypes", None)  # else it could not be looked for

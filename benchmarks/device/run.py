@@ -68,7 +68,7 @@ the presets, at every step; *idle*: attached, no step recorded. {store}
 """
 _SMOKE = (
     "**A try of the code, with tiny nets that have the names of the large ones.** No ratio and no "
-    "verdict below says anything about a device."
+    "verdict below holds for a device."
 )
 _WITH_STORE = "Records are written to a store."
 _WITHOUT_STORE = (
@@ -93,7 +93,7 @@ class Report:
         self.verdicts[target] = Verdict(target, None, None)
 
     def say(self, target: str, measured: str, met: bool | None) -> None:
-        """Says what came of a line."""
+        """Logs the result of a line."""
         assert target in self.verdicts, target
         self.verdicts[target] = Verdict(target, measured, met)
         print(f"{target}: {measured}", file=sys.stderr, flush=True)
@@ -234,7 +234,7 @@ class Bench:
             self.report.expect(target)
 
     def run(self, only: Sequence[str] | None = None) -> None:
-        """Measures one part after the other; what fails is said, and the next one goes on."""
+        """Measures one part after another; a failing part is reported and the next one runs."""
         for name, targets, measure, seconds in self._plan:
             if only is not None and name not in only:
                 continue
@@ -464,7 +464,7 @@ class _Alone:
 
 
 def _compile(training: Training) -> Training:
-    # anew, because the names of its parameters are others
+    # again, because its parameters have other names
     return replace(
         training, model=cast("nn.Module", torch.compile(training.model, backend=BACKEND))
     )
@@ -541,7 +541,7 @@ def main(
 
 @contextmanager
 def _ended_after(seconds: float, tell: Callable[[], None], report: Report) -> Iterator[None]:
-    """Ends the process when the time is over, however long a part takes: what is known is told."""
+    """Ends the process when the time is up, after printing the results so far."""
 
     def end() -> None:
         report.notes.append("Ended before all parts were: the time was over.")

@@ -63,7 +63,7 @@ def interleaved(
     """Times blocks of `block` steps with each of `attached` (nothing: None), in turns.
 
     Nothing in the loop waits for the device; a block is timed from and to a moment when nothing is
-    under way. The order is drawn anew for each round. There are nine rounds, fewer if the deadline
+    under way. The order is redrawn for each round. There are nine rounds, fewer if the deadline
     comes sooner, and three at least.
 
     Raises:
@@ -119,7 +119,7 @@ class Within:
         first: seconds of the first step of each, in which everything is compiled: "plain" without
             a record, "recorded" with one.
         graphs: how many graphs the compiler made in the latter.
-        peak: most bytes allocated by recorded steps, None if nobody counts.
+        peak: peak of bytes allocated by recorded steps; None if unknown.
     """
 
     times: Times

@@ -1,4 +1,4 @@
-"""What is to be said of programs that are not plainly bit-equal and wholly recorded."""
+"""Explanations for programs that are not bit-equal or not fully recorded."""
 
 from __future__ import annotations
 
@@ -20,5 +20,5 @@ EXPLAINED = {
 
 
 def explanation(name: str) -> str:
-    """Returns why a program is an exception; empty if nobody has explained it."""
+    """Returns why a program is an exception; empty if there is no explanation."""
     return next((text for glob, text in EXPLAINED.items() if fnmatch(name, glob)), "")

@@ -1,4 +1,4 @@
-"""Each program in a process of its own, a few at a time, none for ever."""
+"""Runs each program in a separate process, a few at a time, with a time limit."""
 
 from __future__ import annotations
 

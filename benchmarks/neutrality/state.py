@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from benchmarks.neutrality.program import Program
 
 State = dict[str, Any]
-"""From a name, whose part before the first colon says what kind of thing it is, to its bits."""
+"""Maps names, whose part before the first colon is the kind of thing, to its bits."""
 
 
 def bits(tensor: Tensor) -> tuple[str, tuple[int, ...], str]:
@@ -41,7 +41,7 @@ def state_of(program: Program) -> State:
 
 
 def gradients_and_parameters(program: Program) -> State:
-    """Returns what moves in a step, to tell in which step two trainings part."""
+    """Returns what changes within a step, to find the step at which two trainings diverge."""
     kinds = ("parameter", "gradient", "buffer")
     return {
         f"{kind}:{number}.{name}": value

@@ -56,7 +56,7 @@ class Verdict:
     """What came out for one program.
 
     `status` is "equal" (every bit), "close" (as close as two kernels for the same, where the
-    program says that it computes with another in recorded steps), "different", "irreproducible"
+    program declares that recorded steps compute differently), "different", "irreproducible"
     (two untraced trainings differ), or "broken" (the program does not train here, traced or not).
     `faults` are errors of ours.
     """
@@ -235,7 +235,7 @@ def _control(verdict: Verdict, plain: _Training, build: Callable[[], Program]) -
 
 
 def _look(verdict: Verdict, path: Location | None, traced: _Training, seen: Seen) -> None:
-    """Compares what was recorded with what the program itself says and hooks of torch saw."""
+    """Compares the records with the program's own numbers and with torch hooks."""
     assert path is not None
     run = comgra.open_run(path)
     slots = run.slots

@@ -26,9 +26,9 @@ def try_entry(
 
     Args:
         entry: the script.
-        scratch: a folder of its own; what the script writes and what is recorded stays there.
+        scratch: folder for the script's output and its records.
         offline: whether a repository that is not in the cache is left out instead of fetched.
-        launch: how its process is started; None for a Python of its own.
+        launch: how to start its process; None for a new Python process.
     """
     reason = running.missing(entry)
     if reason:

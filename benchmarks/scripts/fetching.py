@@ -16,7 +16,7 @@ MIRROR = "COMGRA_SCRIPTS_MIRROR"
 
 
 class MissingRepositoryError(Exception):
-    """A repository could not be had; says why."""
+    """A repository could not be fetched; the message says why."""
 
 
 def cache() -> Path:

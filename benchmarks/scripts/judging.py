@@ -18,7 +18,7 @@ from benchmarks.scripts.running import Started, ends, last
 from comgra_decl.rules import diagnose
 
 _TOLERANCE = 2e-4  # relative: sums of float32 in other orders
-_FIRST, _BACKOFF = 10, 1.1  # of the preset `debug`, as its file says
+_FIRST, _BACKOFF = 10, 1.1  # of the preset `debug`, as in its file
 _TAKEN = ("NonDynamicallyQuantizableLinear",)
 """Modules whose weights their parent uses itself, as torch's attention does: nothing calls them."""
 
@@ -46,7 +46,7 @@ class Promise:
 
 @dataclass
 class Verdict:
-    """What came out for one script; `skipped` or `broken` says why there is nothing to judge."""
+    """Result for one script; `skipped` or `broken` is the reason if there is no verdict."""
 
     name: str
     commit: str = ""
@@ -129,7 +129,7 @@ class Oracle:
 
     Args:
         answer: of the watcher.
-        entry: says what a step is.
+        entry: catalogue entry, which defines what a step is.
     """
 
     def __init__(self, answer: dict[str, Any], entry: Entry) -> None:
@@ -144,7 +144,7 @@ class Oracle:
         self.steps, self.rest = self._grouped(entry)
 
     def follow(self, losses: Sequence[int]) -> int:
-        """Goes by the steps of a run, in a program of which nothing else says what a step is.
+        """Uses the run's steps, for a program whose steps are not defined otherwise.
 
         Args:
             losses: how many each step of the run has. It ends where an optimizer has stepped after
@@ -290,7 +290,7 @@ class Names:
                 self._taken[above] = group
                 free.remove(group)
                 return
-        if above not in self._oracle.trained:  # loaded for a test: it goes on in another's place
+        if above not in self._oracle.trained:  # loaded for a test, in place of another
             kind = self._oracle.modules[above]["class"]
             known = self._taken.items()
             alike = [group for o, group in known if self._oracle.modules[o]["class"] == kind]
@@ -406,7 +406,7 @@ def _evaluations(
     verdict.facts["evaluations"] = len(seen)
     wanted = oracle.evaluated()
     verdict.facts["evaluations wanted"] = len(wanted)
-    if entry.steps == "backward":  # their steps are not told apart by the untraced process
+    if entry.steps == "backward":  # the untraced process does not distinguish their steps
         records.check(bool(seen) == bool(wanted), f"eval records: {seen}")
         return
     missing = [step for step in wanted if step not in seen]
@@ -445,7 +445,7 @@ def _modules(verdict: Verdict, entry: Entry, run: Any, names: Names, oracle: Ora
 
 
 def _is_stray(oracle: Oracle, number: int, warning: str) -> bool:
-    """Whether a warning says that a module is part of no model."""
+    """Whether a warning reports that a module belongs to no model."""
     facts = oracle.modules[number]
     names = warning.partition("no part of it: ")[2].partition(".")[0].split(", ")
     return len(facts["above"]) <= 1 and facts["class"] in names
@@ -702,7 +702,7 @@ def said(verdict: Verdict, run: Any, oracle: Oracle, traced: Started) -> None:
     names = Names(run, oracle)
     called = {node["node"] for n in usual if (node := names.of(n)) is not None}
     untrue = sorted(set(run.report.get("never_called", [])) & called)
-    found.check(not untrue, f"said to be never called, and called: {_some(untrue)}")
+    found.check(not untrue, f"reported as never called, but called: {_some(untrue)}")
     verdict.messages += [
         line for line in traced.ours if "recording to" not in line and "Traceback" not in line
     ]
@@ -721,7 +721,7 @@ def said(verdict: Verdict, run: Any, oracle: Oracle, traced: Started) -> None:
 
 
 def _several(verdict: Verdict, runs: list[Any], oracles: list[Oracle]) -> None:
-    """Of several trainings in one process, each with an optimizer of its own: only the steps."""
+    """For several trainings in one process, each with its own optimizer: checks the steps only."""
     records = verdict.promises["records"]
     steps = [
         number

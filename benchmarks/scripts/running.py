@@ -101,9 +101,9 @@ def start(
         tree: the repository's files.
         scratch: a folder of the entry's own. All starts take place in the same folder of it, since
             scripts print and store paths.
-        watch: "calls" to be told what the script does, "bits" for digests.
+        watch: "calls" to record what the script does, "bits" for digests.
         runs: where tracing records; None for no tracing.
-        launch: None for a Python of its own.
+        launch: None for a new Python process.
     """
     launch = launch or started
     work, answer = scratch / "work", scratch / "answer"
@@ -172,9 +172,9 @@ def ends(entry: Entry) -> tuple[int, ...]:
 
 
 def last(text: str) -> str:
-    """Returns the last line that was said."""
+    """Returns the last line of output."""
     lines = [line.strip() for line in text.splitlines() if line.strip()]
-    return lines[-1][:300] if lines else "nothing was said"
+    return lines[-1][:300] if lines else "no output"
 
 
 def _environment(entry: Entry, work: Path, scratch: Path) -> dict[str, str]:
@@ -204,7 +204,7 @@ def _environment(entry: Entry, work: Path, scratch: Path) -> dict[str, str]:
 
 
 def started(arguments: list[str], folder: Path, environment: dict[str, str]) -> Launched:
-    """Starts a Python of its own, as a user would."""
+    """Starts a new Python process, as a user would."""
     limit = int(environment["SCRIPTS_LIMIT"])
     with tempfile.TemporaryFile("w+") as out, tempfile.TemporaryFile("w+") as err:
         before = resource.getrusage(resource.RUSAGE_CHILDREN)

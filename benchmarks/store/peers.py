@@ -182,7 +182,7 @@ class _Part:
 
 
 def _sampled(step: Callable[[int], Any], size: Size) -> Callable[[int, int], _Part]:
-    """A series out of files per step: reads some of them, and says how many there are for each."""
+    """A series from one file per step: reads some of them and extrapolates."""
 
     def series(_slot: int, _column: int) -> _Part:
         for record in range(0, size.records, _SHARE):

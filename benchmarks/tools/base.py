@@ -23,7 +23,7 @@ class Tool(ABC):
 
     Attributes:
         name: short key, used on the command line and in the JSON.
-        label: what the table says.
+        label: name in the table.
         most_records: how many records at most are needed to know the bytes of one; 0 if the tool
             records nothing.
         requires: modules that must be importable.
@@ -51,14 +51,14 @@ class Tool(ABC):
         return None
 
     def expected(self, steps: int) -> int | None:
-        """Returns how many of `steps` steps ought to be recorded: all, unless told otherwise."""
+        """Returns how many of `steps` steps should be recorded: all, unless overridden."""
         return steps if self.most_records else None
 
     def check(self, folder: Path, steps: int) -> None:
         """Makes sure that what was measured was really recorded.
 
         Raises:
-            RuntimeError: it was not, so that the time taken says nothing.
+            RuntimeError: It was not, so the time taken is meaningless.
         """
         found, expected = self.records(folder), self.expected(steps)
         if found != expected:

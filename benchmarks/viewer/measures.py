@@ -206,7 +206,7 @@ def memory(chromium: Any, server: Served) -> dict[str, Any]:
 
 
 def _at_rest(screen: Screen, server: Served) -> float:
-    """Returns the server's memory in MB, when nobody has asked for anything for a moment."""
+    """Returns the server's memory in MB after a moment without requests."""
     screen.page.wait_for_timeout(_REST)
     return server.memory()
 

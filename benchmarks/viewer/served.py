@@ -1,4 +1,4 @@
-"""The viewer in a process of its own, and how much memory that takes."""
+"""Runs the viewer in a separate process and measures its memory."""
 
 from __future__ import annotations
 

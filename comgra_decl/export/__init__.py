@@ -1,4 +1,4 @@
-"""Hands a run on to other programs: Parquet, CSV, zarr, npz.
+"""Exports a run for other programs: Parquet, CSV, zarr, npz.
 
 ```python
 from comgra_decl.export import export_run

@@ -1,4 +1,4 @@
-"""The arrays of a run, written piece by piece, whatever holds them in the end."""
+"""The arrays of a run, produced piece by piece for any output format."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from .content import Content
 
 @dataclass(frozen=True)
 class Form:
-    """An array to be: its name, shape, dtype and what its dims are called."""
+    """Form of an array to write: name, shape, dtype and dim names."""
 
     name: str
     shape: tuple[int, ...]
@@ -25,7 +25,7 @@ class Form:
 
 
 def forms(content: Content) -> list[Form]:
-    """Returns the arrays of statistics: slots are in the order of `content.slots`."""
+    """Returns the forms of the statistics' arrays, with slots in the order of `content.slots`."""
     run, both = content.run, (len(content.records), len(content.slots))
     names, samples = len(content.statistics), run.sample_count
     found = [
@@ -63,7 +63,7 @@ def pieces(content: Content) -> Iterator[tuple[str, int, NDArray[Any]]]:
 
 
 def record_columns(content: Content) -> dict[str, NDArray[Any]]:
-    """Returns what is known of each record, as arrays [records]; a type is its rank in `types`."""
+    """Returns facts of each record as arrays [records]; a type is its index in `types`."""
     records = content.records
     codes = {name: code for code, name in enumerate(content.run.types)}
     return {

@@ -1,4 +1,4 @@
-"""What of a run is exported, piece by piece, so that a long one needs little memory."""
+"""The exported content of a run, piece by piece, so that long runs need little memory."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ KEYS = ("node", "role", "iteration", "pass")
 
 
 class Content:
-    """One run, or those nodes of it that a pattern names."""
+    """One run, or its nodes that match a pattern."""
 
     def __init__(
         self, run: Run, *, nodes: str | None = None, progress: Progress | None = None
@@ -45,7 +45,7 @@ class Content:
 
     @cached_property
     def statistics(self) -> list[str]:
-        """Names of the statistics that are stored, not of those made of them."""
+        """Names of the stored statistics, without derived ones."""
         return [name for name in self.run.statistics if name not in derived.NAMES]
 
     @property
@@ -55,7 +55,7 @@ class Content:
 
     @property
     def facts(self) -> dict[str, Any]:
-        """What is known of the run as a whole."""
+        """Facts about the run as a whole."""
         run = self.run
         return {
             "name": run.name,
@@ -71,7 +71,7 @@ class Content:
         }
 
     def chunks(self) -> Iterator[Chunk]:
-        """Yields the records, some at a time."""
+        """Yields the records in chunks."""
         total, done = max(1, len(self.records)), 0
         for chunk in self.run.chunks():
             yield chunk
@@ -80,7 +80,7 @@ class Content:
                 self._progress("exporting", done, total)
 
     def tables(self) -> dict[str, pd.DataFrame]:
-        """Returns the tables that are small."""
+        """Returns the small tables."""
         slots = self.slots.reset_index()
         return {
             "records": self.records.reset_index(),
@@ -91,7 +91,7 @@ class Content:
         }
 
     def statistics_tables(self) -> Iterator[pd.DataFrame]:
-        """Yields a line for each tensor in each record: its statistics, aggregated in each way."""
+        """Yields tables with a line per tensor and record: its statistics in each aggregation."""
         nonfinite = self.statistics.index("nonfinite")
         names = [
             name if how == AGGREGATES[0] else f"{name}.{how}"
@@ -106,7 +106,7 @@ class Content:
             yield self._keyed(chunk, rows, columns, dict(zip(names, flat.T, strict=True)))
 
     def sample_tables(self) -> Iterator[pd.DataFrame]:
-        """Yields a line for each recorded sample of each tensor in each record."""
+        """Yields tables with a line per recorded sample of each tensor and record."""
         if not self.run.sample_count:
             return
         nonfinite = self.statistics.index("nonfinite")
@@ -126,7 +126,7 @@ class Content:
         columns: NDArray[np.int64],
         named: dict[str, NDArray[Any]],
     ) -> pd.DataFrame:
-        """Returns a table that says of each line which record and which slot it is about."""
+        """Returns a table with columns that identify each line's record and slot."""
         steps = chunk.steps[rows]
         types = pd.Categorical(np.asarray(chunk.types, object)[rows], categories=self.run.types)
         keys: dict[str, Any] = {
@@ -147,7 +147,7 @@ class Content:
 
 
 def _matches(pattern: str, node: str) -> bool:
-    """Whether a node fits a pattern; what is none fits nothing."""
+    """Whether a node matches a pattern; invalid patterns match nothing."""
     try:
         return is_one_of(pattern, [pattern]) and matches(pattern, node)
     except ValueError as error:

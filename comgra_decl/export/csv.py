@@ -1,4 +1,4 @@
-"""CSV: the same tables as Parquet, for whatever reads nothing else. NaN is "nan", nothing is ""."""
+"""CSV: the same tables as Parquet. NaN is "nan", missing values are ""."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def write(content: Content, to: Path) -> None:
 
 def _write_pieces(tables: Iterator[pd.DataFrame], path: Path) -> None:
     for number, table in enumerate(tables):
-        # nine digits give every float32 back
+        # nine digits restore every float32 exactly
         table.to_csv(
             path,
             mode="a",

@@ -1,4 +1,4 @@
-"""Writes a run in a format that other programs read; it appears when it is whole."""
+"""Writes a run in a format of other programs; the target appears only once complete."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ FORMATS: Mapping[str, str] = {
     "zarr": "a zarr v3 group: statistics, samples, histograms and values as arrays",
     "npz": "one file of numpy arrays: the same without values",
 }
-"""The formats, and what each is."""
+"""The formats and their descriptions."""
 
 Progress = Callable[[str, int, int], None]
 
@@ -37,22 +37,22 @@ def export_run(
     nodes: str | None = None,
     progress: Progress | None = None,
 ) -> Path:
-    """Writes what a run holds into other programs' formats.
+    """Exports a run to a format of other programs.
 
     Args:
-        run: what `open_run` returns; a live one is exported as of its last refresh.
-        to: the file or folder to be; nothing is overwritten.
+        run: an open run; a live one is exported as of its last refresh.
+        to: target file or folder; never overwritten.
         format_: one of `FORMATS`.
-        nodes: only nodes of this pattern, as in a spec: `blocks.*`, `**.attention`.
-        progress: told what is being done, how much of it is done, and how much there is.
+        nodes: pattern of nodes to export, as in a spec: `blocks.*`, `**.attention`.
+        progress: called with the current action, the amount done, and the total.
 
     Returns:
         The path written.
 
     Raises:
-        UnknownNameError: there is no such format, or no node of that pattern.
-        MissingPackageError: the format needs a package that is not installed; names the extra.
-        StoreError: the target exists, is in a bucket, lies in the run, or cannot be written.
+        UnknownNameError: The format does not exist, or no node matches the pattern.
+        MissingPackageError: The format needs a missing package; the message names the extra.
+        StoreError: The target exists, is in a bucket, lies in the run, or cannot be written.
     """
     if not is_one_of(format_, FORMATS):
         raise UnknownNameError(

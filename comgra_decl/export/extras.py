@@ -1,4 +1,4 @@
-"""Packages that only some exports need."""
+"""Optional packages for some exports."""
 
 from __future__ import annotations
 
@@ -9,10 +9,10 @@ from comgra_decl.errors import MissingPackageError
 
 
 def needed(module: str, extra: str) -> Any:
-    """Imports a module that the extra `extra` brings.
+    """Imports a module that belongs to an extra.
 
     Raises:
-        MissingPackageError: it is not installed; says how to install it.
+        MissingPackageError: The module is missing; the message says how to install it.
     """
     try:
         return import_module(module)

@@ -31,7 +31,7 @@ def write(content: Content, to: Path) -> None:
 
 
 def _write_pieces(pyarrow: Any, tables: Iterator[pd.DataFrame], path: Path) -> None:
-    """Writes a table whose pieces come one after another, as one row group each."""
+    """Writes a table in pieces, one row group each."""
     first = next(tables, None)
     if first is None:
         return

@@ -1,6 +1,6 @@
-"""zarr v3: a group of arrays with named dims, which zarr, xarray, TensorStore and others read.
+"""zarr v3: a group of arrays with named dims, readable by zarr, xarray, TensorStore and others.
 
-Written by TensorStore, so nothing needs to be installed for it.
+Written with TensorStore, so that it needs no other package.
 """
 
 from __future__ import annotations
@@ -19,21 +19,21 @@ from .plain import plain_columns
 
 _CHUNK_BYTES = 1 << 20
 _HELD_BYTES = 64 << 20
-"""Values that wait for their chunk to be full."""
+"""Maximum bytes of values waiting for a full chunk."""
 
-# Nothing is synced while a draft is written that one rename publishes: each chunk would wait for
-# the disk.
+# The draft is written without sync and published by one rename: otherwise each chunk would wait
+# for the disk.
 _CONTEXT = {"file_io_sync": False, "cache_pool": {"total_bytes_limit": _HELD_BYTES}}
 
 _NAMED = frozenset(
     "bool int8 int16 int32 int64 uint8 uint16 uint32 uint64 float16 float32 float64 "
     "complex64 complex128".split()
 )
-"""Dtypes that every reader of zarr v3 knows; values of others (bfloat16, ...) become float32."""
+"""Dtypes that every zarr v3 reader supports; values of others (bfloat16, ...) become float32."""
 
 
 def write(content: Content, to: Path) -> None:
-    """Writes the group `to`: arrays of statistics, and the group `values` of kept values."""
+    """Writes the group `to`: arrays of statistics, and a group `values` of kept values."""
     attributes = json.loads(json.dumps(content.facts, default=str))
     slots = plain_columns(content.slots.drop(columns=["shape", "names"]).reset_index())
     attributes["slots"] = json.loads(slots.to_json(orient="records"))
@@ -52,7 +52,7 @@ def write(content: Content, to: Path) -> None:
 
 
 class _Kept:
-    """The values of one slot, shape and dtype: an array that grows record by record."""
+    """Values of one slot, shape and dtype: an array that grows record by record."""
 
     def __init__(
         self, group: Path, name: str, value: NDArray[Any], most: int, *, context: ts.Context
@@ -61,7 +61,7 @@ class _Kept:
         dims = ("record", "sample", *(f"dim_{axis}" for axis in range(value.ndim - 1)))
         form = Form(name, (most, *value.shape), stored, dims[: 1 + value.ndim])
         self._array = _create(group, form, context)
-        self._wanted = _chunk(form)[0]  # records of a chunk
+        self._wanted = _chunk(form)[0]  # records per chunk
         self._held: list[NDArray[Any]] = []
         self._path = group / name / "zarr.json"
         self._stored = stored
@@ -70,25 +70,25 @@ class _Kept:
 
     @property
     def held(self) -> int:
-        """Bytes that wait for their chunk to be full."""
+        """Bytes waiting for a full chunk."""
         return sum(value.nbytes for value in self._held)
 
     def add(self, record: int, value: NDArray[Any]) -> None:
-        """Takes the values of the next record that has some; a chunk is written once, if it can."""
+        """Adds the next record's values; writes each chunk once if possible."""
         self._held.append(value.astype(self._stored))
         self.records.append(record)
         if len(self.records) % self._wanted == 0:
             self.flush()
 
     def flush(self) -> None:
-        """Writes what waits."""
+        """Writes the waiting values."""
         if self._held:
             last = len(self.records)
             self._array[last - len(self._held) : last].write(np.stack(self._held)).result()
             self._held = []
 
     def end(self, attributes: dict[str, Any]) -> None:
-        """Cuts the array to what was written, and says what it is."""
+        """Truncates the array to what was written, and stores its attributes."""
         self.flush()
         metadata = json.loads(self._path.read_text())
         metadata["shape"][0] = len(self.records)
@@ -115,8 +115,8 @@ def _write_values(content: Content, to: Path, context: ts.Context) -> None:
     steps = content.records["step"]
     for number, kept in arrays.values():
         slot = content.slots.loc[number]
-        said = {key: _plain(slot[key]) for key in ("node", "role", "iteration", "pass")}
-        kept.end({"slot": number, **said, "steps": steps.loc[kept.records].tolist()})
+        facts = {key: _plain(slot[key]) for key in ("node", "role", "iteration", "pass")}
+        kept.end({"slot": number, **facts, "steps": steps.loc[kept.records].tolist()})
 
 
 def _create(group: Path, form: Form, context: ts.Context) -> ts.TensorStore:

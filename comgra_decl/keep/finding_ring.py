@@ -1,8 +1,8 @@
-"""A second ring behind the first, in which steps wait until the rules of the run have looked.
+"""A second ring behind the first, in which steps wait until the run's rules have checked them.
 
-Rules look at what the first ring hands on to be stored, in order. What it would drop waits here as
-long again, because a finding may ask for the steps before it. What is stored for that reason alone
-is not shown to the rules, neither now nor by a later diagnosis, so that both say the same.
+Rules check the steps that the first ring passes on for storing, in order. Steps that it would drop
+wait here just as long, because a finding may request the steps before it. Rules never see steps
+stored for that reason alone, neither now nor in a later diagnosis, so that both agree.
 """
 
 from __future__ import annotations
@@ -16,16 +16,16 @@ T = TypeVar("T")
 
 
 class Request(NamedTuple):
-    """A finding that wants steps to be kept: those around `step`, for a `reason` in words."""
+    """A finding's request to keep the steps around `step`; `reason` is its text."""
 
     step: int
     reason: str
 
 
 class Answer(NamedTuple):
-    """What a request led to.
+    """Result of a request.
 
-    `kept`: the first step that is kept, and the one that stands for the finding; None: none is.
+    `kept`: the first kept step and the step of the finding itself; None if none is kept.
     """
 
     request: Request
@@ -33,16 +33,16 @@ class Answer(NamedTuple):
 
 
 Watch = Callable[[Sequence[Entry[T]]], Sequence[Request]]
-"""Shows steps to the rules; returns what new findings ask for."""
+"""Passes steps to the rules. Returns the requests of new findings."""
 
 
 class FindingRing(Generic[T]):
-    """Decides once more about what leaves the first ring.
+    """Decides again about steps that leave the first ring.
 
     Args:
-        ring: as long as the first one.
-        watch: shows those that are stored anyhow to the rules.
-        answer: told of each request what came of it.
+        ring: ring of the same length as the first one.
+        watch: passes steps stored anyway to the rules.
+        answer: called with the result of each request.
     """
 
     def __init__(self, ring: Ring[T], *, watch: Watch[T], answer: Callable[[Answer], None]) -> None:
@@ -50,12 +50,12 @@ class FindingRing(Generic[T]):
         self._watch, self._answer = watch, answer
 
     def __call__(self, entries: Sequence[Entry[T]]) -> list[Entry[T]]:
-        """Takes what has left the first ring, in order; returns what is stored now."""
+        """Adds steps that have left the first ring, in order. Returns steps to store now."""
         self._take(entries)
         return self.ring.leaving()
 
     def close(self, entries: Sequence[Entry[T]]) -> list[Entry[T]]:
-        """Takes the last ones; returns everything else that is stored."""
+        """Adds the last steps. Returns all remaining steps to store."""
         self._take(entries)
         return self.ring.flush()
 
@@ -69,7 +69,7 @@ class FindingRing(Generic[T]):
             self._fulfil(request)
 
     def _fulfil(self, request: Request) -> None:
-        """Keeps what is held around the step, or around the newest one if it has left."""
+        """Keeps held steps around the requested one, or around the newest if it has left."""
         at = self._held(request.step)
         kept = None if at is None else self.ring.fire(at, [request.reason])
         self._answer(Answer(request, kept))

@@ -1,4 +1,4 @@
-"""Decides on the writer thread which of the captured steps are stored."""
+"""Decides on the writer thread which captured steps to store."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 _log = logging.getLogger("comgra_decl")
 
 DOCUMENT = "keep"
-"""Name of the document that says how often each trigger fired, and what became of it."""
+"""Name of the document with each trigger's count and state."""
 
 Finalise = Callable[[list[RawStep]], list[StepBatch]]
 Watch = Callable[[list[StepBatch]], Sequence[Request]]
@@ -32,7 +32,7 @@ Watch = Callable[[list[StepBatch]], Sequence[Request]]
 
 @dataclass(slots=True)
 class _Place:
-    """A step that has been finalised while it waits: number `index` of `batch`."""
+    """A waiting step that has been finalised: number `index` of `batch`."""
 
     batch: StepBatch
     index: int
@@ -44,21 +44,21 @@ _Payload = RawStep | _Place
 
 @dataclass(slots=True)
 class _Carried:
-    """What must reach the run although the step that brought it may not."""
+    """Data that must be stored even if the step that brought it is dropped."""
 
     slots: list[SlotInfo] = field(default_factory=list)
     structures: list[Structure] = field(default_factory=list)
     documents: dict[str, Any] = field(default_factory=dict)
 
     def take(self, raw: RawStep) -> None:
-        """Takes it over from a step."""
+        """Collects the data of a step."""
         self.slots += raw.new_slots
         if raw.structure is not None:
             self.structures.append(raw.structure)
         self.documents.update(raw.documents)
 
     def give(self, batch: StepBatch) -> None:
-        """Puts all of it in front of what a batch brings."""
+        """Prepends the collected data to a batch."""
         batch.new_slots = [*self.slots, *batch.new_slots]
         batch.new_structures = [*self.structures, *batch.new_structures]
         batch.documents = {**self.documents, **batch.documents}
@@ -66,20 +66,20 @@ class _Carried:
 
 
 class Keeper:
-    """Takes every captured step and returns those that are stored, in order.
+    """Takes every captured step and returns those to store, in order.
 
-    Steps wait in finalised form, a fraction of their raw size, and those that are dropped within
-    one call are only looked at: no histograms, no statistics but those that triggers need.
+    Steps wait in finalised form, a fraction of their raw size. Steps dropped within one call only
+    get the statistics that triggers need, no histograms.
 
     Args:
-        spec: what makes a step worth keeping.
-        finalise: makes of raw steps what is stored.
-        look: the same with nothing but `statistics`, for triggers to look at.
+        spec: the spec's `keep` section.
+        finalise: turns raw steps into batches to store.
+        look: the same with the given `statistics` only, for triggers.
         statistics: names of all statistics, in stored order.
-        note: told when a trigger fires, in words for the run's notes.
-        exhausted: told when no more steps can be kept, so that only scheduled ones are needed.
-        watch: shows to the rules, in order, what is stored anyhow, and returns which steps their
-            findings want to be kept; None where findings keep nothing.
+        note: called with a note for the run when a trigger fires.
+        exhausted: called when no more steps can be kept, so that capturing scheduled ones suffices.
+        watch: passes steps stored anyway to the rules, in order, and returns the steps that their
+            findings request; None if findings keep no steps.
     """
 
     def __init__(
@@ -116,11 +116,11 @@ class Keeper:
         self._fired = [{"fired": 0, "first": None, "last": None} for _ in self._triggers]
         self._taken = self._stored = self._kept = self._given_up = 0
         self._exhausted_at: int | None = None
-        self._ranges: list[list[int]] = []  # first and last of the steps that were kept
-        self._unseen: list[list[int]] = []  # the same of those that rules have not looked at
+        self._ranges: list[list[int]] = []  # (first, last) of each range of kept steps
+        self._unseen: list[list[int]] = []  # the same for steps that rules have not checked
 
     def __call__(self, steps: list[RawStep]) -> list[StepBatch]:
-        """Takes the next steps; returns what is stored now."""
+        """Adds the next steps. Returns the batches to store now."""
         for raw in steps:
             self._names.add(raw.new_slots)
             self._carry(raw)
@@ -132,7 +132,7 @@ class Keeper:
         return self._batches(stored)
 
     def close(self) -> list[StepBatch]:
-        """Returns what is stored when no more steps come: of those that wait, the scheduled."""
+        """Returns the last batches to store when no more steps come: the scheduled ones waiting."""
         for trigger in self._triggers:
             if trigger.trouble is not None:
                 _log.warning("comgra.keep: %s never fired: %s", trigger.name, trigger.trouble)
@@ -146,7 +146,7 @@ class Keeper:
     # -- deciding
 
     def _reasons(self, steps: list[RawStep]) -> list[list[str]]:
-        """Returns why each of the steps is kept, if it is."""
+        """Returns the reasons to keep each step, if any."""
         reasons: list[list[str]] = [[] for _ in steps]
         start = 0
         for batch in self._look(steps, self._statistics) if not self._ring.exhausted else []:
@@ -198,7 +198,7 @@ class Keeper:
     # -- what findings ask for
 
     def _show(self, entries: Sequence[Entry[_Payload]]) -> Sequence[Request]:
-        """Shows steps that are stored to the rules."""
+        """Passes stored steps to the rules."""
         assert self._watch is not None
         self._finish(entries)
         batches = []
@@ -212,7 +212,7 @@ class Keeper:
         return self._watch(batches)
 
     def _tell(self, answer: Answer) -> None:
-        """Notes which steps a finding has kept."""
+        """Logs a note about the steps that a finding has kept."""
         request, kept = answer
         after = f" and {self._spec.after} after" if self._spec.after else ""
         which = "no more than before" if kept is None else "steps {} to {}".format(*kept) + after
@@ -222,14 +222,14 @@ class Keeper:
     # -- what is stored
 
     def _carry(self, raw: RawStep) -> None:
-        """Takes over from a step what must not be lost with it."""
+        """Collects data of a step that must be stored even if the step is dropped."""
         self._carried.take(raw)
         if self._second is not None:
             self._news.take(raw)
         raw.new_slots, raw.structure, raw.documents = [], None, {}
 
     def _compacted(self, ring: Ring[_Payload]) -> list[Entry[_Payload]]:
-        """Finalises what waits in a ring, and makes room; returns what is stored for that."""
+        """Finalises a ring's steps and applies the memory limit. Returns the steps to store."""
         self._finish(ring.pending)
         others = 0 if ring is self._ring else sum(e.nbytes for e in self._ring.pending)
         left, given_up = ring.shrink(max(0, (self._spec.memory_mb << 20) - others))
@@ -238,7 +238,7 @@ class Keeper:
         return left
 
     def _finish(self, entries: Iterable[Entry[_Payload]]) -> None:
-        """Finalises those that are raw, and weighs them."""
+        """Finalises raw steps and measures their size."""
         waiting = [(e, e.payload) for e in entries if isinstance(e.payload, RawStep)]
         finished = iter(waiting)
         for batch in self._finalise([raw for _, raw in waiting]):
@@ -250,7 +250,7 @@ class Keeper:
                 entry.nbytes = share + sum(value.nbytes for value in spare.values())
 
     def _batches(self, entries: Sequence[Entry[_Payload]]) -> list[StepBatch]:
-        """Returns the entries as they are stored, the first batch with what else must be."""
+        """Returns the entries as batches; the first one also carries the collected data."""
         batches: list[StepBatch] = []
         for _, group in groupby(entries, key=_origin):
             members = list(group)
@@ -293,7 +293,7 @@ class Keeper:
 
 
 def _kpis(raw: RawStep) -> dict[str, float]:
-    """Returns what was recorded of a step, and what the program said of it; waits for devices."""
+    """Returns a step's recorded and logged numbers; waits for devices."""
     return {**{name: float(value) for name, value in raw.said.items()}, **raw.kpis}
 
 
@@ -305,12 +305,12 @@ def _extend(ranges: list[list[int]], step: int) -> None:
 
 
 def _origin(entry: Entry[_Payload]) -> int:
-    """Entries of one origin that follow each other make one batch."""
+    """Returns a key: consecutive entries of one origin form one batch."""
     return -1 if isinstance(entry.payload, RawStep) else id(entry.payload.batch)
 
 
 def _settle(entry: Entry[_Payload]) -> None:
-    """Writes into a step why it is kept, and gives it the values that only kept ones have."""
+    """Stores in a step why it is kept, and adds the values that only kept steps have."""
     payload = entry.payload
     if not entry.reasons:
         return
@@ -327,7 +327,7 @@ def _settle(entry: Entry[_Payload]) -> None:
 
 
 def _part(places: list[_Place]) -> StepBatch:
-    """Returns some of the steps of one batch."""
+    """Returns some of one batch's steps."""
     batch, at = places[0].batch, [place.index for place in places]
     return replace(
         batch,
@@ -355,6 +355,6 @@ def _trigger(spec: TriggerSpec) -> Trigger:
 
 
 def _needed(triggers: Iterable[Trigger], known: tuple[str, ...]) -> tuple[str, ...]:
-    """Returns the statistics that triggers look at, in stored order."""
+    """Returns the statistics that triggers read, in stored order."""
     wanted = {name for trigger in triggers for name in trigger.statistics}
     return tuple(name for name in known if name in wanted or "*" in wanted)

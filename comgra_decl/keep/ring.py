@@ -1,4 +1,4 @@
-"""Which steps are stored, once it is known what happened after them."""
+"""Decides which steps to store once the following steps are known."""
 
 from __future__ import annotations
 
@@ -12,15 +12,15 @@ T = TypeVar("T")
 
 @dataclass(slots=True)
 class Entry(Generic[T]):
-    """A step of which it is open whether it is stored.
+    """A step that may or may not be stored.
 
     Attributes:
         step: its number; entries come in ascending order (an evaluation has its step's number).
-        scheduled: stored in any case.
-        payload: what would be stored.
-        nbytes: bytes of that.
-        reasons: why it is kept, if it is.
-        seen: whether the rules of the run have looked at it.
+        scheduled: whether it is stored in any case.
+        payload: data to store.
+        nbytes: size of the payload in bytes.
+        reasons: reasons to keep it, if any.
+        seen: whether the run's rules have checked it.
     """
 
     step: int
@@ -32,30 +32,30 @@ class Entry(Generic[T]):
 
     @property
     def wanted(self) -> bool:
-        """Whether it is stored, as far as is known."""
+        """Whether it is stored, as far as known."""
         return self.scheduled or bool(self.reasons)
 
 
 @dataclass(slots=True)
 class Allowance:
-    """So many entries that are not scheduled may still be kept; None: as many as there are."""
+    """How many more unscheduled entries may be kept; None: no limit."""
 
     left: int | None
 
 
 class Ring(Generic[T]):
-    """Holds the latest steps back until nobody can ask for them any more.
+    """Holds the latest steps until no trigger can reach them any more.
 
-    Entries leave in the order in which they came, so that records stay in ascending order: a
-    scheduled one waits for those before it.
+    Entries leave in order of arrival, so that records stay in ascending order: a scheduled entry
+    waits for those before it.
 
     Args:
-        before: so many steps before the one at which something happens are kept.
-        after: so many steps after it are kept.
-        allowance: so many entries that are not scheduled are kept at all. Where it runs out, the
-            step itself comes first, then those nearest to it.
-        patient: hold scheduled entries back, too, so that it is known of each whether it is kept.
-        whole: hand on what is not stored as well, for another ring to decide about again.
+        before: number of steps to keep before an event.
+        after: number of steps to keep after it.
+        allowance: number of unscheduled entries to keep in total. If it runs out, the event's step
+            comes first, then the nearest ones.
+        patient: whether to hold scheduled entries, too, until it is known whether they are kept.
+        whole: whether to pass on dropped entries as well, for another ring to decide.
     """
 
     def __init__(
@@ -74,7 +74,7 @@ class Ring(Generic[T]):
         self._cause = ""
         self._newest = -1
         self.pending: deque[Entry[T]] = deque()
-        """Those held back, oldest first."""
+        """Held entries, oldest first."""
 
     @property
     def exhausted(self) -> bool:
@@ -82,7 +82,7 @@ class Ring(Generic[T]):
         return self._allowance.left == 0
 
     def push(self, entry: Entry[T], fired: list[str]) -> list[Entry[T]]:
-        """Takes the next step and the reasons for which it is kept; returns those to hand on."""
+        """Adds the next step and its reasons. Returns the entries to pass on."""
         if fired:
             self._append(entry)
             self.fire(entry, fired)
@@ -91,7 +91,7 @@ class Ring(Generic[T]):
         return self.leaving()
 
     def add(self, entry: Entry[T]) -> None:
-        """Takes the next step."""
+        """Adds the next step."""
         if entry.step <= self._until:
             self._keep(entry, [self._cause])
         self._append(entry)
@@ -101,10 +101,10 @@ class Ring(Generic[T]):
         self._newest = entry.step
 
     def fire(self, at: Entry[T], fired: list[str]) -> tuple[int, int] | None:
-        """Something happened at a step that is held: it and those around it are kept.
+        """Keeps a held step at which a trigger fired, and the steps around it.
 
         Returns:
-            The first step that is kept, and the step itself; None if that is not kept.
+            The first kept step and the step itself; None if it is not kept.
         """
         what = f"{', '.join(_short(fired))} at {at.step}"
         place = next(i for i, entry in enumerate(self.pending) if entry is at)
@@ -122,18 +122,18 @@ class Ring(Generic[T]):
         return (kept[0], at.step) if at.wanted else None
 
     def leaving(self) -> list[Entry[T]]:
-        """Returns those that can no longer be asked for when the next step comes, in order."""
+        """Returns entries out of reach once the next step comes, in order."""
         return self._leaving(self._newest + 1 - self._before)
 
     def flush(self) -> list[Entry[T]]:
-        """Returns those held back when no step follows."""
+        """Returns the held entries when no step follows."""
         return self._leaving(None)
 
     def shrink(self, nbytes: int) -> tuple[list[Entry[T]], int]:
-        """Gives up the oldest until at most so many bytes are held.
+        """Drops the oldest entries until at most `nbytes` are held.
 
         Returns:
-            Those of them to store now, and the number of those given up.
+            The entries among them to store now, and the number of dropped ones.
         """
         total, stored, lost = sum(entry.nbytes for entry in self.pending), [], 0
         while self.pending and total > nbytes:
@@ -154,9 +154,9 @@ class Ring(Generic[T]):
         entry.reasons += reasons
 
     def _leaving(self, first: int | None) -> list[Entry[T]]:
-        """Takes out what nothing that is still to come can reach.
+        """Removes entries that no later step can reach.
 
-        `first` is the earliest step that the next one can reach, None if there is no next one.
+        `first` is the earliest step within reach of the next one; None if there is no next one.
         """
         left: list[Entry[T]] = []
         while self.pending:
@@ -172,5 +172,5 @@ class Ring(Generic[T]):
 
 
 def _short(reasons: Iterable[str]) -> list[str]:
-    """Returns the names of the triggers, without what they say of this step."""
+    """Returns the triggers' names without details about this step."""
     return list(dict.fromkeys(reason.partition(":")[0] for reason in reasons))

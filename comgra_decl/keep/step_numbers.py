@@ -1,4 +1,4 @@
-"""The numbers of a few steps, by name: what triggers look at."""
+"""Numbers of a few steps by name, which triggers read."""
 
 from __future__ import annotations
 
@@ -20,20 +20,20 @@ Columns = NDArray[np.intp]
 
 
 class Names:
-    """The slots seen so far, and where those that somebody asks for lie in a batch."""
+    """The slots seen so far, and the positions of requested ones in a batch."""
 
     def __init__(self) -> None:
         self.keys: dict[int, SlotKey] = {}
         self._found: dict[tuple[object, int], tuple[NDArray[np.int32], Columns]] = {}
 
     def add(self, slots: Sequence[SlotInfo]) -> None:
-        """Learns the names of new slots."""
+        """Adds the names of new slots."""
         self.keys.update((slot.id, slot.key) for slot in slots)
 
     def columns(
         self, who: object, slots: NDArray[np.int32], wanted: Callable[[SlotKey], bool]
     ) -> Columns:
-        """Returns the places in `slots` of those that `who` wants; remembered per array."""
+        """Returns the positions in `slots` that `who` needs; cached per array."""
         key = (who, id(slots))
         found = self._found.get(key)
         if found is None or found[0] is not slots:
@@ -51,8 +51,8 @@ class StepNumbers:
         batch: their statistics.
         statistics: names of these, in order.
         kpis: of each step, its KPIs by name.
-        names: the slots by name.
-        watched: [k], which of them triggers look at: those in train mode.
+        names: slots by name.
+        watched: [k], which steps triggers check: those in train mode.
     """
 
     def __init__(
@@ -72,7 +72,7 @@ class StepNumbers:
         return self.batch.aggregates[:, :, self.statistics.index(name), rank]
 
     def by_type(self) -> dict[str, NDArray[np.intp]]:
-        """Returns the steps to look at by their type of execution."""
+        """Returns the steps to check, by step type."""
         found: dict[str, list[int]] = {}
         for i, info in enumerate(self.batch.steps):
             if self.watched[i]:
@@ -81,18 +81,18 @@ class StepNumbers:
 
 
 class Measure:
-    """Reads the number that a trigger is about.
+    """Reads the number that a trigger checks.
 
     Args:
-        spec: which one.
-        lowest: of several slots the smallest counts, not the largest.
+        spec: spec of the number.
+        lowest: whether to use the smallest of several slots, not the largest.
     """
 
     def __init__(self, spec: MeasureSpec, *, lowest: bool = False) -> None:
         self._spec = spec
         self._extreme = np.fmin if lowest else np.fmax
         self.found = False
-        """Whether there ever was such a number."""
+        """Whether the number was ever recorded."""
 
     def __str__(self) -> str:
         spec = self._spec
@@ -106,7 +106,7 @@ class Measure:
         return ("mean",) if self._spec.kpi is not None else (self._spec.statistic,)
 
     def read(self, look: StepNumbers) -> tuple[NDArray[np.float64], NDArray[np.bool_]]:
-        """Returns the numbers [k] and which of the steps have one."""
+        """Returns the numbers [k], and which steps have one."""
         values, there = self._kpi(look) if self._spec.kpi is not None else self._extremes(look)
         self.found = self.found or bool(there.any())
         return values, there
@@ -151,11 +151,11 @@ def _fits(pattern: str, name: str) -> bool:
 
 
 class StepView:
-    """One step as a function of the user sees it; valid only while that function runs.
+    """One step as seen by a user function; valid only while that function runs.
 
     Attributes:
         step: its number.
-        type: its type of execution.
+        type: its step type.
         batch_size: None if unknown.
         kpis: its KPIs by name, "loss" for one.
     """
@@ -174,7 +174,7 @@ class StepView:
 
     @property
     def type(self) -> str:
-        """The step's type of execution."""
+        """The step's type."""
         return self._info.type
 
     @property
@@ -192,10 +192,10 @@ class StepView:
         iteration: int = 0,
         over_batch: str = "mean",
     ) -> float:
-        """Returns one statistic of one slot, NaN if it was not recorded in this step.
+        """Returns one statistic of one slot; NaN if it was not recorded in this step.
 
         Raises:
-            ValueError: the spec's `stats` do not name the statistic.
+            ValueError: The spec's `stats` lack the statistic.
         """
         if statistic not in self._look.statistics:
             raise ValueError(f"{statistic!r} is not one of {', '.join(self._look.statistics)}")

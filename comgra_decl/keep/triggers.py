@@ -1,4 +1,4 @@
-"""What makes a step worth keeping; every trigger looks at many steps at once."""
+"""Triggers, which decide whether a step is kept; each checks many steps at once."""
 
 from __future__ import annotations
 
@@ -20,18 +20,18 @@ if TYPE_CHECKING:
     from comgra_decl.spec.keep import QuantileTrigger, SpikeTrigger
 
 _log = logging.getLogger("comgra_decl")
-_ROUNDING = 1e-6  # of the mean: a float32 loss that does not change may still seem to, by less
+_ROUNDING = 1e-6  # relative to the mean; float32 rounding makes a constant loss vary by less
 
 Reasons = dict[int, str]
-"""Why, by the place of the step among those looked at; only those at which it fired."""
+"""Reasons by position among the checked steps, for those at which the trigger fired."""
 
 
 class Trigger(Protocol):
-    """Looks at steps in their order, each once."""
+    """Checks steps in order, each once."""
 
     @property
     def name(self) -> str:
-        """What it is called in the run."""
+        """Name of the trigger in the run."""
 
     @property
     def statistics(self) -> tuple[str, ...]:
@@ -39,16 +39,16 @@ class Trigger(Protocol):
 
     @property
     def trouble(self) -> str | None:
-        """Why it cannot work, as far as that is known."""
+        """Why the trigger cannot work, as far as known."""
 
     def look(self, look: StepNumbers) -> Reasons:
-        """Returns at which of the steps it fires."""
+        """Returns the steps at which it fires."""
 
 
 class Nonfinite:
-    """A slot holds NaN or infinity and did not when it was last recorded.
+    """Fires if a slot holds NaN or infinity and was finite when last recorded.
 
-    Gradients of a step that mixed precision skipped do not count.
+    Ignores gradients of steps that mixed precision skipped.
     """
 
     name = "nonfinite"
@@ -59,17 +59,17 @@ class Nonfinite:
         self._wild = np.zeros(0, np.bool_)  # by slot id: whether it was non-finite when last seen
 
     def look(self, look: StepNumbers) -> Reasons:
-        """Returns at which of the steps it fires."""
+        """Returns the steps at which it fires."""
         slots, at = look.batch.slots, np.flatnonzero(look.watched)
         if not len(slots) or not len(at):
             return {}
         missing = int(slots.max()) + 1 - len(self._wild)
         if missing > 0:
             self._wild = np.pad(self._wild, (0, missing))
-        # the abs-max over the batch: a mean of counts would do, but this cannot underflow
+        # abs-max over the batch rather than mean, which could underflow
         wild = look.statistic("nonfinite", "abs_max")[at] > 0
         skipped = [SKIPPED_STEP in look.batch.steps[i].extra for i in at.tolist()]
-        if any(skipped):  # mixed precision threw these gradients away
+        if any(skipped):  # mixed precision discarded these gradients
             gradients = look.names.columns(self, slots, lambda key: key.pass_.startswith("grad"))
             wild[np.ix_(np.flatnonzero(skipped), gradients)] = False
         if not wild.any():
@@ -80,20 +80,20 @@ class Nonfinite:
         return {int(at[i]): self._reason(look, turned[i]) for i in np.flatnonzero(turned.any(1))}
 
     def _reason(self, look: StepNumbers, turned: NDArray[np.bool_]) -> str:
-        """Names the slot that was recorded first: slots are in the order of the step."""
+        """Names the slot that was recorded first; slots are in execution order."""
         key = look.names.keys[int(look.batch.slots[np.argmax(turned)])]
         return f"{self.name}: {key.node} {key.role}, {key.pass_}"
 
 
 class Spike:
-    """A number rises by many standard deviations of the latest ones, or turns non-finite."""
+    """Fires if a number rises by many standard deviations of recent ones, or turns non-finite."""
 
     def __init__(self, spec: SpikeTrigger, *, name: str | None = None) -> None:
         self._sigmas, self._window = spec.spike, spec.window
         self._warm_up = max(20, spec.window // 2)
         self._measure = Measure(spec.of)
-        self._latest: dict[str, NDArray[np.float64]] = {}  # finite ones, by type of execution
-        self._finite: dict[str, bool] = {}  # whether the last number was
+        self._latest: dict[str, NDArray[np.float64]] = {}  # recent finite numbers, by step type
+        self._finite: dict[str, bool] = {}  # whether the last number was finite
         self.name = name or f"spike of {self._measure}"
         self.statistics = self._measure.statistics
 
@@ -103,7 +103,7 @@ class Spike:
         return _not_found(self._measure)
 
     def look(self, look: StepNumbers) -> Reasons:
-        """Returns at which of the steps it fires."""
+        """Returns the steps at which it fires."""
         values, there = self._measure.read(look)
         reasons: Reasons = {}
         for type_, steps in look.by_type().items():
@@ -124,7 +124,7 @@ class Spike:
         return fires
 
     def _rises(self, known: NDArray[np.float64], start: int) -> NDArray[np.bool_]:
-        """Tells of each number from `start` on whether it exceeds what those before it allow."""
+        """Returns for each number from `start` on whether it exceeds the limit set before it."""
         rises = np.zeros(len(known) - start, np.bool_)
         whole = max(start, self._window)
         for i in range(max(start, self._warm_up), min(whole, len(known))):
@@ -144,7 +144,7 @@ class Spike:
 
 
 class Quantile:
-    """A number is beyond a quantile of the latest ones."""
+    """Fires if a number is beyond a quantile of recent ones."""
 
     def __init__(self, spec: QuantileTrigger) -> None:
         self._quantile, self._window, self._warm_up = spec.quantile, spec.window, spec.warm_up
@@ -160,7 +160,7 @@ class Quantile:
         return _not_found(self._measure)
 
     def look(self, look: StepNumbers) -> Reasons:
-        """Returns at which of the steps it fires."""
+        """Returns the steps at which it fires."""
         values, there = self._measure.read(look)
         reasons: Reasons = {}
         for type_, steps in look.by_type().items():
@@ -184,12 +184,12 @@ class Quantile:
 
 
 class Function:
-    """A function of the user's says so."""
+    """Fires if a user function returns a reason."""
 
     statistics = ("*",)
 
     def __init__(self, path: str, arguments: dict[str, Any]) -> None:
-        """Imports the function; where that fails, it is reported, and nothing else is harmed."""
+        """Imports the function; a failure is reported and only disables this trigger."""
         self.name, self._arguments = path, arguments
         self.trouble: str | None = None
         self._function: Callable[..., Any] = bool
@@ -197,11 +197,11 @@ class Function:
             module, _, name = path.rpartition(".")
             self._function = getattr(import_module(module), name)
         except Exception as error:  # noqa: BLE001 - the user's own code
-            self.trouble = f"it cannot be imported: {type(error).__name__}: {error}"
-            _log.error("comgra.keep.when: %s is switched off, for %s", path, self.trouble)
+            self.trouble = f"import failed: {type(error).__name__}: {error}"
+            _log.error("comgra.keep.when: %s is disabled: %s", path, self.trouble)
 
     def look(self, look: StepNumbers) -> Reasons:
-        """Returns at which of the steps it fires; a function that raised is not called again."""
+        """Returns the steps at which it fires; a function that raised is not called again."""
         reasons: Reasons = {}
         for i in np.flatnonzero(look.watched).tolist():
             if self.trouble is not None:
@@ -221,7 +221,7 @@ class Function:
         except Exception as error:  # noqa: BLE001 - the user's own code
             self.trouble = f"{type(error).__name__}: {error}"
             _log.exception(
-                "comgra.keep: %s failed at step %d and is not called again; all else goes on",
+                "comgra.keep: %s failed at step %d and is not called again; others continue",
                 self.name,
                 view.step,
             )
@@ -229,4 +229,4 @@ class Function:
 
 
 def _not_found(measure: Measure) -> str | None:
-    return None if measure.found else f"there is no {measure} in what was recorded"
+    return None if measure.found else f"{measure} was not recorded"

@@ -1,4 +1,4 @@
-"""Statistics: tensors to raw sums on the training thread, raw sums to records on the writer's."""
+"""Statistics: tensors to raw sums (training thread), raw sums to records (writer thread)."""
 
 from comgra_decl.stats.device import OVERWRITTEN
 from comgra_decl.stats.finalise import finalise

@@ -1,9 +1,9 @@
-"""Several steps of one form, whose short rows are reduced together.
+"""Reduces the short rows of several steps of one form together.
 
-A small network has dozens of tensors of a few hundred elements. Reducing them step by step costs
-more in calls than in arithmetic, so the training thread only copies them, and a `Batch` reduces
-the copies of many steps with one set of operations: when the memory is full, or when the writer
-thread wants the numbers, whichever comes first.
+A small network has dozens of tensors of a few hundred elements. Step by step, the calls would cost
+more than the arithmetic. So the training thread only copies the tensors, and a `Batch` reduces the
+copies of many steps with one set of operations: when its memory is full, or when the writer thread
+needs the numbers, whichever comes first.
 """
 
 from __future__ import annotations
@@ -22,17 +22,17 @@ from comgra_decl.stats.sums import BLOCK, Rows, compiled, exact, small
 from comgra_decl.stats.trie import Form, Pick
 
 SERIAL_ELEMENTS = 1 << 15
-"""Below this torch does not split an operation over threads. The writer thread stays below, since
-its first parallel operation would start a second pool of threads beside the user's."""
+"""torch runs operations below this size on one thread. The writer thread stays below it, since its
+first parallel operation would start a second thread pool beside the user's."""
 RESULT_BYTES = 16 << 20
-"""Most memory for the results of one batch, where more than one step fits."""
+"""Maximum bytes of one batch's results, unless a single step needs more."""
 
 
 class Batch:
-    """The results of up to `capacity` steps, in slots `first`, `first + 1`, ... of the groups.
+    """Results of up to `capacity` steps, in slots `first`, `first + 1`, ... of the groups.
 
-    `raw` and `histogram` are memory of its own: steps hand out views of it, nothing writes there
-    again after `settle`, until the last step has been stored and `memory` takes it back.
+    `raw` and `histogram` are owned memory: steps hand out views of it, and nothing writes to it
+    after `settle` until the last step has been stored and `memory` reuses it.
     """
 
     def __init__(
@@ -48,17 +48,17 @@ class Batch:
         self.settled = 0
         self._first = first
         self._lock = Lock()
-        # the memory as it is now: a group that grows later replaces its own, not ours
+        # keeps this memory: a group that grows later replaces only its own reference
         self._groups = [(g.rows, rows, row) for g, rows, row in form.parts[host].groups]
         self._picks = [(p.group.rows, p) for p in form.picks]
         self.deferred = bool(self._groups)
 
     def settle(self, upto: int | None = None, *, writer: bool = False) -> None:
-        """Makes the results of all finished steps final; from either thread, any number of times.
+        """Computes the results of all finished steps. Idempotent; callable from either thread.
 
         Args:
-            upto: does nothing if so many steps are already final.
-            writer: stay on one thread.
+            upto: returns early if this many steps are already final.
+            writer: whether the writer thread calls, which must use one thread only.
         """
         if upto is not None and self.settled >= upto:
             return

@@ -1,4 +1,4 @@
-"""Chooses the samples that are recorded one by one, equally many of each category."""
+"""Chooses the samples to record individually, the same number per category."""
 
 from __future__ import annotations
 
@@ -17,8 +17,8 @@ _log = logging.getLogger("comgra_decl")
 def choose_samples(raw: RawStep, count: int) -> None:
     """Replaces the first samples of a step by `count` chosen ones, if it has labels.
 
-    The step's `info.samples` are their places in the batch, `info.extra["labels"]` their labels;
-    its values are reduced to them. Labels that are not one per sample choose nothing.
+    Sets `info.samples` to their batch indices and `info.extra["labels"]` to their labels; reduces
+    the values to them. Does nothing unless there is one label per sample.
     """
     labels, raw.labels = raw.labels, None
     if labels is None or not count:
@@ -36,7 +36,7 @@ def choose_samples(raw: RawStep, count: int) -> None:
         _first_values(raw, count)
         return
     layout = raw.layout
-    if (pooled := layout.rows < layout.samples).any():  # the others have no numbers of their own
+    if (pooled := layout.rows < layout.samples).any():  # the rest has no rows
         found = found[: int(layout.rows[pooled].min())]
     raw.info.samples = chosen = balanced(found, count)
     raw.info.extra = {**raw.info.extra, "labels": [str(found[i]) for i in chosen]}
@@ -45,9 +45,9 @@ def choose_samples(raw: RawStep, count: int) -> None:
 
 
 def balanced(labels: Sequence[Any], count: int) -> list[int]:
-    """Returns up to `count` places, taking the first of each label, then the second, and so on.
+    """Returns up to `count` indices: the first of each label, then the second, and so on.
 
-    Labels take turns in ascending order (numbers before texts), so that the order is the same in
+    Labels alternate in ascending order (numbers before strings), so that the order is the same in
     every batch that has all of them.
     """
     places: dict[Any, list[int]] = {}
@@ -68,7 +68,7 @@ def _rank(label: Any) -> tuple[bool, float, str]:
 
 
 def _first_values(raw: RawStep, count: int) -> None:
-    """All samples' values were kept until it is known which are chosen."""
+    """Cuts the values to the first samples; all samples' values were kept until now."""
     _reduce_values(raw, np.arange(count))
 
 

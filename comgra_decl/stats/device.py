@@ -1,20 +1,20 @@
-"""Tensors on an accelerator: reduced there, brought over in one piece, never waited for.
+"""Reduces tensors on an accelerator and copies the sums to the host asynchronously.
 
 Everything runs on the stream that is current when the tensor is seen, so it is ordered after the
-operation that made it and before what overwrites it. The sums of a step and its histogram elements
-travel in one non-blocking copy to pinned memory, followed by an event; only the writer thread waits
-for that event. A NaN costs nothing extra here: nothing branches on a value.
+operation that created the tensor and before any that overwrites it. The sums of a step and its
+histogram elements are copied to pinned memory in one non-blocking copy, followed by an event; only
+the writer thread waits for that event. NaN costs nothing extra: nothing branches on a value.
 
-On a GPU with Triton each number is read once (`fused`). Small tensors are put off, so that one
-launch reads many: they are held until then, and what has been written meanwhile (`_version` says
-so) is not recorded but named, and read at once from the next step on. Writes that torch does not
-count (`.data`, kernels of others) are found by trying: before a tensor is put off for the first
-time, it is read both at once and later, and must give the same numbers.
+On a GPU with Triton each number is read once (`fused`). Small tensors are deferred, so that one
+launch reads many. Tensors written in the meantime (`_version` tells) are not recorded but
+reported, and are read immediately from the next step on. Writes that torch does not count (`.data`,
+foreign kernels) are found by trying: before a tensor is deferred for the first time, it is read
+both immediately and later, and both must give the same numbers.
 
-Elsewhere torch's operations serve (`sums.lean`).
+On other accelerators torch's operations are used (`sums.lean`).
 
-What a step leaves on a device takes some tens of MiB at most: beyond, it is copied to the host
-within the step, and tensors of very many samples leave `moments`.
+A step holds at most some tens of MiB on a device: beyond that, results are copied to the host
+within the step, and tensors with very many samples are reduced to `moments`.
 """
 
 from __future__ import annotations
@@ -52,29 +52,29 @@ from comgra_decl.stats.trie import Form, Node, Part, PutOff
 ASYNCHRONOUS = ("cuda", "xpu")
 """Device types with streams, events and pinned copies."""
 AWAY = (*ASYNCHRONOUS, "mps")
-"""Those on which tensors are reduced; those of others are read as copies on the host."""
+"""Device types on which tensors are reduced; others are copied to the host and read there."""
 
 _HOST = torch.device("cpu")
 _NOTHING = torch.empty(0, dtype=torch.uint8)
 _log = logging.getLogger("comgra_decl")
 
 _SMALL = 1 << 20
-"""Bytes of a tensor from which on it is read at once: a launch of its own is no loss then."""
+"""Bytes from which a tensor is read immediately: a separate launch costs little then."""
 _MOST_HELD, _MOST_BYTES_HELD = 64, 32 << 20
-"""Tensors, and bytes, that are held until they are read together."""
+"""Maximum number of deferred tensors, and of their bytes, before they are read together."""
 
 OVERWRITTEN = "it was written in place before it was read; it is read at once from now on"
 
 
 class Held:
-    """A tensor that is read later.
+    """A deferred tensor.
 
     Args:
-        node: what is known of it.
+        node: node of the tensor.
         rows: contiguous memory with its numbers.
-        source: the tensor itself if that is its memory; a view made without autograd counts no
-            versions. None for a copy of ours, which nobody writes.
-        tried: whether it was read at once, too.
+        source: the tensor itself if `rows` is its memory; a view created without autograd counts no
+            versions. None for a private copy, which no other code writes.
+        tried: whether it was also read immediately.
     """
 
     __slots__ = ("node", "rows", "source", "tried", "version")
@@ -87,16 +87,16 @@ class Held:
 
     @property
     def index(self) -> int:
-        """Its number within the step."""
+        """Number of the tensor within the step."""
         return self.node.index
 
     @property
     def is_written(self) -> bool:
-        """Whether it was written since."""
+        """Whether the tensor was written since."""
         return self.source is not None and self.source._version != self.version
 
     def shows(self, tensor: Tensor, batch_dim: int | None, values: bool) -> bool:
-        """Whether this is a tensor, unchanged and reduced in this way."""
+        """Whether this is the given tensor, unchanged and reduced the same way."""
         shape = self.node.shape
         same = self.source is tensor and not values and shape.batch_dim == batch_dim
         return same and not self.is_written
@@ -104,22 +104,22 @@ class Held:
 
 @dataclass
 class _Read:
-    """Nodes whose results are in memory of the device; `tried`: only to compare."""
+    """Nodes whose results are in device memory; `tried`: for comparison only."""
 
     nodes: list[Node]
-    launched: Launched | None = None  # None: results of torch's operations, in order
+    launched: Launched | None = None  # None: computed by torch's operations, in order
     tried: bool = False
 
 
 @dataclass
 class _Step:
-    """What a device contributes to the step in progress."""
+    """One device's contribution to the current step."""
 
     reads: list[_Read] = field(default_factory=list)
-    sums: list[Tensor] = field(default_factory=list)  # by torch's operations, as `reads` has them
-    picks: list[Tensor] = field(default_factory=list)  # of those, where there is a sample
+    sums: list[Tensor] = field(default_factory=list)  # by torch's operations, as in `reads`
+    picks: list[Tensor] = field(default_factory=list)  # their histogram samples, if any
     pooled: list[tuple[Node, Pooled]] = field(default_factory=list)
-    # by torch's operations: raw sums of chunks of samples, as bytes on the host
+    # by torch's operations: raw sums of sample chunks, as bytes on the host
     chunks: list[tuple[Node, Tensor]] = field(default_factory=list)
     held: list[Held] = field(default_factory=list)
     bytes_held: int = 0
@@ -128,33 +128,33 @@ class _Step:
 
 
 class DeviceStep:
-    """What one device contributes to the step in progress; used again for the next.
+    """One device's contribution to the current step; reused for later steps.
 
     Args:
-        device: which one.
-        launcher: of the fused kernels; None where torch's operations serve.
+        device: the device.
+        launcher: launcher of the fused kernels; None: use torch's operations.
     """
 
     def __init__(self, device: torch.device, launcher: Launcher | None = None) -> None:
         self.device = device
         self.launcher = launcher
-        self._before: Launcher | None = None  # which has failed in this step, and read some of it
+        self._before: Launcher | None = None  # failed in this step after reading part of it
         self._module: Any = getattr(torch, device.type) if device.type in ASYNCHRONOUS else None
-        self._stream: Any = None  # the last one used, also over steps: they share the memory
-        self._address = 0  # of that stream, on CUDA
+        self._stream: Any = None  # last stream used, across steps, since they share memory
+        self._address = 0  # address of that stream, on CUDA
         self.wide = wide_dtype(device)
         self._together = False
         self._step = _Step()
 
     def restart(self) -> None:
-        """Forgets the step in progress."""
+        """Discards the current step."""
         self._step = _Step()
         self._before = None
         if self.launcher is not None:
             self.launcher.restart()
 
     def take_compiling(self) -> float:
-        """Returns the seconds in which kernels were compiled since this was last asked."""
+        """Returns the seconds spent compiling kernels since the last call."""
         launcher = self.launcher or self._before
         seconds = 0.0
         if launcher is not None:
@@ -163,14 +163,14 @@ class DeviceStep:
 
     @property
     def lost(self) -> list[int]:
-        """Numbers of the tensors that were written before they could be read."""
+        """Numbers of the tensors written before they could be read."""
         return self._step.lost
 
     def follow(self) -> None:
-        """Orders what comes next on the current stream after all we did on others.
+        """Orders later work on the current stream after this object's work on other streams.
 
         Raises:
-            CannotReduceError: while a graph is being captured, which would then replay us.
+            CannotReduceError: A graph is being captured, which would replay our operations.
         """
         if self._module is None:
             return
@@ -179,21 +179,21 @@ class DeviceStep:
         stream = self._module.current_stream(self.device)
         if self._stream is not None and stream != self._stream:
             with self._module.stream(self._stream):
-                self.flush()  # where those that are held were made
+                self.flush()  # on the stream where the deferred tensors were created
             stream.wait_stream(self._stream)
             self._step.several_streams = True
         self._stream = stream
         self._address = getattr(stream, "cuda_stream", 0)
 
     def _stays(self) -> bool:
-        """Whether `follow` would do nothing, in a fraction of the time."""
+        """Whether `follow` would do nothing, at a fraction of its cost."""
         if self._module is None:
             return True
         current: int = torch._C._cuda_getCurrentRawStream(self.device.index)
         return current == self._address and not torch.cuda.is_current_stream_capturing()
 
     def describe(self, node: Node, tensor: Tensor) -> None:
-        """Fills in what is worked out once for a tensor of this device."""
+        """Fills in facts computed once per tensor of this device."""
         shape, launcher = node.shape, self.launcher
         node.size = Rows(shape.samples, shape.elements, node.stride, node.count)
         if launcher is None:
@@ -205,9 +205,9 @@ class DeviceStep:
             node.holder = self
 
     def hold(self, node: Node, tensor: Tensor) -> Held | None:
-        """Holds a tensor as it is; None if there is more to do for it (`reduce`).
+        """Defers a tensor unchanged; returns None if it needs more work (`reduce`).
 
-        No operation of torch is involved, so nothing has to be kept from seeing it.
+        Calls no torch operation, so no mode or hook can observe it.
         """
         step = self._step
         if self.launcher is None or not (self._together or node.put_off is PutOff.SAFE):
@@ -215,7 +215,7 @@ class DeviceStep:
         if not self._together and (
             len(step.held) >= _MOST_HELD - 1 or step.bytes_held + _SMALL >= _MOST_BYTES_HELD
         ):
-            return None  # they would be read now
+            return None  # adding one would trigger reading them now
         usual = tensor.is_contiguous() and not (tensor.is_neg() or tensor.is_inference())
         if not (usual and tensor.data_ptr() and self._stays()):
             return None
@@ -225,24 +225,24 @@ class DeviceStep:
         return held
 
     def begin_together(self) -> None:
-        """Holds whatever is added, until `end_together` reads it: nothing else runs meanwhile."""
+        """Defers all added tensors until `end_together`; no other code runs in between."""
         self.flush()
         self._together = True
 
     def end_together(self) -> None:
-        """Reads what was added since `begin_together` in as few launches as possible."""
+        """Reads tensors added since `begin_together` in as few launches as possible."""
         self._together = False
         if self._step.held:
             self.follow()
             self.flush()
 
     def reduce(self, node: Node, rows: Tensor, source: Tensor) -> None:
-        """Reduces the rows of a tensor: at once, or as soon as it is worth it.
+        """Reduces the rows of a tensor, immediately or deferred.
 
         Args:
-            node: what is known of it.
+            node: node of the tensor.
             rows: contiguous [r, n], r and n > 0.
-            source: the tensor, whose memory that may be.
+            source: the tensor, which may own that memory.
         """
         if self.launcher is None:
             self._by_torch(node, rows)
@@ -276,7 +276,7 @@ class DeviceStep:
             self.flush()
 
     def flush(self) -> None:
-        """Reads the tensors that are held."""
+        """Reads the deferred tensors."""
         step = self._step
         held, step.held, step.bytes_held = step.held, [], 0
         kinds: dict[Hashable, list[Held]] = {}
@@ -342,7 +342,7 @@ class DeviceStep:
         return _bytes_of([sums.to(_HOST).to(torch.float64)])
 
     def add_rows(self, node: Node, rows: Tensor) -> None:
-        """Takes raw sums [r, 8] as they are."""
+        """Adds precomputed raw sums [r, 8]."""
         self._take(node, rows, None)
 
     def _take(self, node: Node, sums: Tensor, sample: Tensor | None) -> None:
@@ -352,7 +352,7 @@ class DeviceStep:
             self._step.picks.append(sample)
 
     def to_host(self, value: Tensor) -> NDArray[Any]:
-        """Returns the array that will hold a copy of `value` once the step has been waited for."""
+        """Returns an array that holds a copy of `value` once the step's event has passed."""
         value = value.resolve_conj().resolve_neg().contiguous()
         if value.dtype == torch.complex32:
             value = value.to(torch.complex64)
@@ -363,31 +363,31 @@ class DeviceStep:
         return as_numpy(host)
 
     def launch(self, form: Form, part: Part) -> Fetch:
-        """Reduces what is left of this step and starts the copy to the host."""
+        """Reduces the rest of this step and starts the copy to the host."""
         self.follow()
         self.flush()
         step = self._step
-        if step.several_streams:  # memory of one stream, read on another
+        if step.several_streams:  # memory of one stream is read on another
             for tensor in (*step.sums, *step.picks):
                 tensor.record_stream(self._stream)
         sums = [self._group_sums(group.rows[0, :rows]) for group, rows, _ in part.groups]
         sums += step.sums
-        if self.wide is not torch.float64 and sums:  # one copy, for which the program waits
+        if self.wide is not torch.float64 and sums:  # one copy, which blocks the program
             sums = [torch.cat(sums).to(_HOST).to(torch.float64)]
         grouped = [node for node in part.nodes if node.group is not None and node.count]
         picks = step.picks + [_group_sample(node) for node in grouped]
         launcher = self.launcher or self._before
         arenas = () if launcher is None else launcher.arenas
         results, samples, moments = [[*arena.used()] for arena in arenas] or ([], [], [])
-        # samples take four bytes each: they come last, so that all of it is aligned
+        # samples have four bytes each: they come last to keep all aligned
         pieces = [_bytes_of(sums), *results, *moments, _bytes_of(picks), *samples]
         ends = np.cumsum([1, len(results), len(moments), 1]).tolist()
         fetched = self._fetched(pieces)
         shipped = [arena.shipped for arena in arenas] or [[], [], []]
-        step.sums, step.picks = [], []  # else their memory would be held until somebody waits
+        step.sums, step.picks = [], []  # free their memory before the copy is awaited
         event = None
         if self._module is not None:
-            # else the thread that waits for it would keep a core busy
+            # a blocking event, since a spinning wait would keep a core busy
             how = {"blocking": True} if self.device.type == "cuda" else {}
             event = self._module.Event(**how)
             event.record(self._stream)
@@ -404,7 +404,7 @@ class DeviceStep:
         return exact(rows) if self.wide is torch.float64 else lean(rows, self.wide)
 
     def _fetched(self, pieces: Sequence[Tensor]) -> list[Tensor]:
-        """Starts copies into one piece of memory of the host; returns that of each, as bytes."""
+        """Starts copies into one block of host memory; returns each copy's part of it, as bytes."""
         sizes = [piece.nbytes for piece in pieces]
         pinned = self._module is not None
         host = buffer(sum(sizes), dtype=torch.uint8, device=_HOST, pinned=pinned).split(sizes)
@@ -432,7 +432,7 @@ def _sample(rows: Tensor, stride: int) -> Tensor:
 
 
 class _Hosts(NamedTuple):
-    """Where on the host what was fetched will be: bytes; of an arena, block by block."""
+    """Locations on the host of fetched data, as bytes; of an arena, block by block."""
 
     sums: Tensor
     results: list[Tensor]
@@ -443,12 +443,12 @@ class _Hosts(NamedTuple):
 
 class _Contents(NamedTuple):
     step: _Step
-    grouped: list[Node]  # those of groups that have samples
+    grouped: list[Node]  # nodes of groups with samples
     hosts: _Hosts
 
 
 class Fetch:
-    """Copies under way: in memory of the host, valid after the event."""
+    """Pending copies in host memory, valid after the event."""
 
     def __init__(self, event: Any, form: Form, part: Part, contents: _Contents) -> None:
         self._event, self._form, self._part = event, form, part
@@ -460,7 +460,7 @@ class Fetch:
         histogram: NDArray[np.float32],
         aggregates: dict[int, NDArray[np.float64]],
     ) -> None:
-        """Waits for the copy and puts it where the step's results lie; the second call is free."""
+        """Waits for the copy and stores the step's results; a second call is free."""
         contents, self._contents = self._contents, None
         if contents is None:
             return
@@ -484,7 +484,7 @@ class Fetch:
         return slice(start, start + node.count)
 
     def _put_sums(self, step: _Step, hosts: _Hosts, raw: NDArray[np.float64]) -> None:
-        """Those that torch's operations have computed: of the groups, then of single tensors."""
+        """Stores sums computed by torch's operations: groups first, then single tensors."""
         spans = [slice(first, first + rows) for _, rows, first in self._part.groups]
         spans += [self._rows_of(r.nodes[0].index) for r in step.reads if r.launched is None]
         found, at = _raw_sums(hosts.sums), 0
@@ -565,14 +565,14 @@ def _floats(host: Tensor) -> NDArray[np.float32]:
 
 
 def _judge(node: Node, later: NDArray[np.float64], at_once: NDArray[np.float64]) -> None:
-    """A tensor was read at once and later: only if that gave the same it may be put off."""
+    """Allows deferring a tensor if reading it later gave the same sums as immediately."""
     if node.put_off is PutOff.SEEN:
         same = np.array_equal(later, at_once, equal_nan=True)
         node.put_off = PutOff.SAFE if same else PutOff.NEVER
 
 
 def wide_dtype(device: torch.device) -> torch.dtype:
-    """Returns what sums are made in on a device: float64, where it has that."""
+    """Returns the dtype for sums on a device: float64 where supported."""
     if device.type == "mps":
         return torch.float32
     if device.type == "xpu":
@@ -582,10 +582,10 @@ def wide_dtype(device: torch.device) -> torch.dtype:
 
 
 def device_step(device: torch.device) -> DeviceStep:
-    """Returns what reduces tensors on a device as cheaply as it can be done there."""
+    """Returns the cheapest reducer for a device."""
     started = time.perf_counter()
     made = launcher_class(device.type)
     launcher = None if made is None else made(device)
     if launcher is not None:
-        launcher.compiling = time.perf_counter() - started  # Triton itself was imported
+        launcher.compiling = time.perf_counter() - started  # importing Triton counts, too
     return DeviceStep(device, launcher)

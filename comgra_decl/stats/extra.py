@@ -1,4 +1,4 @@
-"""Collects what `measures` say of the tensors of a step, as more columns of its raw sums."""
+"""Collects the results of `measures` for a step's tensors, as extra columns of its raw sums."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from comgra_decl.stats.support import plain, with_memory
 
 @dataclass(slots=True)
 class _Piece:
-    """Columns of one tensor, still in the form in which they were computed."""
+    """Columns of one tensor, in the form in which they were computed."""
 
     tensor: int
     columns: list[int]
@@ -32,10 +32,10 @@ class _Piece:
 
 
 class Extras:
-    """The opt-in statistics of the step in progress, one column per name.
+    """The opt-in statistics of the current step, one column per name.
 
     Args:
-        names: all of them, in stored order.
+        names: all names, in stored order.
     """
 
     def __init__(self, names: Iterable[str]) -> None:
@@ -45,14 +45,14 @@ class Extras:
         self._done: set[tuple[int, Measure]] = set()
 
     def clear(self) -> None:
-        """Begins another step."""
+        """Starts another step."""
         self._pieces, self._done = [], set()
 
     def add(self, index: int, tensor: Tensor, batch_dim: int | None, measure: Measure) -> bool:
-        """Measures a tensor that the reducer took as number `index`; returns whether it applied.
+        """Measures the tensor with the number `index`. Returns whether the measure applies.
 
         Raises:
-            FunctionError: a function of the user's failed; there is no statistic of it.
+            FunctionError: A user function failed; its statistic is missing.
         """
         if (index, measure) in self._done:  # the same tensor under another name
             return True
@@ -70,7 +70,7 @@ class Extras:
             event = None
             if packed.device.type != "cpu":
                 packed, event = _to_host(packed)
-        # of several names that are computed together, only some may be wanted
+        # a measure computes several names; only some may be selected
         columns = [self._columns.get(name, -1) for name in measure.names]
         self._pieces.append(_Piece(index, columns, packed, finish, event))
         return True
@@ -85,14 +85,14 @@ class Extras:
 
         Args:
             starts: first row of each tensor.
-            rows: how many rows each has.
-            aggregates: of tensors of which not all samples have rows: mean, std and abs-max of each
-                formula, float64 [formulas, 3], valid when the contents are made valid; those of
-                the extra statistics are put behind them.
+            rows: number of rows of each tensor.
+            aggregates: for tensors with more samples than rows: mean, std and abs-max of each
+                formula, float64 [formulas, 3], valid once the contents are; the extra statistics'
+                aggregates are appended.
 
         Returns:
-            float64 [all rows, len(names)], NaN where there is none, and what makes its contents
-            valid; that may be called on another thread.
+            float64 [all rows, len(names)], NaN where missing, and a function that fills in its
+            contents; callable on another thread.
         """
         table = np.full((int((starts + rows).max(initial=0)), len(self.names)), np.nan)
         pieces, self._pieces, self._done = self._pieces, [], set()
@@ -100,7 +100,7 @@ class Extras:
 
 
 class _Settle:
-    """Fills the table, once."""
+    """Fills the table once."""
 
     def __init__(
         self,
@@ -125,7 +125,7 @@ class _Settle:
         if piece.finish is not None:
             try:
                 values = piece.finish(values)
-            except np.linalg.LinAlgError:  # did not converge: there is no such number
+            except np.linalg.LinAlgError:  # did not converge: the value stays missing
                 return
         start = self._starts[piece.tensor]
         kept = values[: self._rows[piece.tensor]]
@@ -145,7 +145,7 @@ class _Settle:
 
 
 def _to_host(packed: Tensor) -> tuple[Tensor, Any]:
-    """Starts the copy to pinned memory; returns it and the event after which it is there."""
+    """Starts the copy to pinned memory. Returns it and the event that completes it."""
     host = buffer(*packed.shape, dtype=packed.dtype, device=torch.device("cpu"), pinned=True)
     host.copy_(packed, non_blocking=True)
     module: Any = getattr(torch, packed.device.type)

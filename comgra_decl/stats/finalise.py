@@ -1,7 +1,7 @@
-"""Raw sums of recorded steps to what is stored of them; runs on the writer thread.
+"""Turns raw sums of recorded steps into stored records; runs on the writer thread.
 
 That thread shares the interpreter with the training, so there is hardly any Python per step:
-consecutive steps of the same layout are one set of array operations.
+consecutive steps of the same layout share one set of array operations.
 """
 
 from __future__ import annotations
@@ -27,18 +27,18 @@ def finalise(
     bins: int | None,
     extra: tuple[str, ...] = (),
 ) -> list[StepBatch]:
-    """Returns what to store of `steps`, one batch per run of steps with the same layout object.
+    """Returns the batches to store for `steps`: one per run of steps with the same layout object.
 
-    Waits for results that are still on their way from the training thread or a device.
+    Waits for pending results from the training thread or a device.
 
     Args:
         steps: in the order they were recorded.
-        statistics: names, in stored order: those with a formula (`statistics` module), then those
-            of `extra`.
-        sample_count: samples recorded individually, the first ones of the batch; a tensor without
+        statistics: names in stored order: those with a formula (module `statistics`), then `extra`.
+        sample_count: number of samples recorded individually, the first of the batch; a tensor
+            without batch dim is a single sample 0.
             batch dim is its own sample 0.
         bins: histogram bins, or None for no histograms.
-        extra: names of the columns of `RawStep.extra`; where a step has none, they are NaN.
+        extra: names of the columns of `RawStep.extra`; NaN for steps without them.
     """
     batches = []
     for (layout, _), group in groupby(steps, key=_form):
@@ -84,7 +84,7 @@ def _batch(
 
 
 def _chosen(steps: list[RawStep], count: int) -> NDArray[np.int64] | None:
-    """Returns the chosen places [k, count], -1 for none; None if nothing was chosen."""
+    """Returns the chosen indices [k, count], -1 for none; None if no samples were chosen."""
     if not count or all(step.chosen is None for step in steps):
         return None
     places = np.tile(np.arange(count), (len(steps), 1))
@@ -96,7 +96,7 @@ def _chosen(steps: list[RawStep], count: int) -> NDArray[np.int64] | None:
 
 
 class _Plan:
-    """What can be worked out once for all steps of a layout."""
+    """Precomputed data of a layout, shared by all its steps."""
 
     def __init__(self, layout: Layout) -> None:
         starts, rows = layout.starts, layout.rows
@@ -125,8 +125,8 @@ class _Plan:
     ) -> tuple[NDArray[np.float32], NDArray[np.float32]]:
         """Returns aggregates [k, n, statistics, 3] and samples [k, n, sample_count, statistics].
 
-        `names` are those of the statistics, and those of the columns of `RawStep.extra`.
-        `chosen` [k, sample_count] are places in the batch, -1 for none; None: the first ones.
+        `names` are the statistics and the columns of `RawStep.extra`. `chosen` [k, sample_count]
+        are indices in the batch, -1 for none; None: the first ones.
         """
         k, n, count = len(steps), len(self.tensors), len(names[0])
         aggregates = np.full((k, n, count, len(AGGREGATES)), np.nan, np.float32)
@@ -184,13 +184,13 @@ class _Plan:
             np.copyto(samples, picked, where=has[None, :, :, None], casting="same_kind")
 
     def _sample_rows(self, count: int) -> tuple[NDArray[np.bool_], NDArray[np.int64]]:
-        """Returns which samples have a row, and which one (0 where not), both [n, count]."""
+        """Returns which samples have a row, and its index (0 if none), both [n, count]."""
         number = np.arange(count)
         has = number < self._rows[self.tensors, None]
         return has, np.where(has, self._starts[self.tensors, None] + number, 0)
 
     def _pick(self, table: Floats, samples: NDArray[np.float32], chosen: NDArray[np.int64]) -> None:
-        """Fills in the chosen samples; a tensor without batch dim is its own sample 0."""
+        """Fills in the chosen samples; a tensor without batch dim is a single sample 0."""
         batched, rows = self._batched[self.tensors, None], self._rows[self.tensors, None]
         for i, places in enumerate(chosen):
             number = np.where(batched, places, np.arange(len(places)))
@@ -202,7 +202,7 @@ class _Plan:
     def count(
         self, steps: list[RawStep], bins: int | None
     ) -> tuple[NDArray[np.uint32] | None, NDArray[np.float32] | None]:
-        """Returns counts [k, n, bins] and ranges [k, n, 2], or None without histograms."""
+        """Returns counts [k, n, bins] and ranges [k, n, 2]; None without histograms."""
         starts = steps[0].histogram_starts
         values = [s.histogram_values for s in steps if s.histogram_values is not None]
         if bins is None or starts is None or not values:
@@ -216,7 +216,7 @@ class _Plan:
 
 
 def _of(aggregates: Floats, names: tuple[str, ...], extra: tuple[str, ...]) -> Floats:
-    """Returns those of some statistics: of formulas, which come first, and of measures."""
+    """Returns the aggregates of the named statistics: formulas first, then measures."""
     places = {name: i for i, name in enumerate((*FORMULAS, *extra))}
     found = np.full((len(places), len(AGGREGATES)), np.nan)
     found[: len(aggregates)] = aggregates

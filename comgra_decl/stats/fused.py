@@ -1,11 +1,11 @@
-"""Raw sums of any number of tensors on a GPU in few launches, each number read once.
+"""Computes raw sums of many tensors on a GPU in few launches; each number is read once.
 
-What a launch covers is worked out once for tensors of the same sizes (`Plan`) and its table stays
-on the device. Its results, one row for each piece of a long row and for each short row, stay in
-memory that every step uses again (`Arena`), until all of them are fetched in one copy. The pieces
-of a row are put together on the host, in float64, by the thread that writes.
+The work of a launch is planned once for tensors of the same sizes (`Plan`), and its table stays
+on the device. The results, one row per piece of a long row and per short row, go to memory that
+every step reuses (`Arena`) and are fetched in one copy. The writer thread merges the pieces of a
+row on the host, in float64.
 
-The kernels are those of `triton_kernels`; where Triton is missing, there is no `Launcher`.
+The kernels are in `triton_kernels`; without Triton there is no `Launcher`.
 """
 
 from __future__ import annotations
@@ -31,30 +31,30 @@ from comgra_decl.stats.support import work_dtype
 Floats = NDArray[np.float64]
 
 _WIDTHS = (16, 64, 256, 1024, 4096)
-"""Of the tiles that short rows are read in: each is a variant to compile, so there are few."""
+"""Tile widths for short rows: each is a compiled variant, so there are few."""
 _TILE = 4096
-"""Numbers of a tile: rows of up to so many are short ones."""
+"""Numbers per tile; rows up to this length are short."""
 _BLOCK = 1024
 """Numbers of a long row that a program reads at a time."""
 _LEAST_PIECE, _MOST_PIECE = 4 * _BLOCK, 64 * _BLOCK
-"""Numbers that a program reads: float32 lanes add up at most 64 of them."""
+"""Numbers per program: each float32 lane sums at most 64 of them."""
 _PROGRAMS = 528
-"""Programs that keep a GPU busy: four for each multiprocessor of the largest ones."""
+"""Programs that keep a GPU busy: four per multiprocessor of the largest GPUs."""
 _MOST_PLANS = 512
 _RESULT_ROWS, _SAMPLES = 1 << 14, 1 << 18
-"""Rows and samples of one block of an arena: 1 MiB each."""
+"""Rows and samples per arena block: 1 MiB each."""
 _KEPT = 8
-"""Blocks of that size that an arena keeps from step to step; larger ones are given back."""
+"""Blocks of that size that an arena keeps between steps; larger ones are freed."""
 _MOST_LIVE = 16 << 20
-"""Bytes of an arena on the device from which on they are copied to the host within the step."""
+"""Bytes of an arena on the device above which it is copied to the host within the step."""
 _MOMENT_ROWS = 1024
 """Samples whose moments a program computes."""
 _LONG_CHUNK = CHUNK_ROWS // 16
-"""Samples of long rows that are reduced at a time where there are very many: a program each."""
+"""Samples of long rows reduced at a time for tensors of very many samples: one program each."""
 
 
 class Rows(NamedTuple):
-    """A contiguous tensor as rows, and which of its elements are its histogram's sample."""
+    """A contiguous tensor as rows, and its elements in the histogram sample."""
 
     rows: int
     length: int
@@ -63,18 +63,18 @@ class Rows(NamedTuple):
 
 
 class Plan:
-    """How tensors of given sizes are read in one launch.
+    """How to read tensors of given sizes in one launch.
 
     Args:
-        tensors: of one dtype; all of their rows long, or all short and of one width.
-        whole: reads each row in one piece, however long it is.
+        tensors: sizes of tensors of one dtype; rows are all long, or all short of one width.
+        whole: whether to read each row in one piece, whatever its length.
 
     Attributes:
-        width: of the tiles; 0 where rows are long.
-        table: int64 [programs, columns], as `triton_kernels` says.
-        results: rows of results.
-        samples: histogram elements.
-        rows: rows of all the tensors.
+        width: tile width; 0 for long rows.
+        table: int64 [programs, columns], see `triton_kernels`.
+        results: number of result rows.
+        samples: number of histogram elements.
+        rows: number of rows of all tensors.
     """
 
     def __init__(self, tensors: Sequence[Rows], *, whole: bool = False) -> None:
@@ -122,12 +122,12 @@ class Plan:
         return flat
 
     def _ends(self, each: Rows, piece: int) -> NDArray[np.int64]:
-        """Returns the results after the last one of each row."""
+        """Returns the index after the last result of each row."""
         pieces = 1 if self.width else -(-each.length // piece)
         return self.results + pieces * np.arange(1, each.rows + 1)
 
     def _add_samples(self, part: NDArray[np.int64], each: Rows) -> None:
-        """Gives each program the elements of the sample that it reads anyway."""
+        """Assigns each program the sample elements that it reads anyway."""
         if not each.picked:
             part[:, 6] = 1
             return
@@ -146,7 +146,7 @@ class Plan:
         shift = results[:, Raw.PIVOT] - np.repeat(pivot, pieces)
         sums, squares = results[:, Raw.SUM], results[:, Raw.SQUARES]
         with np.errstate(all="ignore"):
-            # about another pivot; what is not finite stays what it is
+            # shift to the common pivot; non-finite sums stay unchanged
             known = np.isfinite(sums)
             moved = np.where(known, sums + self._lengths * shift, sums)
             spread = squares + shift * (2.0 * np.where(known, sums, 0.0) + self._lengths * shift)
@@ -160,17 +160,17 @@ class Plan:
 
 
 def width_of(length: int) -> int:
-    """Returns the width of the tiles in which rows of a length are read; 0: they are long."""
+    """Returns the tile width for rows of a length; 0 for long rows."""
     return next((width for width in _WIDTHS if length <= width), 0)
 
 
 class Arena:
-    """Memory on a device for what the launches of a step leave, used again by the next one.
+    """Device memory for the results of a step's launches, reused by the next step.
 
-    Where a step leaves a lot, copies to the host begin within it, and the memory is used again.
+    If a step leaves much data, copies to the host start within it and the memory is reused.
 
     Attributes:
-        shipped: the first blocks, on the host: uint8, valid when the stream has come so far.
+        shipped: the first blocks on the host, uint8; valid once the stream has reached the copy.
     """
 
     def __init__(self, device: torch.device, dtype: torch.dtype, size: int, columns: int) -> None:
@@ -181,9 +181,9 @@ class Arena:
         self.shipped: list[Tensor] = []
 
     def take(self, size: int) -> tuple[int, int]:
-        """Returns (block, place) of the next `size` rows.
+        """Returns (block, row) of the next `size` rows.
 
-        Until then, what was taken before must be known to the stream: it may be copied now.
+        Work on previously taken rows must have been queued on the stream: this call may copy them.
         """
         if self._used and self._used[-1] + size <= len(self._blocks[len(self._used) - 1]):
             self._used[-1] += size
@@ -200,16 +200,16 @@ class Arena:
         return len(self.shipped) + number, 0
 
     def block(self, number: int) -> Tensor:
-        """Returns the memory of a block that was taken last, [rows, columns]."""
+        """Returns the memory of the current block, [rows, columns]."""
         return self._blocks[number - len(self.shipped)]
 
     def used(self) -> Iterator[Tensor]:
-        """Yields what was taken and is not shipped, block by block."""
+        """Yields taken rows that were not copied yet, block by block."""
         for block, size in zip(self._blocks, self._used, strict=False):
             yield block[:size]
 
     def restart(self) -> None:
-        """Forgets what was taken; what is larger than usual is given back."""
+        """Discards everything taken; frees blocks above the usual size."""
         self._clear()
         self.shipped = []
 
@@ -219,7 +219,7 @@ class Arena:
 
 
 def to_host(tensor: Tensor) -> Tensor:
-    """Starts a copy of contiguous memory to the host; returns it as bytes, which come later."""
+    """Starts a copy of contiguous memory to the host; returns it as bytes, valid later."""
     source = tensor.reshape(-1).view(torch.uint8)
     pinned = tensor.device.type != "cpu"
     host = buffer(source.numel(), dtype=torch.uint8, device=torch.device("cpu"), pinned=pinned)
@@ -228,7 +228,7 @@ def to_host(tensor: Tensor) -> Tensor:
 
 
 class Launched(NamedTuple):
-    """What a launch leaves, and where."""
+    """Results of a launch and their locations."""
 
     plan: Plan
     results: tuple[int, int]
@@ -236,13 +236,13 @@ class Launched(NamedTuple):
 
 
 class Pooled(NamedTuple):
-    """What is left of a tensor of very many samples, and where.
+    """Results for a tensor with very many samples and their locations.
 
     Attributes:
-        rows: (block, place) of the raw sums of the first samples.
-        moments: likewise of the moments of chunks of all samples.
-        chunks: how many there are.
-        sample: likewise of the histogram's sample.
+        rows: (block, row) of the raw sums of the first samples.
+        moments: the same for the moments of chunks of all samples.
+        chunks: number of chunks.
+        sample: the same for the histogram's sample.
     """
 
     rows: tuple[int, int]
@@ -264,34 +264,34 @@ class Launcher:
         self._kernels: Any = triton_kernels
         self._device = device
         self._plans: dict[tuple[tuple[Rows, ...], bool], tuple[Plan, Tensor]] = {}
-        self._handles: dict[Hashable, Any] = {}  # of what was launched before
+        self._handles: dict[Hashable, Any] = {}  # compiled handles by launch signature
         self._by_handle = True
-        self.compiling = 0.0  # seconds in which kernels were compiled, until somebody takes them
+        self.compiling = 0.0  # compile time in seconds, reset when read
         self.results = Arena(device, torch.float64, _RESULT_ROWS, RAW_STATISTICS)
         self.samples = Arena(device, torch.float32, _SAMPLES, 1)
         self.moments = Arena(device, torch.float64, _MOMENT_ROWS, len(FORMULAS) * MOMENTS)
 
     @property
     def arenas(self) -> tuple[Arena, Arena, Arena]:
-        """All of its memory: of results, samples and moments."""
+        """All arenas: results, samples and moments."""
         return self.results, self.samples, self.moments
 
     def restart(self) -> None:
-        """Forgets the step in progress."""
+        """Discards the current step."""
         for arena in self.arenas:
             arena.restart()
 
     @staticmethod
     def takes(dtype: torch.dtype) -> bool:
-        """Whether the kernels read this dtype; others are converted first."""
+        """Whether the kernels read this dtype directly; others are converted first."""
         return dtype in _POINTERS
 
     def launch(self, tensors: Sequence[Tensor], sizes: tuple[Rows, ...]) -> Launched:
-        """Reads contiguous tensors of one dtype, all of whose rows have the same width.
+        """Reads contiguous tensors of one dtype whose rows have the same width.
 
         Args:
-            tensors: on the device; not kept.
-            sizes: of each.
+            tensors: tensors on the device; not retained.
+            sizes: size of each tensor.
         """
         plan, table = self._plan(sizes)
         results, samples = self.results.take(plan.results), self.samples.take(plan.samples)
@@ -301,12 +301,12 @@ class Launcher:
         return Launched(plan, results, samples)
 
     def pool(self, tensor: Tensor, rows: Rows, kept: int) -> Pooled:
-        """Reads a contiguous tensor of very many samples, a chunk of them at a time.
+        """Reads a contiguous tensor with very many samples, one chunk of them at a time.
 
         Args:
-            tensor: on the device; not kept.
-            rows: its size, and which elements are its histogram's sample.
-            kept: how many samples keep a row of raw sums.
+            tensor: tensor on the device; not retained.
+            rows: its size and histogram sample.
+            kept: number of samples that keep a row of raw sums.
         """
         at_once = CHUNK_ROWS if width_of(rows.length) else _LONG_CHUNK
         chunks = tensor.view(rows.rows, rows.length).split(at_once)
@@ -333,7 +333,7 @@ class Launcher:
         return Pooled(first, moments, sum(programs), sample)
 
     def _here(self) -> AbstractContextManager[Any]:
-        """Launches go to the device that is current, which may be another one."""
+        """Makes this device current: launches go to the current device, which may differ."""
         if self._device.type != "cuda" or torch.cuda.current_device() == self._device.index:
             return nullcontext()
         return torch.cuda.device(self._device)
@@ -366,10 +366,10 @@ class Launcher:
     def _run(
         self, kernel: Any, programs: int, arguments: Sequence[Any], constants: Sequence[Any]
     ) -> None:
-        """Launches a kernel, by its compiled handle where it was launched before.
+        """Launches a kernel, through its compiled handle if it was launched before.
 
-        Triton finds out in each launch what it has compiled for such arguments; that takes longer
-        than the launch. Of ours only the address of the first one makes a difference.
+        Triton's own lookup of the compiled variant takes longer than the launch. For these kernels
+        only the alignment of the first address matters.
         """
         grid = (programs, 1, 1)
         key = (kernel, arguments[0].data_ptr() % 16 == 0, arguments[0].dtype, *constants)
@@ -377,7 +377,7 @@ class Launcher:
         if handle is not None and self._by_handle:
             try:
                 handle[grid](*arguments, *constants)
-            except TypeError:  # another Triton wants other arguments
+            except TypeError:  # other Triton versions take other arguments
                 self._by_handle = False
             else:
                 return
@@ -399,10 +399,10 @@ class Launcher:
         return found
 
     def _pointers(self, tensors: Sequence[Tensor]) -> Tensor:
-        """Returns where tensors begin, on the device.
+        """Returns the start addresses of tensors, on the device.
 
-        From memory that is not pinned: the driver has read it when the call returns, so that it
-        may be freed, and nobody waits for the device.
+        Copies from unpinned memory: the driver has read it when the call returns, so that it can be
+        freed without waiting for the device.
         """
         addresses = torch.tensor([tensor.data_ptr() for tensor in tensors], dtype=torch.int64)
         return addresses.to(self._device, non_blocking=True, copy=True)
@@ -428,22 +428,22 @@ def _readable(tensor: Tensor) -> Tensor:
 
 
 def _is_aligned(tensors: Sequence[Tensor], sizes: Sequence[Rows], size: int) -> bool:
-    """Whether each row begins at a multiple of 16 bytes; pieces of rows do, if rows do."""
+    """Whether each row starts at a multiple of 16 bytes; then pieces of rows do, too."""
     lengths = (each.length * size for each in sizes if each.rows > 1)
     addresses = (tensor.data_ptr() for tensor in tensors)
     return not any(number % 16 for number in (*lengths, *addresses))
 
 
 def kind_of(dtype: torch.dtype, size: Rows) -> Hashable:
-    """Returns what tensors that one launch covers have in common: one dtype, one width."""
+    """Returns a key for tensors that one launch can cover: same dtype, same width."""
     return dtype, width_of(size.length)
 
 
 @cache
 def launcher_class(device_type: str) -> type[Launcher] | None:
-    """Returns what launches kernels on a type of device; None where Triton cannot.
+    """Returns the launcher class of a device type; None if Triton does not support it.
 
-    The host is such a device only under Triton's interpreter, for tests.
+    The host is supported only under Triton's interpreter, for tests.
     """
     if device_type != "cuda" and not os.environ.get("TRITON_INTERPRET"):
         return None

@@ -1,7 +1,7 @@
-"""Counting the sampled elements of many tensors and steps into bins.
+"""Bins sampled elements of many tensors and steps.
 
-By a compiled kernel, which holds no lock of Python's while it counts, so that the training goes on
-beside it; where it cannot be compiled, in a few calls of numpy, with the same results.
+Uses a compiled kernel, which releases Python's lock while counting, so that training continues
+beside it; where it cannot be compiled, a few numpy calls give the same results.
 """
 
 from __future__ import annotations
@@ -18,10 +18,10 @@ from numpy.typing import NDArray
 from comgra_decl.stats.kernel import address_of, constant
 
 Samples = NDArray[np.float32]
-_NARROW, _WIDE = 1e-30, 1e37  # ranges in between can be scaled in float32
+_NARROW, _WIDE = 1e-30, 1e37  # ranges in between fit float32 arithmetic
 _HAIR_LESS = 1.0 - 2.0**-22
-_ELEMENTS = 1 << 19  # of several steps that are looked at together
-_PIECE = 1 << 17  # binned at a time, so that intermediate arrays stay in the cache
+_ELEMENTS = 1 << 19  # elements of several steps processed together
+_PIECE = 1 << 17  # elements binned at a time, so that intermediates stay in cache
 
 
 class Counter:
@@ -51,10 +51,10 @@ class Counter:
         self._addresses = np.ascontiguousarray(starts, np.int64)
 
     def __call__(self, samples: list[Samples]) -> tuple[NDArray[np.uint32], NDArray[np.float32]]:
-        """Returns, for k steps, counts [k, tensors, bins] and ranges [k, tensors, 2].
+        """Returns counts [k, tensors, bins] and ranges [k, tensors, 2] for k steps.
 
         Args:
-            samples: of each step, the elements of all tensors, one after the other.
+            samples: per step, the concatenated elements of all tensors.
         """
         kernel = histogram_kernel()
         return self.by_numpy(samples) if kernel is None else self.by_kernel(kernel, samples)
@@ -62,9 +62,9 @@ class Counter:
     def by_kernel(
         self, kernel: _Kernel, samples: list[Samples]
     ) -> tuple[NDArray[np.uint32], NDArray[np.float32]]:
-        """Returns the same, counted by the compiled kernel."""
+        """Computes the same with the compiled kernel."""
         tensors = len(self._starts) - 1
-        # one more bin per tensor takes what is not finite
+        # an extra bin per tensor counts non-finite elements
         counts = np.zeros((len(samples), tensors, self._bins + 1), np.uint32)
         ranges = np.full((len(samples), tensors, 2), np.nan, np.float32)
         starts = self._addresses.ctypes.data
@@ -76,7 +76,7 @@ class Counter:
         return np.ascontiguousarray(counts[..., : self._bins]), ranges
 
     def by_numpy(self, samples: list[Samples]) -> tuple[NDArray[np.uint32], NDArray[np.float32]]:
-        """Returns the same, counted by numpy's operations."""
+        """Computes the same with numpy."""
         tensors = len(self._starts) - 1
         counts = np.zeros((len(samples), tensors, self._bins), np.uint32)
         ranges = np.full((len(samples), tensors, 2), np.nan, np.float32)
@@ -102,14 +102,14 @@ class Counter:
     def _bincount(self, binned: NDArray[np.int32]) -> NDArray[np.intp]:
         """Returns the counts [k, tensors, bins] of bin numbers [k, tensors, size]."""
         steps, tensors, _ = binned.shape
-        stride = self._bins + 1  # one more bin per tensor takes what is not finite
+        stride = self._bins + 1  # an extra bin per tensor counts non-finite elements
         buckets = np.arange(0, steps * tensors * stride, stride, dtype=np.int32)
         binned += buckets.reshape(steps, tensors, 1)
         counted = np.bincount(binned.ravel(), minlength=steps * tensors * stride)
         return counted.reshape(steps, tensors, stride)[..., : self._bins]
 
     def _edges(self, part: Samples) -> tuple[Samples, bool]:
-        """Returns lowest and highest finite elements [k, filled, 2]; whether any is not finite."""
+        """Returns finite minima and maxima [k, filled, 2]; whether any element is non-finite."""
         low = np.minimum.reduceat(part, self._first, axis=1)
         high = np.maximum.reduceat(part, self._first, axis=1)
         wild = np.argwhere(~np.isfinite(low) | ~np.isfinite(high))
@@ -122,12 +122,12 @@ class Counter:
         return np.stack((low, high), -1), len(wild) > 0
 
     def _bin(self, x: Samples, edges: Samples, wild: bool) -> NDArray[np.int32]:
-        """Returns the bin of each element [k, run, size]; `bins` for those that are not finite."""
+        """Returns the bin of each element [k, run, size]; `bins` for non-finite ones."""
         low, high = edges[..., 0, None], edges[..., 1, None]
         with np.errstate(all="ignore"):
             width = high.astype(np.float64) - low
             usual = (width == 0.0) | ((width > _NARROW) & (width < _WIDE)) | np.isnan(width)
-            # a hair less than the bins, so that the highest element stays in the last one
+            # slightly less than the bins, so that the maximum falls into the last bin
             scale = np.where(width > 0.0, self._bins * _HAIR_LESS / width, 0.0)
             position = np.subtract(x, low, dtype=np.float32)
             position *= scale.astype(np.float32)
@@ -340,7 +340,7 @@ _INCREMENT = """\
 
 @cache
 def histogram_kernel() -> _Kernel | None:
-    """Returns the compiled kernel, compiled at the first call; None where that is impossible."""
+    """Returns the kernel, compiled on the first call; None if it cannot be compiled."""
     increment = Template(_INCREMENT)
     assembly = Template(_ASSEMBLY).substitute(
         W=_LANES,

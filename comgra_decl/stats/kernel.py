@@ -1,15 +1,15 @@
-"""One pass over the numbers, compiled for this machine: the fast recipe for raw sums on the CPU.
+"""A compiled single-pass kernel for raw sums on the CPU.
 
-Each torch reduction reads its tensor again; the eight raw sums need eight readings, which is five
-to ten times the cost of one. Here they are one loop over vectors, written in LLVM's assembly and
-compiled in memory by llvmlite at first use (a fraction of a second; no compiler, no files). Where
+Each torch reduction reads its tensor separately; the eight raw sums need eight reads, which cost
+five to ten times as much as one. Here they are one vectorized loop, written in LLVM assembly and
+compiled in memory by llvmlite on first use (a fraction of a second; no compiler, no files). If
 llvmlite is missing or fails there is no kernel, and the recipes of `sums` in torch's operations
-serve, with the same results.
+compute the same results.
 
-The loop, for every row: the pivot is the mean of the first 4096 elements. Every 512 elements, the
-sums in the lanes of a vector are added to lanes of float64, so that rounding does not grow with
-the row. Rows that cannot be trusted (a sum is NaN or infinite, or the spread is so
-small that its squares vanish) are marked by -1 in the column NONFINITE and counted in the result.
+For every row, the pivot is the mean of the first 4096 elements. Every 512 elements, the sums in
+the lanes of a vector are added to lanes of float64, so that rounding does not grow with the row.
+Unreliable rows (a sum is NaN or infinite, or the spread is so small that its squares vanish) are
+marked by -1 in the column NONFINITE and counted in the result.
 """
 
 from __future__ import annotations
@@ -30,14 +30,14 @@ Kernel = Callable[[int, int, int, int], int]
 
 @dataclass(frozen=True)
 class _Type:
-    """How numbers lie in memory, and the precision and number of lanes they are added up in."""
+    """Memory format of the numbers, and precision and number of the lanes that sum them."""
 
     name: str
     stored: str
     number: str
     lanes: int
-    largest: float  # sums of squares beyond are not trusted
-    smallest: float  # nor are spreads below, other than 0
+    largest: float  # larger sums of squares are unreliable
+    smallest: float  # smaller spreads are unreliable, except 0
 
 
 _TYPES = {
@@ -238,7 +238,7 @@ exit:
 
 
 def _load(kind: _Type, name: str, index: str, vector: bool) -> str:
-    """Returns the instructions that read numbers into `%name`."""
+    """Returns instructions that load numbers into `%name`."""
 
     def many(scalar: str) -> str:
         return f"<{kind.lanes} x {scalar}>" if vector else scalar
@@ -258,7 +258,7 @@ def _load(kind: _Type, name: str, index: str, vector: bool) -> str:
 
 
 def _widen(kind: _Type, name: str, value: str, vector: bool = False) -> str:
-    """Returns the instructions that turn numbers into double."""
+    """Returns instructions that convert numbers to double."""
     number, wide = kind.number, "double"
     if vector:
         number, wide = f"<{kind.lanes} x {number}>", f"<{kind.lanes} x double>"
@@ -275,12 +275,12 @@ def _store(column: str, value: str) -> str:
 
 
 def constant(value: float) -> str:
-    """Returns a double as LLVM reads it without loss."""
+    """Returns a double in LLVM's lossless notation."""
     return "0x" + struct.pack(">d", value).hex().upper()
 
 
 def _assembly(kind: _Type) -> str:
-    """Returns LLVM assembly of the kernel of one type."""
+    """Returns the LLVM assembly of one type's kernel."""
     macros: dict[str, Callable[[str, str], str]] = {
         "vector": lambda name, index: _load(kind, name, index, vector=True),
         "scalar": lambda name, index: _load(kind, name, index, vector=False),
@@ -310,7 +310,7 @@ def _assembly(kind: _Type) -> str:
 
 @cache
 def kernel_for(dtype: torch.dtype) -> Kernel | None:
-    """Returns the kernel for numbers of `dtype`, compiled at the first call, or None."""
+    """Returns the kernel for `dtype`, compiled on the first call; None if unavailable."""
     kind = _TYPES.get(dtype)
     if kind is None:
         return None
@@ -328,10 +328,10 @@ def _compile(kind: _Type) -> Kernel:
 
 
 def address_of(assembly: str, name: str) -> int:
-    """Returns the address of a function of LLVM assembly, compiled for this machine.
+    """Compiles LLVM assembly for this machine and returns a function's address.
 
     Raises:
-        Exception: whatever llvmlite raises, `ImportError` where it is missing.
+        Exception: Any error of llvmlite; `ImportError` if it is missing.
     """
     import llvmlite.binding as llvm  # type: ignore[import-untyped]
 
@@ -348,5 +348,5 @@ def address_of(assembly: str, name: str) -> int:
     engine = llvm.create_mcjit_compiler(module, machine)
     engine.finalize_object()
     address: int = engine.get_function_address(name)
-    engine.detach()  # the code stays until the process ends, whoever still runs it then
+    engine.detach()  # keep the code until the process ends, since threads may still run it
     return address

@@ -1,7 +1,7 @@
-r"""Opt-in statistics: computed of the tensor itself, not of its raw sums.
+r"""Opt-in statistics: computed from the tensor itself, not from its raw sums.
 
-Each is one number per sample. Like all statistics, those of complex numbers are those of their
-magnitudes, except for singular values (`spectral`). With the n values x of a sample:
+Each is one number per sample. Like all statistics, those of complex numbers use their magnitudes,
+except singular values (`spectral`). With the n values x of a sample:
 
     negative_fraction  share of x < 0 (NaN is not)
     kurtosis           mean((x - mean)^4) / mean((x - mean)^2)^2     3 for normal numbers; a few
@@ -10,7 +10,7 @@ magnitudes, except for singular values (`spectral`). With the n values x of a sa
                        `numpy.quantile`; of 4096 evenly spaced values where there are more. NaN if
                        one of them is NaN
 
-A sample without values has none of them (NaN).
+For a sample without values, all of them are NaN.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from comgra_decl.stats.spectral import Finish, measure_effective_rank, measure_t
 from comgra_decl.stats.support import real, work_dtype
 
 SAMPLED = 4096
-"""Most values per sample that quantiles are made of."""
+"""Maximum values per sample that quantiles use."""
 
 
 class Measure(Protocol):
@@ -37,7 +37,7 @@ class Measure(Protocol):
 
     @property
     def names(self) -> tuple[str, ...]:
-        """What the statistics are called."""
+        """Names of the statistics."""
 
     def __call__(self, x: Tensor) -> tuple[Tensor, Finish | None] | None:
         """Measures a tensor.
@@ -46,8 +46,9 @@ class Measure(Protocol):
             x: [samples, ...], without gradient, of any dtype that can be reduced; not written to.
 
         Returns:
-            float64 [samples, c] on the tensor's device, new memory, and what makes of these the
-            columns of `names` on the host (None: they are those). None where they mean nothing.
+            float64 [samples, c] on the tensor's device, newly allocated, and a function that turns
+            these into the columns of `names` on the host (None: they are the columns). None if the
+            measure does not apply.
         """
 
 
@@ -67,7 +68,7 @@ class Simple:
 
 
 def as_real_rows(x: Tensor) -> Tensor:
-    """Returns [samples, elements] in the precision in which statistics of its dtype are made."""
+    """Returns [samples, elements] in the precision used for its dtype's statistics."""
     return real(x).flatten(1).to(work_dtype(x.dtype)) if x.dim() > 1 else real(x)[:, None]
 
 
@@ -79,14 +80,14 @@ def negative_fraction(rows: Tensor) -> Tensor:
 def kurtosis(rows: Tensor) -> Tensor:
     """Returns the kurtosis [samples] in float64; see the module."""
     centred = rows - rows.mean(1, dtype=torch.float64).to(rows.dtype)[:, None]
-    # in units of the largest deviation no power of it overflows or vanishes
+    # scale by the largest deviation, so that no power overflows or vanishes
     squares = (centred / centred.abs().amax(1, keepdim=True)).square_()
     second = squares.mean(1, dtype=torch.float64)
     return squares.square_().mean(1, dtype=torch.float64) / second.square()
 
 
 class Quantiles:
-    """Quantiles of the values of each sample, all by one sort."""
+    """Quantiles of each sample's values, computed with one sort."""
 
     def __init__(self, quantiles: Mapping[str, float]) -> None:
         self.names = tuple(quantiles)
@@ -111,9 +112,9 @@ class Quantiles:
         return torch.where(ordered[:, -1:].isnan(), torch.nan, table), None
 
     def _sorted(self, rows: Tensor) -> Tensor:
-        if rows.device.type == "cpu":  # several times faster than torch's
+        if rows.device.type == "cpu":  # several times faster than torch.sort
             return torch.from_numpy(np.sort(rows.numpy(), axis=1))
-        return rows.sort(1).values  # NaN last, too
+        return rows.sort(1).values  # also sorts NaN last
 
 
 class Top:
@@ -137,24 +138,24 @@ class EffectiveRank:
 
 
 def _wide_enough(x: Tensor) -> Tensor:
-    """Returns numbers of at least 32 bits, with which there is linear algebra."""
+    """Converts to at least 32 bits, which linear algebra needs."""
     if x.is_complex():
         return x.to(torch.complex64) if x.dtype == torch.complex32 else x
     return x.to(work_dtype(x.dtype))
 
 
 class FunctionError(Exception):
-    """A function of the user's raised or returned what is no statistic; says how."""
+    """A user function raised or returned an invalid statistic; the message says how."""
 
 
 class Function:
-    """A function of the user's, which gets a copy and whose random numbers are taken back.
+    """A user function, called with a copy; its use of random generators is undone.
 
     Args:
-        name: what the statistic is called.
-        function: takes [samples, ...], returns [samples].
+        name: name of the statistic.
+        function: maps [samples, ...] to [samples].
         arguments: passed to it by name.
-        whole: it returns one number for all samples instead.
+        whole: whether it returns one number for all samples.
     """
 
     def __init__(
@@ -170,7 +171,7 @@ class Function:
         self._whole = whole
 
     def __call__(self, x: Tensor) -> tuple[Tensor, Finish | None] | None:
-        """See `Measure`; FunctionError says what is wrong with the function."""
+        """See `Measure`. Raises FunctionError if the function fails."""
         copy = x.clone(memory_format=torch.contiguous_format)
         if copy.dim() == 1:
             copy = copy.unsqueeze(1)
@@ -184,7 +185,7 @@ class Function:
 
 
 def _checked(answer: Any, x: Tensor, number: int) -> Tensor:
-    """Returns what a function returned as a new column float64 [number, 1]."""
+    """Returns a function's result as a column float64 [number, 1]."""
     if isinstance(answer, bool | int | float) and number == 1:
         answer = torch.tensor([answer], dtype=torch.float64)
     if not isinstance(answer, Tensor):
@@ -202,7 +203,7 @@ def _checked(answer: Any, x: Tensor, number: int) -> Tensor:
 
 @contextmanager
 def _random_numbers_as_they_were(device: torch.device) -> Iterator[None]:
-    """Restores the random number generators of Python, numpy, torch and the tensor's device."""
+    """Restores the random generators of Python, numpy, torch and the tensor's device."""
     module: Any = getattr(torch, device.type, None)
     away = device.type != "cpu" and hasattr(module, "get_rng_state")
     python, numpy_, host = random.getstate(), np.random.get_state(), torch.get_rng_state()

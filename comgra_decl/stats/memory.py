@@ -1,7 +1,7 @@
-"""Memory for results, handed out again once nobody uses it.
+"""Reuses memory for results once it is no longer referenced.
 
-The system hands out large arrays page by page as they are written to, which costs several times
-what writing the numbers does (5 MB: 9 ms instead of 1 ms on a virtual machine).
+The system hands out large arrays page by page on first write, which costs several times as much as
+writing the numbers (5 MB: 9 ms instead of 1 ms on a virtual machine).
 """
 
 from __future__ import annotations
@@ -14,19 +14,19 @@ import numpy as np
 from numpy.typing import NDArray
 
 _MOST = 8
-"""Arrays remembered; forms of a step that do not come back give theirs up."""
+"""Number of arrays remembered; unused ones are dropped for those of other step forms."""
 _UNUSED = 3
-"""References to an array that only `Memory` knows: the deque's, the loop's, `getrefcount`'s."""
+"""References to an unused array: the deque's, the loop's, `getrefcount`'s."""
 
 
 class Memory:
-    """Remembers the arrays it gave away; views keep an array in use as references do."""
+    """Remembers the arrays it handed out; views keep an array in use, as references do."""
 
     def __init__(self) -> None:
         self._arrays: deque[NDArray[Any]] = deque(maxlen=_MOST)
 
     def take(self, shape: tuple[int, ...], dtype: type[np.generic]) -> NDArray[Any]:
-        """Returns an array with any contents that nobody else holds, nor a view of it."""
+        """Returns an uninitialized array that nothing else references, not even through a view."""
         for array in self._arrays:
             if array.shape == shape and array.dtype == dtype and getrefcount(array) == _UNUSED:
                 return array

@@ -1,9 +1,9 @@
-"""Tensors of very many samples: what is kept of samples is their mean, spread and largest size.
+"""Tensors with very many samples: mean, spread and largest magnitude instead of a row per sample.
 
-One row of raw sums takes 64 bytes, so those of 16 million samples take a gigabyte, for three
-numbers of each statistic. Beyond `MOST_ROWS` samples, only the first `KEPT` have rows of their own.
-All of them are reduced a chunk at a time, and each chunk leaves `MOMENTS` of each statistic, in
-float64. These are joined by the formulas for parts of a whole: T. F. Chan, G. H. Golub and R. J.
+One row of raw sums takes 64 bytes, so 16 million samples would take a gigabyte for three numbers
+per statistic. Beyond `MOST_ROWS` samples, only the first `KEPT` have rows of their own. All samples
+are reduced one chunk at a time, and each chunk leaves `MOMENTS` of each statistic, in float64. They
+are merged by the formulas for parts of a whole: T. F. Chan, G. H. Golub and R. J.
 LeVeque, "Algorithms for computing the sample variance", The American Statistician 37 (1983).
 """
 
@@ -14,13 +14,13 @@ import numpy as np
 from comgra_decl.stats.statistics import FORMULAS, Floats, row_statistics
 
 MOST_ROWS = 1 << 17
-"""Samples of a tensor that each have a row of raw sums: 8 MiB."""
+"""Maximum samples of a tensor with a row of raw sums each: 8 MiB."""
 KEPT = 1 << 12
-"""Of a tensor with more samples, those that have: the first ones."""
+"""Number of first samples that keep rows in larger tensors."""
 CHUNK_ROWS = 1 << 18
-"""Samples that are reduced at a time where there are more than `MOST_ROWS`: 16 MiB of raw sums."""
+"""Samples reduced at a time above `MOST_ROWS`: 16 MiB of raw sums."""
 MOMENTS = 4
-"""Number of samples, mean of the statistic, squared deviations from it, largest size."""
+"""Number of samples, mean of the statistic, sum of squared deviations, largest magnitude."""
 
 
 def moments(raw: Floats, elements: int) -> Floats:
@@ -28,7 +28,7 @@ def moments(raw: Floats, elements: int) -> Floats:
 
     Args:
         raw: float64 [8, rows], the columns of `records.Raw` first; rows > 0.
-        elements: of each sample.
+        elements: elements per sample.
     """
     found = row_statistics(raw, np.full(raw.shape[1], float(elements)), FORMULAS)
     with np.errstate(all="ignore"):
@@ -39,7 +39,7 @@ def moments(raw: Floats, elements: int) -> Floats:
 
 
 def joined(parts: Floats) -> Floats:
-    """Returns mean, std and abs-max [len(FORMULAS), 3] of the samples of all parts.
+    """Returns mean, std and abs-max [len(FORMULAS), 3] over the samples of all parts.
 
     Args:
         parts: moments [k, len(FORMULAS), MOMENTS], k > 0.

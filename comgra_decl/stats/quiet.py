@@ -1,8 +1,8 @@
-"""Torch operations that nobody else sees and that see nobody else's settings.
+"""Isolates torch operations from the user's modes and settings, in both directions.
 
 A reduction may run inside the user's autocast, inference mode, `torch.device` context, function or
-dispatch modes, or inside a functorch transform. None of these may change our numbers, and none of
-our operations may reach them. Two guards do it: one switches off `__torch_function__` (modes and
+dispatch modes, or inside a functorch transform. None of these may change these numbers or observe
+these operations. Two guards ensure this: one switches off `__torch_function__` (modes and
 subclasses), the other removes the dispatch keys behind all the rest, autograd included.
 """
 
@@ -30,7 +30,7 @@ _NAMES = (
 
 
 def _hidden_keys() -> Any:
-    """Returns the dispatch keys a reduction must not pass through, as this torch names them."""
+    """Returns the dispatch keys to exclude, by their names in this torch version."""
     keys = _C.DispatchKeySet(_C.DispatchKey.AutogradFunctionality)
     for name in dir(_C.DispatchKey):
         if name.startswith(_PREFIXES) or name in _NAMES:
@@ -48,15 +48,15 @@ _ADDRESS = ctypes.cast(ctypes.memmove, ctypes.c_void_p).value
 copy_memory: Callable[[int, int, int], None] = ctypes.PYFUNCTYPE(
     None, ctypes.c_void_p, ctypes.c_void_p, ctypes.c_size_t
 )(_ADDRESS or 0)
-"""Copies bytes (to, from, how many) and keeps the interpreter's lock, unlike `ctypes.memmove`."""
+"""Copies bytes (to, from, size) while holding the interpreter's lock, unlike `ctypes.memmove`."""
 
 
 @contextmanager
 def quiet() -> Iterator[None]:
     """Runs torch operations without autograd, autocast, modes and transforms (this thread only).
 
-    The path of every tensor uses `without_functions` and `without_keys` directly: a generator
-    costs another microsecond.
+    Hot paths use `without_functions` and `without_keys` directly: a generator costs another
+    microsecond per tensor.
     """
     with without_functions(), without_keys(HIDDEN_KEYS):
         yield

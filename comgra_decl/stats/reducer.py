@@ -1,4 +1,4 @@
-"""The reducer: the training thread's side of the statistics."""
+"""The reducer: the statistics' part on the training thread."""
 
 from __future__ import annotations
 
@@ -48,9 +48,9 @@ ARENA_ELEMENTS = 32_000
 """Largest tensor that is copied and reduced later; copying a larger one costs more than it saves,
 and a row must stay below `batch.SERIAL_ELEMENTS`."""
 _REMEMBERED = 4
-"""Tensors that are recognised when they come again; not more: writes to `.data` are not counted."""
+"""Maximum tensors recognised when added again; few, because writes to `.data` are not counted."""
 MOST_NODES = 20_000
-"""When the known sequences (shapes that change every step) outgrow this, they are forgotten."""
+"""Limit of the known sequences (shapes that change every step), above which they are dropped."""
 
 
 @dataclass(slots=True)
@@ -62,14 +62,14 @@ class Reduced:
     tensor; `shapes[i]` is its full shape. Where it has more samples than rows, `aggregates[i]` is
     mean, std and abs-max of each statistic over all `samples[i]` of them (`moments`). Tensor i's
     histogram elements are `histogram_values[histogram_starts[i]:histogram_starts[i + 1]]` (both
-    None without histograms). `values[i]`: [samples, *value dims] in the tensor's dtype, for those
-    asked for.
+    None without histograms). `values[i]`: [samples, *value dims] in the tensor's dtype, where
+    requested.
 
     The contents of `raw`, `aggregates`, `histogram_values` and `values` are valid only after
-    `wait()` where that is not None; it may be called from another thread, and again. Nothing writes
+    `wait()` if that is not None; it is idempotent and callable from any thread. Nothing writes
     to them later.
-    `lost` are the tensors that were written before they could be read: they have no statistics.
-    Steps with equal `signature` share the very same layout: `starts` to `shapes`, and
+    `lost` lists tensors written before they could be read: they have no statistics.
+    Steps with equal `signature` share the same layout: `starts` to `shapes`, and
     `histogram_starts`.
     """
 
@@ -90,14 +90,14 @@ class Reduced:
 
 
 class _Seen:
-    """Recognises a tensor that was reduced in this step, without keeping it alive."""
+    """Recognises a tensor already reduced in this step, without keeping it alive."""
 
     __slots__ = ("_batch_dim", "_ref", "_values", "_version", "index")
 
     def __init__(self, tensor: Tensor, batch_dim: int | None, values: bool, index: int) -> None:
         self._ref = ref(tensor)
         self.index = index
-        # tensors made in inference mode have no version counter: never recognised
+        # inference-mode tensors have no version counter: never recognise them
         self._version = -1 if tensor.is_inference() else tensor._version
         self._batch_dim, self._values = batch_dim, values
 
@@ -112,16 +112,16 @@ class _Seen:
 
 
 class Reducer:
-    """Turns the tensors of a step into raw sums, as cheaply as the training thread can bear.
+    """Turns a step's tensors into raw sums at the lowest cost for the training thread.
 
-    Every tensor is read or copied within `add`; what happens to it later does not matter, and it
-    is not kept alive. Small tensors are copied and reduced later (`ring`, `batch`), large ones on
-    the host are reduced at once (`sums.LargeSums`), those on an accelerator there (`device`).
-    Safe to call from several threads, as autograd does with several devices.
+    Every tensor is read or copied within `add`; later changes do not matter, and the tensor is not
+    kept alive. Small tensors are copied and reduced later (`ring`, `batch`), large ones on the host
+    immediately (`sums.LargeSums`), those on an accelerator there (`device`). Thread-safe, because
+    autograd uses a thread per device.
 
     Args:
-        histogram_elements: most elements per tensor that its histogram is made of; None for none.
-        sample_count: samples per tensor whose values are kept, where they are asked for.
+        histogram_elements: maximum elements per tensor in its histogram; None for no histograms.
+        sample_count: samples per tensor whose values are kept, where requested.
     """
 
     _host = torch.device("cpu")
@@ -131,7 +131,7 @@ class Reducer:
         self._histogram = histogram_elements
         self._sample_count = sample_count
         self._lock = Lock()
-        # entered under the lock only; making new ones takes as long as entering them
+        # reused under the lock: creating guards takes as long as entering them
         self._no_functions, self._no_keys = without_functions(), without_keys(HIDDEN_KEYS)
         self._signatures = count()
         self._large = LargeSums()
@@ -144,19 +144,19 @@ class Reducer:
         self._restart()
 
     def add(self, tensor: Tensor, *, batch_dim: int | None, values: bool = False) -> int:
-        """Reads a tensor of the step in progress; returns its number within the step.
+        """Reads a tensor of the current step. Returns its number within the step.
 
-        The very same tensor twice within a few (what a `Sequential` and its last module return,
-        the gradient that passes a sum) may get one number, if it is unmodified as far as its
-        version counter tells.
+        The same tensor added twice within a few calls (what a `Sequential` and its last module
+        return, a gradient that passes a sum) may get one number if its version counter shows no
+        change.
 
         Args:
-            tensor: real, complex (its magnitude is reduced), integer or boolean; on any device.
+            tensor: real, complex (reduced by magnitude), integer or boolean; on any device.
             batch_dim: the dimension of the samples; None makes the whole tensor one sample.
-            values: keep the values of the first samples, too.
+            values: whether to keep the values of the first samples, too.
 
         Raises:
-            CannotReduceError: if it has no numbers to reduce; the step goes on without it.
+            CannotReduceError: The tensor has no numbers to reduce; the step continues without it.
         """
         if type(tensor) not in PLAIN or is_functorch_wrapped(tensor):
             tensor = plain(tensor)
@@ -191,10 +191,10 @@ class Reducer:
         self._seen[id(tensor)] = seen
 
     def _take_known(self, tensor: Tensor, batch_dim: int | None) -> int | None:
-        """Does for most tensors of most steps what `add` does for all, in half the time.
+        """Fast path of `add` for most tensors of most steps, in half the time.
 
-        A known tensor whose memory is that of its rows is copied as bytes, or held as it is on an
-        accelerator. No operation of torch is involved, so nothing has to be kept from seeing it.
+        Copies a known tensor's memory as bytes, or defers it on an accelerator. Calls no torch
+        operation, so no mode or hook can observe it.
         """
         with self._lock:
             try:
@@ -222,7 +222,7 @@ class Reducer:
 
     @contextmanager
     def together(self) -> Iterator[None]:
-        """Reads what is added within before anything else runs, on a GPU in a few launches."""
+        """Reduces tensors added in this context before other code runs; few launches on a GPU."""
         with self._lock:
             self._seen.clear()
             steps = [step for step in self._devices.values() if step.launcher is not None]
@@ -242,7 +242,7 @@ class Reducer:
                 step.end_together()
 
     def finish(self) -> Reduced:
-        """Ends the step and returns what was captured; the next `add` begins another."""
+        """Ends the step and returns its results; the next `add` starts another step."""
         with self._lock, self._no_functions, self._no_keys:
             form = self._node.form or self._new_form()
             batch = self._ring.batch_for(form)
@@ -255,11 +255,11 @@ class Reducer:
             return reduced
 
     def take_compiling(self) -> float:
-        """Returns the seconds of `add` and `finish` in which kernels were compiled, until now."""
+        """Returns the seconds spent compiling kernels in `add` and `finish` since the last call."""
         return sum(step.take_compiling() for step in self._devices.values())
 
     def clear(self) -> None:
-        """Drops everything captured in this step."""
+        """Drops the current step."""
         with self._lock, self._no_functions, self._no_keys:
             self._restart()
 
@@ -274,7 +274,7 @@ class Reducer:
             step.restart()
 
     def _grow(self, key: Hashable, tensor: Tensor) -> Node:
-        """Returns a new node for a tensor that was never seen at this place of a step."""
+        """Returns a new node for a tensor not seen at this point of a step before."""
         batch_dim: int | None = key[4]  # type: ignore[index]
         check(tensor, batch_dim)
         away = tensor.device.type in self._away and self._can_reduce(tensor)
@@ -297,12 +297,12 @@ class Reducer:
         return node
 
     def _can_reduce(self, tensor: Tensor) -> bool:
-        """Whether a device has what is needed for the numbers of a tensor."""
+        """Whether the tensor's device supports the precision that it needs."""
         step = self._device(tensor.device)
         return step.wide is torch.float64 or work_dtype(tensor.dtype) is not torch.float64
 
     def _reduce(self, node: Node, tensor: Tensor) -> None:
-        """Does what is more than a copy: another device, complex, large or empty tensors."""
+        """Handles everything beyond a copy: other devices, complex, large or empty tensors."""
         away = None if node.device == self._host else self._device(node.device)
         if away is None and tensor.device.type != "cpu":
             tensor = tensor.cpu()  # a device without streams or without float64
@@ -333,7 +333,7 @@ class Reducer:
         self._rows.append(sums)
 
     def _pool(self, node: Node, rows: Tensor) -> NDArray[np.float64]:
-        """Aggregates the samples of a tensor that has too many; returns the rows of the first."""
+        """Aggregates a tensor with very many samples. Returns the rows of the first ones."""
         sums = (self._large(chunk) for chunk in rows.split(CHUNK_ROWS))
         first = np.empty(0)
         parts: list[NDArray[np.float64]] = []
@@ -344,7 +344,7 @@ class Reducer:
         return first
 
     def _empty(self, node: Node, away: DeviceStep | None) -> None:
-        """Records samples without elements: all sums 0, the least of nothing is infinite."""
+        """Records samples without elements: all sums are 0, the minimum of nothing is infinite."""
         sums = np.zeros((node.shape.samples, RAW_STATISTICS))
         sums[:, Raw.MIN], sums[:, Raw.MAX] = np.inf, -np.inf
         if away is None:
@@ -375,7 +375,7 @@ class Reducer:
         return self._node.form
 
     def _collect(self, form: Form, batch: Batch) -> Reduced:
-        """Puts together the results of this step, of which some are still to come."""
+        """Assembles the step's results, some of which are still pending."""
         number = batch.finished
         raw, histogram = batch.raw[number], batch.histogram[number]
         part = form.parts[self._host]

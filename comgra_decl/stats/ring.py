@@ -1,8 +1,8 @@
-"""The memory into which small tensors are copied: a ring of slots, one per step.
+"""The ring of slots, one per step, into which small tensors are copied.
 
 All groups of the host have the same number of slots. The training thread copies into the current
-slot; a `Batch` covers the slots of the steps before it that have the same form. A slot is used
-again only after its batch has settled.
+slot; a `Batch` covers the preceding slots whose steps have the same form. A slot is reused
+only after its batch has settled.
 """
 
 from __future__ import annotations
@@ -16,14 +16,14 @@ from comgra_decl.stats.memory import Memory
 from comgra_decl.stats.trie import Form, Group, Node
 
 STEP_BYTES = 16 << 20
-"""Most memory one step may copy into; what comes after is reduced at once."""
+"""Maximum bytes copied per step; later tensors are reduced immediately."""
 RING_BYTES = 8 << 20
-"""Memory for steps that are reduced together, where more than one fits."""
+"""Memory for steps reduced together, if it fits more than one."""
 MOST_SLOTS = 64
 MOST_BYTES = 64 << 20
-"""When the groups outgrow this (shapes that change every step), they are forgotten."""
+"""Size limit of the groups (shapes that change every step), above which they are dropped."""
 SETTLE_SECONDS = 0.1
-"""Slow steps are reduced as they come, so that results are not older than about this."""
+"""Slow steps are reduced as they arrive, so that results are at most about this old."""
 
 
 class Ring:
@@ -35,13 +35,13 @@ class Ring:
         self._slots = 1
         self.slot = 0
         self.nbytes = 0
-        """Bytes held by all groups."""
+        """Total bytes of all groups."""
         self._memory = Memory()
         self._batch: Batch | None = None
         self._opened = 0.0
 
     def place(self, node: Node, dtype: torch.dtype) -> None:
-        """Gives the rows of a new node their place in this and all later steps like it."""
+        """Assigns a place to the rows of a new node, for this and all later steps of its form."""
         key = (node.shape.elements, dtype, node.device)
         group = self._groups.get(key)
         local = node.device == self._host
@@ -86,7 +86,7 @@ class Ring:
             self._fit()
 
     def close(self) -> None:
-        """Makes all results final; the next step begins a new batch."""
+        """Completes all results; the next step starts a new batch."""
         if self._batch is not None:
             self._batch.settle()
             self._batch = None
@@ -99,7 +99,7 @@ class Ring:
         self._slots, self.slot = 1, 0
 
     def _fit(self) -> None:
-        """Chooses the number of slots, now that steps seem to repeat."""
+        """Chooses the number of slots, once steps seem to repeat."""
         local = [g for (_, _, device), g in self._groups.items() if device == self._host]
         per_step = sum(g.nbytes for g in local) // self._slots
         slots = max(1, min(MOST_SLOTS, RING_BYTES // max(per_step, 1)))

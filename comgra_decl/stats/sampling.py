@@ -1,4 +1,4 @@
-"""Which elements of a tensor its histogram is made of."""
+"""Selects the elements of a tensor that enter its histogram."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from math import gcd
 
 
 def sample_stride(numel: int, elements: int, limit: int) -> tuple[int, int]:
-    """Returns (stride, count) of the flat elements `0, stride, 2 * stride, ...` to look at.
+    """Returns (stride, count) of the flat elements `0, stride, 2 * stride, ...` to sample.
 
     All elements if there are at most `limit`. Otherwise the smallest stride that keeps within
     `limit` and shares no divisor with `elements`, the number of elements of one sample. A stride
@@ -17,7 +17,7 @@ def sample_stride(numel: int, elements: int, limit: int) -> tuple[int, int]:
     Args:
         numel: elements of the whole tensor, batch included.
         elements: elements of one sample (the product of the value dims).
-        limit: most elements to look at.
+        limit: maximum number of elements.
     """
     if numel <= limit:
         return 1, numel

@@ -1,4 +1,4 @@
-r"""Singular values of matrices, without a full decomposition where none is needed.
+r"""Singular values of matrices, without a full decomposition where possible.
 
 A sample with two or more value dims is read as a matrix: its first dim against all others, as
 spectral normalisation does with the weights of convolutions (T. Miyato et al., "Spectral
@@ -39,7 +39,7 @@ from torch import Tensor
 
 Floats = NDArray[np.float64]
 Finish = Callable[[Floats], Floats]
-"""Makes the columns of statistics of what came from a device, on the host."""
+"""Computes the columns of statistics on the host, from data of a device."""
 
 MOST_STEPS = 48
 DEVICE_STEPS = 24
@@ -47,11 +47,11 @@ MOST_SIDE = 1024
 _SMALL_SIDE = 64
 _LOOK_EVERY = 4
 _TOLERANCE = 1e-3
-_IN_RANGE = 1e-12, 1e12  # of norms whose squares and fourth powers float32 holds
+_IN_RANGE = 1e-12, 1e12  # norms whose squares and fourth powers fit float32
 
 
 def as_matrices(x: Tensor) -> Tensor | None:
-    """Returns [samples, ...] as matrices [samples, m, n], m <= n; None if they are none."""
+    """Returns [samples, ...] as matrices [samples, m, n], m <= n; None if they are not matrices."""
     if x.dim() < 3 or x.numel() == 0:
         return None
     matrices = x.flatten(2)
@@ -59,9 +59,9 @@ def as_matrices(x: Tensor) -> Tensor | None:
 
 
 def in_range(a: Tensor, *, host: bool) -> tuple[Tensor, Tensor]:
-    """Returns matrices scaled such that no product of them overflows or vanishes, and the scale.
+    """Returns matrices scaled so that no product of them overflows or vanishes, and the scale.
 
-    On the host nothing is copied where there is no need to; NaN and infinities stay.
+    On the host, copies only if necessary; NaN and infinities stay.
     """
     if host:
         norm = torch.linalg.vector_norm(a, dim=(1, 2)).numpy()
@@ -74,7 +74,7 @@ def in_range(a: Tensor, *, host: bool) -> tuple[Tensor, Tensor]:
 
 
 class Lanczos:
-    """The largest eigenvalue of A A^H of each of s matrices A [s, m, n], m <= n."""
+    """The largest eigenvalue of A A^H for each of s matrices A [s, m, n], m <= n."""
 
     def __init__(self, a: Tensor) -> None:
         self._a, self._adjoint = a, a.mH
@@ -88,20 +88,20 @@ class Lanczos:
         self._rounding = 30 * torch.finfo(a.dtype).eps
 
     def step(self) -> None:
-        """Makes one step, without waiting for the device."""
+        """Performs one step without waiting for the device."""
         k = self._steps
         w = self._a @ (self._adjoint @ self._vector)
         adjoint = self._basis[:, : k + 1].conj()
         basis = adjoint.mH
         shares = adjoint @ w
         w = torch.baddbmm(w, basis, shares, alpha=-1)
-        w = torch.baddbmm(w, basis, adjoint @ w, alpha=-1)  # once is not enough, twice is
+        w = torch.baddbmm(w, basis, adjoint @ w, alpha=-1)  # twice: once is not enough
         beta = torch.linalg.vector_norm(w, dim=1, keepdim=True)
         self._tridiagonal[:, 0, k] = shares[:, k, 0].real
         self._tridiagonal[:, 1, k] = beta[:, 0, 0]
         self._steps = k + 1
         if self._steps < self._basis.shape[1]:
-            # what is left is rounding: all that can be reached from the start has been seen
+            # only rounding is left: the start vector's subspace is exhausted
             over = beta <= self._rounding * self._tridiagonal[:, 0].amax(1)[:, None, None]
             self._tridiagonal[:, 1, k].masked_fill_(over[:, 0, 0], 0.0)
             self._vector = torch.where(over, 0.0, w / torch.where(over, 1.0, beta))
@@ -109,7 +109,7 @@ class Lanczos:
 
     @property
     def exhausted(self) -> bool:
-        """Whether another step could find nothing new."""
+        """Whether another step cannot find anything new."""
         return self._steps >= self._basis.shape[1]
 
     def tridiagonal(self) -> Tensor:
@@ -119,7 +119,7 @@ class Lanczos:
 
 @lru_cache(maxsize=64)
 def _start(length: int, dtype: torch.dtype, device: torch.device) -> Tensor:
-    """Returns a vector without any pattern that a matrix might be orthogonal to."""
+    """Returns an irregular start vector that is unlikely to be orthogonal to a matrix."""
     numbers = torch.arange(1, length + 1, dtype=torch.float64)
     vector = torch.cos(numbers * numbers * 0.7071067811865476) + 0.25
     unit: Tensor = vector / torch.linalg.vector_norm(vector)
@@ -127,7 +127,7 @@ def _start(length: int, dtype: torch.dtype, device: torch.device) -> Tensor:
 
 
 def largest(tridiagonal: Floats) -> tuple[Floats, Floats]:
-    """Returns the largest eigenvalues [s] and how far from one of A A^H each may be, at most."""
+    """Returns the largest eigenvalues [s] and a bound of their distance to one of A A^H."""
     s, _, k = tridiagonal.shape
     matrices = np.zeros((s, k, k))
     i = np.arange(k)
@@ -135,7 +135,7 @@ def largest(tridiagonal: Floats) -> tuple[Floats, Floats]:
     matrices[:, i[1:], i[:-1]] = tridiagonal[:, 1, :-1]
     finite = np.isfinite(matrices).all((1, 2))
     matrices[~finite] = 0.0
-    values, vectors = np.linalg.eigh(matrices)  # reads the lower half
+    values, vectors = np.linalg.eigh(matrices)  # eigh reads the lower half
     residual = np.abs(vectors[:, -1, -1] * tridiagonal[:, 1, -1])
     return np.where(finite, values[:, -1], np.nan), residual
 
@@ -159,11 +159,11 @@ def top_square(a: Tensor) -> Floats:
 
 
 def measure_top(x: Tensor, *, host: bool = True) -> tuple[Tensor, Finish] | None:
-    """Returns what `singular_value` and `stable_rank` [samples, 2] are made of; None if nothing.
+    """Returns the data for `singular_value` and `stable_rank` [samples, 2]; None if not matrices.
 
     Args:
         x: [samples, ...] of at least 32 bits.
-        host: whether waiting for a result is for free.
+        host: whether waiting for a result is free.
     """
     a = as_matrices(x)
     if a is None:
@@ -200,13 +200,13 @@ def _finish_top(packed: Floats) -> Floats:
 
 
 def measure_effective_rank(x: Tensor, *, host: bool = True) -> tuple[Tensor, Finish] | None:
-    """Returns the Gram matrices that `effective_rank` [samples, 1] is made of."""
+    """Returns the Gram matrices for `effective_rank` [samples, 1]."""
     a = as_matrices(x)
     if a is None or a.shape[1] > MOST_SIDE:
         return None
     a = in_range(a, host=host)[0].to(_wide(a))
     gram = a @ a.mH
-    if gram.is_complex():  # a real matrix with the same eigenvalues, each of them twice
+    if gram.is_complex():  # use a real matrix with the same eigenvalues, each twice
         real, imag = gram.real, gram.imag
         upper, lower = torch.cat((real, -imag), 2), torch.cat((imag, real), 2)
         return torch.cat((upper, lower), 1).flatten(1), _finish_complex_rank

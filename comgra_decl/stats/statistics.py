@@ -1,4 +1,4 @@
-r"""What each statistic is, in terms of raw sums. The only place that defines them.
+r"""Defines each statistic in terms of raw sums; no other place does.
 
 One row holds the sums over the n elements x of one sample (`records.Raw`): the pivot p,
 S = sum(x - p), Q = sum((x - p)^2), A = sum|x|, min, max, Z = number of x != 0, and F = number of x
@@ -153,7 +153,7 @@ _FORMULAS: dict[str, Callable[[Floats, Floats, Floats], None]] = {
     "snr": _snr,
 }
 FORMULAS = tuple(_FORMULAS)
-"""Names of all statistics that are formulas of raw sums."""
+"""Names of all statistics computed from raw sums."""
 
 
 def _blank_empty(out: Floats, empty: NDArray[np.bool_], names: tuple[str, ...]) -> None:

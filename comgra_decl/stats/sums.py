@@ -1,4 +1,4 @@
-"""From numbers to raw sums: four recipes, one result.
+"""Computes raw sums from numbers: four recipes, one result.
 
 All give float64 with the columns of `records.Raw`, one row per sample. What is subtracted before
 squaring (the pivot) differs, which is why it is part of the row:
@@ -8,7 +8,7 @@ squaring (the pivot) differs, which is why it is part of the row:
           recipe for float64, wide integers and accelerators.
 `small`   many short float32 rows at once; the pivot is the row's mean.
 `large`   few long rows, block by block. No pivot at first: subtracting one costs another pass,
-          and it matters only where |mean| >> std. Whether it did is seen from the sums.
+          and it matters only where |mean| >> std, which the sums reveal.
 
 The float32 recipes use the operations that torch vectorises (`var_mean`, `aminmax` and
 `count_nonzero` are 10 to 100 times slower on a CPU than `sum`) and only `sum` to add up, which
@@ -37,15 +37,15 @@ from comgra_decl.stats.support import work_dtype
 Rows = NDArray[np.float64]
 
 BLOCK = 1 << 18
-"""Elements per operation and thread: smaller ones pay for calls, larger ones leave the cache."""
+"""Elements per operation and thread: smaller blocks pay for calls, larger ones leave the cache."""
 PIVOT_ELEMENTS = 4096
 MOST_BLOCK = 1 << 22
-"""Elements per operation where more would take too much memory."""
+"""Maximum elements per operation, to limit memory."""
 _TINY = 1e-32  # mean squares below this may have lost elements to float32 underflow
 _HUGE = 3e38
 _LEAST_SPREAD = 1e-16  # squares of smaller differences vanish in float32
 _MOST_DESKS = 256
-_FEW_ROWS = 16  # up to here numpy's count_nonzero per row beats a vectorised sign and sum
+_FEW_ROWS = 16  # up to this, numpy's count_nonzero per row beats a vectorised sign and sum
 _CPU = torch.device("cpu")
 
 
@@ -115,7 +115,7 @@ def lean(x: Tensor, wide: torch.dtype = torch.float64) -> Tensor:
 
 def _lean(x: Tensor, pivot: Tensor, *, wide: torch.dtype) -> Tensor:
     def norm(numbers: Tensor, power: int) -> Tensor:
-        """Adds up powers of sizes; without a copy of them where that loses no digits."""
+        """Sums powers of magnitudes, without a copy where that loses no digits."""
         if wide is torch.float64:
             found: Tensor = torch.linalg.vector_norm(numbers, power, -1, dtype=wide)
             return found.square_() if power == 2 else found
@@ -131,7 +131,7 @@ def _lean(x: Tensor, pivot: Tensor, *, wide: torch.dtype) -> Tensor:
     sums[Raw.PIVOT] = pivot.to(torch.float32).to(wide)
     sums[Raw.SUM] = centred.sum(-1, dtype=wide)
     sums[Raw.SQUARES] = norm(centred, 2)
-    sums[Raw.NONFINITE] = norm(centred.sub_(centred), 0)  # NaN, where not finite
+    sums[Raw.NONFINITE] = norm(centred.sub_(centred), 0)  # x - x is NaN where x is not finite
     return torch.stack(sums, -1)
 
 
@@ -155,7 +155,7 @@ def small(x: Tensor, out: Rows) -> None:
     pivot = (total / n).to(torch.float32).nan_to_num_(0.0, 0.0, 0.0)
     scratch = torch.sub(x, pivot.unsqueeze(-1))
     table[Raw.PIVOT] = pivot.numpy()
-    # the total is a float64, so this is the sum about the pivot without another pass
+    # the total is float64, so this gives the sum about the pivot without another pass
     np.multiply(table[Raw.PIVOT], -n, out=table[Raw.SUM])
     table[Raw.SUM] += total.numpy()
     table[Raw.SQUARES] = scratch.square_().sum(-1).numpy()
@@ -169,7 +169,7 @@ def small(x: Tensor, out: Rows) -> None:
 
 
 def _represented(table: Rows) -> NDArray[np.bool_]:
-    """Tells which rows of `small` [8, ...] float32 could hold; false where a sum is NaN."""
+    """Returns which rows of `small` [8, ...] fit float32; False if a sum is NaN."""
     with np.errstate(invalid="ignore", over="ignore"):
         spread = table[Raw.MAX] - table[Raw.MIN]
         size = table[Raw.SQUARES] + table[Raw.ABS_SUM]
@@ -179,7 +179,7 @@ def _represented(table: Rows) -> NDArray[np.bool_]:
 
 
 def compiled(x: Tensor, out: Rows) -> bool:
-    """Writes the raw sums of rows of the host by the compiled kernel; False if there is none.
+    """Writes raw sums of host rows with the compiled kernel. Returns False if there is none.
 
     Args:
         x: [k, rows, n], n > 0, each of the k parts contiguous.
@@ -201,9 +201,9 @@ def compiled(x: Tensor, out: Rows) -> bool:
 
 
 def compiled_at(kernel: Kernel, x: Tensor, rows: int, n: int) -> Rows | None:
-    """Returns the raw sums [rows, 8] of contiguous memory, None if the kernel marks any row.
+    """Returns the raw sums [rows, 8] of contiguous memory; None if the kernel marks any row.
 
-    What `compiled` does, for one large tensor and without the calls that cost as much again.
+    Like `compiled`, for one large tensor, without calls that would double the cost.
     """
     out = np.empty((rows, RAW_STATISTICS))
     marked = kernel(x.data_ptr(), rows, n, out.__array_interface__["data"][0])
@@ -211,7 +211,7 @@ def compiled_at(kernel: Kernel, x: Tensor, rows: int, n: int) -> Rows | None:
 
 
 class LargeSums:
-    """The recipe for few long rows on the CPU; owns the scratch memory it needs (one block)."""
+    """The recipe for few long rows on the CPU; owns one block of scratch memory."""
 
     def __init__(self) -> None:
         self._scratch = buffer(0, dtype=torch.float32, device=_CPU)
@@ -228,7 +228,7 @@ class LargeSums:
         return exact_large(x).numpy() if work is torch.float64 else self.passes(x).T
 
     def passes(self, x: Tensor) -> Rows:
-        """Returns the raw sums [8, r] (columns first) by torch's operations, at most float32."""
+        """Returns the raw sums [8, r] (columns first) with torch's operations, up to float32."""
         rows, n = x.shape
         block = min(BLOCK * torch.get_num_threads(), MOST_BLOCK)
         if rows * n <= block:
@@ -240,7 +240,7 @@ class LargeSums:
             ]
             sums = np.concatenate(parts, axis=1)
         total, squares = sums[Raw.SUM], sums[Raw.SQUARES]
-        # n mean^2 <= 9/10 of the squares: the variance has lost at most a digit. NaN is not fine.
+        # n mean^2 <= 9/10 of the squares: the variance lost at most a digit; False for NaN
         fine = total * total <= (0.9 * n) * squares
         fine &= _held(squares, sums[Raw.ABS_SUM], n)
         if not fine.all():
@@ -258,7 +258,7 @@ class LargeSums:
         torch.amax(x, 1, out=high)
         scratch = torch.abs(x, out=desk.scratch)
         torch.sum(scratch, 1, out=absolute)
-        # most tensors have no zero at all, and that is found out faster than zeros are counted
+        # most tensors have no zeros; checking that is faster than counting them
         torch.amin(scratch, 1, out=least)
         nonzero = x.shape[1] if desk.table[-1].all() else _count_nonzero(scratch)
         torch.sum(scratch.square_(), 1, out=squares)
@@ -268,7 +268,7 @@ class LargeSums:
         return out
 
     def _mend(self, x: Tensor, sums: Rows, fine: NDArray[np.bool_], block: int) -> None:
-        """Computes rows again: about their mean where |mean| >> std, else in float64."""
+        """Recomputes rows: about their mean where |mean| >> std, else in float64."""
         low, high = sums[Raw.MIN], sums[Raw.MAX]
         with np.errstate(invalid="ignore", over="ignore"):
             spread = high - low
@@ -306,7 +306,7 @@ class LargeSums:
 
 
 class _Desk:
-    """Scratch memory and places for results, in one shape."""
+    """Scratch memory and result buffers of one shape."""
 
     def __init__(self, scratch: Tensor, rows: int, n: int) -> None:
         self.scratch = scratch[: rows * n].view(rows, n)
@@ -316,14 +316,14 @@ class _Desk:
 
 
 def _held(squares: Rows, absolute: Rows, n: int) -> NDArray[np.bool_]:
-    """Tells for which rows no float32 sum overflowed or vanished; false if one is NaN."""
+    """Returns for which rows no float32 sum overflowed or vanished; False if one is NaN."""
     held: NDArray[np.bool_] = squares > _TINY * n
     held &= squares + absolute < _HUGE
     return held
 
 
 def _count_nonzero(magnitudes: Tensor) -> NDArray[np.float64]:
-    """Returns the number of non-zero elements per row of |x| float32."""
+    """Returns the number of non-zero elements per row of |x| in float32."""
     if magnitudes.shape[0] > _FEW_ROWS:
         return magnitudes.sign().sum(1).numpy().astype(np.float64)
     # as integers, because only +0.0 has no bit set, and numpy counts integers with SIMD

@@ -1,4 +1,4 @@
-"""Which tensors can be reduced, in which precision, and how they become numpy arrays."""
+"""Which tensors can be reduced, in which precision, and their conversion to numpy."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ from comgra_decl.stats.quiet import is_functorch_wrapped, quiet
 _DOUBLE_NAMES = ("float64", "complex128", "int32", "int64", "uint32", "uint64")
 _DOUBLE = frozenset(getattr(torch, n) for n in _DOUBLE_NAMES if hasattr(torch, n))
 
-# dtypes that torch cannot hand over itself: reinterpreted from an integer of the same width, as the
-# type that `ml_dtypes` has under the same name
+# dtypes that torch cannot export to numpy: reinterpreted from an integer of the same width as the
+# `ml_dtypes` type of the same name
 _VIA_INTEGER: dict[torch.dtype, torch.dtype] = {torch.bfloat16: torch.int16}
 for _name in (
     "float8_e4m3fn",
@@ -27,7 +27,7 @@ for _name in (
     if hasattr(torch, _name):
         _VIA_INTEGER[getattr(torch, _name)] = torch.uint8
 
-# everything a copy into float32 or float64 understands; quantised and sub-byte types are not here
+# dtypes that convert to float32 or float64; not quantised and sub-byte types
 _NUMBERS = frozenset(
     getattr(torch, name)
     for name in (
@@ -44,9 +44,9 @@ PLAIN = (Tensor, torch.nn.Parameter)
 
 
 class CannotReduceError(ComgraError, TypeError):
-    """This tensor has no statistics (its layout, dtype or wrapper); the message says why.
+    """A tensor has no statistics (its layout, dtype or wrapper); the message says why.
 
-    Raised for one tensor; the others of the step are unaffected. Callers report it once per slot.
+    Concerns one tensor; others of the step are unaffected. Callers report it once per slot.
     """
 
 
@@ -67,12 +67,12 @@ def work_dtype(dtype: torch.dtype) -> torch.dtype:
 def plain(tensor: Tensor) -> Tensor:
     """Returns the local, ordinary tensor behind `tensor`.
 
-    A DTensor gives its local shard (rows of other ranks are merged offline, nothing communicates);
-    asynchronous results of collectives are waited for; what `torch.func.grad`, `vjp` and `jvp`
-    wrap to follow derivatives are the same numbers.
+    A DTensor returns its local shard (ranks are merged offline, without communication).
+    Asynchronous results of collectives are awaited. Wrappers of `torch.func.grad`, `vjp` and `jvp`
+    return the numbers they wrap.
 
     Raises:
-        CannotReduceError: for wrappers that hold no numbers of their own (what vmap makes, fake
+        CannotReduceError: Wrappers without numbers of their own (of vmap, fake
             tensors, subclasses with their own dispatch, uninitialised parameters).
     """
     while _functorch.is_gradtrackingtensor(tensor):
@@ -98,7 +98,7 @@ def plain(tensor: Tensor) -> Tensor:
 
 
 def check(tensor: Tensor, batch_dim: int | None) -> None:
-    """Refuses what has no strided numbers in memory, or no such batch dimension.
+    """Refuses tensors without strided numbers in memory, or without the batch dimension.
 
     Raises:
         CannotReduceError: see the message.
@@ -119,10 +119,10 @@ def check(tensor: Tensor, batch_dim: int | None) -> None:
 
 
 def with_memory(tensor: Tensor) -> Tensor:
-    """Returns a tensor that has no address with its numbers in memory.
+    """Returns a tensor with allocated memory for one that has no address.
 
     Raises:
-        CannotReduceError: if its storage was freed; reading it would end the program.
+        CannotReduceError: Its storage was freed; reading it would crash the program.
     """
     if tensor._is_zerotensor():  # autograd's zeros that were never written
         return tensor.clone()
@@ -132,10 +132,10 @@ def with_memory(tensor: Tensor) -> Tensor:
 
 
 def real(tensor: Tensor) -> Tensor:
-    """Returns numbers as they lie in memory, and the magnitude of complex ones."""
+    """Returns real numbers unchanged, and magnitudes of complex ones."""
     if not tensor.is_complex():
         return tensor.resolve_neg()
-    if tensor.dtype == torch.complex32:  # has few operators
+    if tensor.dtype == torch.complex32:  # few operators support it
         tensor = tensor.to(torch.complex64)
     return tensor.abs()
 
@@ -154,7 +154,7 @@ def as_numpy(host: Tensor) -> NDArray[Any]:
     """Returns a contiguous host tensor as a numpy array, sharing memory where torch can."""
     integer = _VIA_INTEGER.get(host.dtype)
     if integer is not None:
-        import ml_dtypes  # only values need it, no statistic does
+        import ml_dtypes  # raw values need it, statistics do not
 
         kind = getattr(ml_dtypes, str(host.dtype).removeprefix("torch."), None)
         if kind is None:
@@ -168,8 +168,8 @@ def as_numpy(host: Tensor) -> NDArray[Any]:
 def as_rows(tensor: Tensor, batch_dim: int | None) -> Tensor:
     """Returns [samples, elements], contiguous, without a copy where memory allows.
 
-    The order of the elements within a sample means nothing to a statistic, so the value dims are
-    taken as they lie in memory (channels_last and transposed tensors are not copied).
+    Statistics ignore the order of elements within a sample, so the value dims are taken in memory
+    order (channels_last and transposed tensors are not copied).
     """
     if tensor.is_contiguous() and not batch_dim:
         samples = 1 if batch_dim is None else tensor.shape[0]

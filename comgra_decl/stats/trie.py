@@ -1,4 +1,4 @@
-"""What a step looked like last time: where each tensor's rows go.
+"""The layout of a step's rows, learned from previous steps.
 
 The tensors of one step come in nearly the same order every time. `Node`s form a tree over these
 sequences: the path from the root is the sequence so far, and since the place of a tensor's rows
@@ -39,7 +39,7 @@ class Group:
 
     @property
     def slots(self) -> int:
-        """Steps it has room for."""
+        """Number of steps it has space for."""
         return self.rows.shape[0]
 
     @property
@@ -49,7 +49,7 @@ class Group:
 
     @property
     def nbytes(self) -> int:
-        """Size of its memory."""
+        """Size of its memory in bytes."""
         return self.rows.numel() * self.rows.element_size()
 
     def resize(self, slots: int, capacity: int, keep: int | None = None) -> None:
@@ -62,11 +62,11 @@ class Group:
 
 
 class PutOff(Enum):
-    """Whether a tensor of an accelerator may be read later than it is seen."""
+    """Whether an accelerator's tensor may be read later than it is seen."""
 
     UNKNOWN = auto()
-    SEEN = auto()  # once; next time it is read both at once and later
-    SAFE = auto()  # that gave the same numbers
+    SEEN = auto()  # seen once; read both immediately and later next time
+    SAFE = auto()  # both reads gave the same numbers
     NEVER = auto()
 
 
@@ -80,7 +80,7 @@ class Shape(NamedTuple):
 
 
 def shape_of(tensor: Tensor, batch_dim: int | None) -> Shape:
-    """Returns how `tensor` falls into samples; without a batch dim it is one sample."""
+    """Returns how `tensor` splits into samples; without a batch dim it is one sample."""
     full = tuple(tensor.shape)
     if batch_dim is None:
         return Shape(full, None, 1, prod(full))
@@ -89,7 +89,7 @@ def shape_of(tensor: Tensor, batch_dim: int | None) -> Shape:
 
 
 class Node:
-    """One tensor of a step, after all that came before it."""
+    """One tensor of a step, identified by all tensors before it."""
 
     __slots__ = (
         "_addresses",
@@ -125,15 +125,15 @@ class Node:
         self.used: dict[Group, int] = {} if parent is None else parent.used
         self.bytes: int = 0 if parent is None else parent.bytes
         self.group: Group | None = None
-        self.direct = False  # a mere copy into the group of the host does it
-        self.copied = 0  # bytes, where a contiguous tensor is the very memory of its rows
-        self.kernel: Kernel | None = None  # reads the tensor where it lies, if that is contiguous
+        self.direct = False  # a plain copy into the host's group suffices
+        self.copied = 0  # bytes, if a contiguous tensor's memory equals its rows
+        self.kernel: Kernel | None = None  # reads contiguous tensors in place
         self.put_off = PutOff.UNKNOWN
-        self.holder: Any = None  # the `DeviceStep` that may hold the tensor as it is
+        self.holder: Any = None  # the `DeviceStep` that may defer the tensor
         self.size: Any = None  # `fused.Rows`, on an accelerator
-        self.kind: Hashable = None  # what one launch can read has one kind
+        self.kind: Hashable = None  # tensors that share a launch have equal kinds
         self.row = self.stride = self.count = 0
-        self.kept = 0  # samples that have a row of raw sums each: the first ones
+        self.kept = 0  # number of first samples with a row of raw sums each
         self._views: list[Tensor] = []
         self._addresses: list[int] = []
         self._version = -1
@@ -141,7 +141,7 @@ class Node:
     def describe(
         self, tensor: Tensor, batch_dim: int | None, *, device: torch.device, histogram: int | None
     ) -> None:
-        """Fills in the facts that the tensor itself decides, and where it is reduced."""
+        """Fills in facts that depend on the tensor alone, and the place of its reduction."""
         self.shape = shape_of(tensor, batch_dim)
         samples = self.shape.samples
         self.kept = KEPT if samples > MOST_ROWS and self.shape.elements else samples
@@ -151,11 +151,11 @@ class Node:
 
     @property
     def is_pooled(self) -> bool:
-        """Whether there are more samples than rows: `moments` of all of them are left instead."""
+        """Whether there are more samples than rows, so that `moments` cover all samples."""
         return self.kept < self.shape.samples
 
     def place(self, group: Group) -> None:
-        """Puts the rows behind those of the same group that came before in this step."""
+        """Places the rows after those of the same group earlier in this step."""
         self.group = group
         self.row = self.used.get(group, 0)
         self.used = {**self.used, group: self.row + self.shape.samples}
@@ -172,7 +172,7 @@ class Node:
         return self._views[slot]
 
     def address(self, slot: int) -> int:
-        """Returns where in memory these rows begin; 0 if `view` must look where they lie now."""
+        """Returns the start address of these rows; 0 if `view` must look it up."""
         assert self.group is not None
         return self._addresses[slot] if self._version == self.group.version else 0
 
@@ -195,7 +195,7 @@ class Node:
 
 
 class Pick(NamedTuple):
-    """Histogram elements to take from an arena: rows of a group -> a stretch of the samples."""
+    """Histogram elements to copy from an arena: rows of a group -> a range of the samples."""
 
     group: Group
     row: int
@@ -207,17 +207,17 @@ class Pick(NamedTuple):
 
 @dataclass(eq=False)
 class Part:
-    """The rows of one device in a form: those of its groups, then those reduced at once."""
+    """One device's rows in a form: those of its groups, then those reduced immediately."""
 
     device: torch.device
     groups: list[tuple[Group, int, int]] = field(default_factory=list)  # group, rows, first row
     nodes: list[Node] = field(default_factory=list)
-    start: int = 0  # first of the rows reduced at once
+    start: int = 0  # first row reduced immediately
     stop: int = 0
 
 
 class Form:
-    """How the rows of a whole step lie: everything about it that the next such step repeats."""
+    """The layout of a whole step's rows, reused by later steps of the same form."""
 
     def __init__(self, signature: int, nodes: list[Node], host: torch.device) -> None:
         self.signature = signature
@@ -272,7 +272,7 @@ class Form:
         return row
 
     def _picks(self, host: torch.device) -> list[Pick]:
-        """Returns what to copy from the host's groups, neighbours joined where possible."""
+        """Returns what to copy from the host's groups; merges neighbours where possible."""
         picks: list[Pick] = []
         for node in self.parts[host].nodes:
             if node.group is None or not node.count:
@@ -290,7 +290,7 @@ class Form:
 
 
 def _joins(last: Pick, new: Pick) -> bool:
-    """Tells whether two picks are all the elements of neighbouring rows."""
+    """Whether two picks cover all elements of neighbouring rows."""
     return (
         last.group is new.group
         and last.stride == new.stride == 1

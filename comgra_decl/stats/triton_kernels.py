@@ -1,14 +1,14 @@
-"""Reads each number on a GPU once: Triton kernels that leave the raw sums of pieces of tensors.
+"""Triton kernels that read each number once and return raw sums of tensor pieces.
 
-A launch covers any number of tensors of one dtype. A table says what each program reads: a piece
-of a long row, or several short rows. What it leaves is one row of `records.Raw` columns for each
-piece or short row, about a pivot of its own; `fused` puts the pieces of a row together.
+A launch covers any number of tensors of one dtype. A table tells each program what to read: a piece
+of a long row, or several short rows. The result is one row of `records.Raw` columns per piece or
+short row, each about its own pivot; `fused` merges the pieces of a row.
 
-Of tensors with very many samples, `row_moments` reads what was left of each sample and leaves the
+For tensors with very many samples, `row_moments` reads the results of each sample and computes the
 moments of the statistics (`moments`).
 
-Sums are added up in float32 lanes of at most 64 numbers, and from there in float64. What float32
-cannot hold (squares that overflow, differences whose squares vanish) is read once more in float64.
+Float32 lanes sum at most 64 numbers each, and float64 sums the lanes. Numbers that exceed float32
+(squares that overflow, differences whose squares vanish) are read again in float64.
 
 The kernels run on tensors of the host under Triton's interpreter (`TRITON_INTERPRET=1`).
 """
@@ -25,10 +25,10 @@ from comgra_decl.stats.moments import MOMENTS
 from comgra_decl.stats.statistics import FORMULAS
 
 COLUMNS = 9
-"""Of the table: tensor, first element, elements per row, rows, first row of the results, and of
-the samples: first element, their stride, their number, place of the first."""
+"""Columns of the table: tensor, first element, elements per row, rows, first result row, and for
+the samples: first element, stride, count, place of the first."""
 
-_HUGE = 3e38  # float32 sums beyond have overflowed, or are about to
+_HUGE = 3e38  # larger float32 sums have overflowed or are about to
 _LEAST_SPREAD = 1e-16  # squares of smaller differences vanish in float32
 
 COLUMNS_ = tl.constexpr(COLUMNS)
@@ -46,7 +46,7 @@ def _finite_or_zero(x):
 
 @triton.jit
 def _long_sums(x, length, WORK: tl.constexpr, BLOCK: tl.constexpr):
-    """Returns the raw sums of `length` numbers from `x` on, and whether `WORK` could hold them."""
+    """Returns the raw sums of `length` numbers from `x` on, and whether they fit `WORK`."""
     lanes = tl.arange(0, BLOCK)
     head = tl.load(x + lanes, mask=lanes < length, other=0.0).to(WORK)
     few = tl.minimum(length, BLOCK).to(tl.float64)
@@ -95,7 +95,7 @@ def _long_sums(x, length, WORK: tl.constexpr, BLOCK: tl.constexpr):
     nans = tl.sum(unequal, 0)
     spread = most - least
     held = (of_squares + of_sizes < HUGE_) & ((spread > LEAST_SPREAD_) | (spread == 0.0))
-    if bad > 0:  # no sum is finite: which one it is does not depend on the finite numbers
+    if bad > 0:  # no sum is finite; its value does not depend on the finite numbers
         plus = (most == float("inf")) & (nans == 0)
         minus = (least == float("-inf")) & (nans == 0)
         of_sizes = tl.where(nans > 0, float("nan"), float("inf")).to(tl.float64)
@@ -119,7 +119,7 @@ def _copy_samples(x, entry, samples, sample_place, BLOCK: tl.constexpr):
         tl.store(samples + place + start + lanes, v.to(tl.float32), mask=inside)
 
 
-# the places differ from launch to launch: no variant for each
+# places differ between launches; do not compile a variant for each
 @triton.jit(do_not_specialize=["place", "sample_place"])
 def long_rows(
     x,
@@ -139,19 +139,19 @@ def long_rows(
     """Each program reads a piece of one row.
 
     Args:
-        x: the tensor, where there is one only.
-        pointers: int64, where each of many tensors begins.
+        x: the tensor, if there is only one.
+        pointers: int64, start addresses of several tensors.
         table: int64 [programs, COLUMNS].
         results: float64 [., 8], written from row `place` on.
         samples: float32, written from `sample_place` on.
-        place: added to the places of results in the table.
-        sample_place: likewise of samples.
-        TYPE: of the numbers as they lie in memory.
+        place: offset of the table's result rows.
+        sample_place: offset of the table's sample places.
+        TYPE: dtype of the numbers in memory.
         WORK: float32 or float64.
-        BLOCK: numbers that are read at a time.
-        MANY: whether tensors are told by `pointers`.
-        ALIGNED: whether each piece begins at a multiple of 16 bytes.
-        SAMPLED: whether there are samples at all.
+        BLOCK: numbers read at a time.
+        MANY: whether `pointers` gives the tensors.
+        ALIGNED: whether each piece starts at a multiple of 16 bytes.
+        SAMPLED: whether there are samples.
     """
     entry = table + tl.program_id(0).to(tl.int64) * COLUMNS_
     if MANY:
@@ -185,7 +185,7 @@ def long_rows(
 
 @triton.jit
 def _short_sums(v, n, within, inside, WORK: tl.constexpr):
-    """Returns the raw sums of each row of a tile, and whether `WORK` could hold them."""
+    """Returns the raw sums of each row of a tile, and whether they fit `WORK`."""
     v = v.to(WORK)
     number = n.to(tl.float64)
     zero = tl.zeros_like(v)
@@ -216,7 +216,7 @@ def _short_sums(v, n, within, inside, WORK: tl.constexpr):
     return pivot.to(tl.float64), total, squares, absolute, low, high, nonzero, bad, held
 
 
-# the places differ from launch to launch: no variant for each
+# places differ between launches; do not compile a variant for each
 @triton.jit(do_not_specialize=["place", "sample_place"])
 def short_rows(
     x,
@@ -235,7 +235,7 @@ def short_rows(
 ):
     """Each program reads up to `ROWS` whole rows of at most `WIDTH` numbers, as one tile.
 
-    The arguments are those of `long_rows`; there is one row of results for each row.
+    Arguments as in `long_rows`; each row has one result row.
     """
     entry = table + tl.program_id(0).to(tl.int64) * COLUMNS_
     if MANY:
@@ -290,10 +290,10 @@ def row_moments(results, out, rows, elements, place, ROWS: tl.constexpr):
     Args:
         results: float64 [rows, 8].
         out: float64 [., formulas, moments], written from `place` on, in the order of `FORMULAS`.
-        rows: how many there are.
-        elements: of each sample.
-        place: of the first program.
-        ROWS: for each program.
+        rows: number of samples.
+        elements: elements per sample.
+        place: output index of the first program.
+        ROWS: samples per program.
     """
     program = tl.program_id(0)
     row = program * ROWS + tl.arange(0, ROWS)

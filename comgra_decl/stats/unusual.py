@@ -1,6 +1,6 @@
-"""Sparse, nested and quantised tensors: the same numbers, as an ordinary tensor.
+"""Converts sparse, nested and quantised tensors to ordinary ones.
 
-Asked only for what a reducer refuses, so that other tensors pay nothing.
+Called only for tensors that a reducer refuses, so that others cost nothing.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from torch import Tensor
 from comgra_decl.stats.quiet import is_functorch_wrapped, quiet
 
 MOST_ELEMENTS = 1 << 24
-"""A sparse tensor of more elements is not written out: 64 MiB of float32, mostly zeros."""
+"""Maximum elements of a sparse tensor to densify: 64 MiB of float32, mostly zeros."""
 
 _SPARSE = tuple(
     getattr(torch, name)
@@ -20,11 +20,11 @@ _SPARSE = tuple(
 
 
 def ordinary(tensor: Tensor) -> Tensor | None:
-    """Returns a strided tensor with the numbers of `tensor`; None if there is no such.
+    """Returns a strided tensor with the numbers of `tensor`; None if impossible.
 
-    A sparse tensor is written out, zeros included (statistics are those of the whole); of a nested
-    one the parts are put one after the other (along dim 0 where the rest of their shapes agrees,
-    else flat); a quantised one is what its integers stand for.
+    Sparse tensors become dense, zeros included (statistics cover the whole tensor). The parts of
+    nested tensors are concatenated (along dim 0 if the rest of their shapes agrees, else flat).
+    Quantised tensors become the numbers that their integers represent.
     """
     if is_functorch_wrapped(tensor) or tensor.is_meta:
         return None
@@ -40,9 +40,9 @@ def ordinary(tensor: Tensor) -> Tensor | None:
 
 def _parts(nested: Tensor) -> list[Tensor]:
     values = getattr(nested, "_values", None)
-    if not isinstance(values, Tensor):  # of other tensors it is a method
+    if not isinstance(values, Tensor):  # other tensors have a method of this name
         return list(nested.detach().unbind())
-    # The jagged layout is a subclass, whose parts lie in ordinary tensors; there may be gaps.
+    # The jagged layout is a subclass that stores its parts in ordinary tensors, possibly with gaps.
     lengths = getattr(nested, "_lengths", None)
     if lengths is None:
         return [values.detach()]

@@ -69,7 +69,7 @@ def check_document(name: str, content: Any) -> Any:
     if name == "keep":
         spans = [*content.get("steps", []), *content.get("unseen", [])]
         if not all(len(span) == 2 and all(map(_is_step, span)) for span in spans):
-            raise ValueError("keep: its steps are no spans")
+            raise ValueError("keep: invalid spans of steps")
     if name == "findings":
         for finding in content["findings"]:
             if finding["severity"] not in _SEVERITIES:

@@ -83,7 +83,7 @@ def location(where: Where) -> Location:
     bucket, _, key = found["rest"].partition("/")
     if found["scheme"] not in SCHEMES or not bucket:
         raise StoreError(
-            f"{text!r} is no place for runs; choose a folder, s3://BUCKET/PREFIX or "
+            f"{text!r} is not a location for runs; choose a folder, s3://BUCKET/PREFIX or "
             "gs://BUCKET/PREFIX"
         )
     return Remote(found["scheme"], bucket, "/".join(_parts(key)))
@@ -97,7 +97,7 @@ def require_path(text: str) -> str:
     """
     if not text:
         raise StoreError(
-            "a path must be a non-empty string, got '' (a variable of the shell that is not set?); "
+            "a path must be a non-empty string, got '' (an unset shell variable?); "
             "write '.' for the current folder"
         )
     return text

@@ -49,7 +49,7 @@ def _expanded(part: Part, dims: int) -> list[int | slice]:
 
 def _no_part(item: object) -> UnknownNameError:
     return UnknownNameError(
-        f"a part of values is said with integers, slices and ..., not with {shown(item)}"
+        f"a part of values must consist of integers, slices and ..., got {shown(item)}"
     )
 
 

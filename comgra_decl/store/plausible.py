@@ -53,18 +53,18 @@ def check_head(head: Mapping[str, Any]) -> None:
     for name in LOGS:
         _whole(head["logs"].get(name, 0), f"logs.{name}", _ROWS)
     if not isinstance(head["documents"], dict):
-        raise TypeError("'documents' is no table")
+        raise TypeError("'documents' is not a table")
     for name, revision in head["documents"].items():
         _whole(revision, f"documents.{name[:40]}", 1 << 62)
     if not _EARLIEST < float(head["time"]) < _LATEST:
-        raise ValueError("'time' is no time")
+        raise ValueError("'time' is not a time")
     if head.get("step") is not None:
         _whole(head["step"], "step", 1 << 53)
     for name in ("writer", "usage"):
         if not isinstance(head.get(name, {}), dict):
-            raise TypeError(f"{name!r} is no table")
+            raise TypeError(f"{name!r} is not a table")
     if not isinstance(head.get("error"), str | None):
-        raise TypeError("'error' is no text")
+        raise TypeError("'error' is not a text")
     bool(head["closed"])
     check_sessions(head.get("sessions", []))
 
@@ -72,12 +72,12 @@ def check_head(head: Mapping[str, Any]) -> None:
 def check_sessions(lines: Any) -> None:
     """Refuses invalid lines of `head.sessions`."""
     if not isinstance(lines, list):
-        raise TypeError("'sessions' is no list")
+        raise TypeError("'sessions' is not a list")
     for line in lines:
         for name in ("record", "scalar", "note"):
             _whole(line[name], f"sessions.{name}", _ROWS)
         if not _EARLIEST < float(line["time"]) < _LATEST:
-            raise ValueError("'sessions.time' is no time")
+            raise ValueError("'sessions.time' is not a time")
 
 
 def check_meta(meta: RunMeta) -> None:
@@ -89,12 +89,12 @@ def check_meta(meta: RunMeta) -> None:
     if meta.bins is not None and not 1 <= meta.bins <= _BINS:
         raise ValueError(f"'bins' is {meta.bins}, not between 1 and {_BINS}")
     if not _EARLIEST < meta.started < _LATEST:
-        raise ValueError("'started' is no time")
+        raise ValueError("'started' is not a time")
     if not isinstance(meta.config, dict | None):
-        raise TypeError("'config' is no table")
+        raise TypeError("'config' is not a table")
     for name in _TABLES:
         if not isinstance(meta.facts.get(name), dict | None):
-            raise TypeError(f"'facts.{name}' is no table")
+            raise TypeError(f"'facts.{name}' is not a table")
     for name in ("spec", "config", "facts", "writer"):
         check_depth(getattr(meta, name), name)
 
@@ -118,7 +118,7 @@ def check_slot(slot: SlotInfo) -> SlotInfo:
     """Returns a row of the slot table if it is plausible."""
     texts = (*slot.key[:2], slot.key.pass_, slot.kind, slot.dtype, slot.module_class, *slot.names)
     if not all(isinstance(text, str) for text in texts):
-        raise TypeError("a name is no text")
+        raise TypeError("a name is not a text")
     check_shape(slot.shape)
     if len(slot.names) > _NAMES:
         raise ValueError(f"no tensor has {len(slot.names)} names")
@@ -216,7 +216,7 @@ def check_facts(facts: Any) -> dict[str, Any]:
                 raise TypeError(f"{name} of a record are {type(value).__name__}")
     for _, stored in facts["values"]:
         if not all(isinstance(slots, list) for slots in stored.values()):
-            raise TypeError("slots with raw values are no list")
+            raise TypeError("slots with raw values are not a list")
     return dict(facts)
 
 

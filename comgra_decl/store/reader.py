@@ -187,7 +187,7 @@ class Reader:
 
     def _check(self, head: Any) -> None:
         if not isinstance(head, dict):
-            raise DamagedRunError(f"{self._db.path}: key {HEAD_KEY!r} is no table.")
+            raise DamagedRunError(f"{self._db.path}: key {HEAD_KEY!r} is not a table.")
         check_version(head, where=self._db.path)
         try:
             check_head(head)

@@ -177,7 +177,7 @@ class ScalarReader:
             reason = f"holds {len(rows)} in place of {count}" if value else reason
         except (zlib.error, ValueError):
             reason = "is damaged"
-        loss = f"{count} numbers of steps (losses, KPIs) are left out: key {key!r} {reason}"
+        loss = f"{count} logged numbers (losses, KPIs) are left out: key {key!r} {reason}"
         self.damage.append(loss)
         _log.warning("comgra: %s", loss)
         lost = np.zeros(count, ROW)
@@ -214,7 +214,7 @@ def unpacked(value: bytes, key: str | None) -> Rows:
         raise ValueError("it does not end where it should")
     count, rest = divmod(len(data), ROW.itemsize)
     if rest:
-        raise ValueError(f"{len(data)} bytes are no whole rows")
+        raise ValueError(f"{len(data)} bytes are not whole rows")
     rows, at = np.empty(count, ROW), 0
     for name, code in _COLUMNS.items():
         dtype = np.dtype(code)

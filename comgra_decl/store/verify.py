@@ -119,8 +119,8 @@ def verify(path: Where, *, progress: Progress | None = None) -> Verdict:
         StoreError: The run is in an unreachable bucket.
     """
     verdict = Verdict(location(path), version=newest_version(path))
-    told = progress or _silent
-    check = _Check(verdict, told)
+    report = progress or _silent
+    check = _Check(verdict, report)
     for damage in check.damages():
         joined = _joined(verdict.damages[-1], damage) if verdict.damages else None
         if joined is not None:
@@ -134,7 +134,7 @@ def verify(path: Where, *, progress: Progress | None = None) -> Verdict:
         verdict.whole_version, verdict.whole_records = verdict.version, verdict.records
         verdict.whole_step = check.reader.head["step"]
     elif verdict.version is not None:
-        _find_whole(verdict, told)
+        _find_whole(verdict, report)
     return verdict
 
 
@@ -275,7 +275,7 @@ def _scalars(database: Database, count: int, tell: Callable[[int], None]) -> Ite
     try:
         keys += database.keys(scalar_piece_key(edge), scalar_piece_key(count))
     except DamagedRunError as error:
-        yield Damage("scalars", "numbers said of the newest steps", _reason(error))
+        yield Damage("scalars", "logged numbers of the newest steps", _reason(error))
     found = 0
     for key in keys:
         tell(1)
@@ -283,11 +283,11 @@ def _scalars(database: Database, count: int, tell: Callable[[int], None]) -> Ite
             value = database.read_bytes(key, most=MOST_BYTES) or b""
             found += len(unpacked(value, key if database.bound else None))
         except (DamagedRunError, ValueError, zlib.error) as error:
-            yield Damage(key, "numbers said of the steps (losses, KPIs)", _reason(error))
+            yield Damage(key, "logged numbers (losses, KPIs)", _reason(error))
             return
     if found != count:
         said = f"head counts {count}, there are {found}"
-        yield Damage("scalars", "numbers said of the steps (losses, KPIs)", said)
+        yield Damage("scalars", "logged numbers (losses, KPIs)", said)
 
 
 def _key_in(error: DamagedRunError) -> str:

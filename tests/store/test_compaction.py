@@ -35,7 +35,7 @@ class Killed(BaseException):
 
 @pytest.fixture(scope="module")
 def written(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Truth]:
-    """1100 records in small commits, a value in a few of them, and 3000 numbers said."""
+    """1100 records in small commits, a value in a few of them, and 3000 logged numbers."""
     truth = Truth()
     path = tmp_path_factory.mktemp("compaction") / "run"
     writer = RunWriter.create(path, truth.meta)

@@ -57,8 +57,8 @@ def schedule(view: RunView) -> str:
     """Returns the spec's schedule, which selects the recorded steps, as YAML."""
     spec = _plain_spec(view.run.spec)
     asked = spec.get("schedule") if isinstance(spec, Mapping) else None
-    said = {key: value for key, value in (asked or {}).items() if value not in (None, [], {})}
-    return _yaml({"schedule": said}).rstrip() if said else ""
+    given = {key: value for key, value in (asked or {}).items() if value not in (None, [], {})}
+    return _yaml({"schedule": given}).rstrip() if given else ""
 
 
 def _summary(view: RunView) -> Facts:

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from comgra_decl.records import AGGREGATES
 from comgra_decl.viewer.model.catalogue import RunEntry
-from comgra_decl.viewer.model.findings import RULE, painted_rule, rules_of, said
+from comgra_decl.viewer.model.findings import RULE, painted_rule, rule_label, rules_of
 from comgra_decl.viewer.model.labels import BATCH_HELP, BATCH_LABELS, STATISTIC_HELP, pass_label
 from comgra_decl.viewer.model.ranks import without_rank
 from comgra_decl.viewer.model.runview import RunView
@@ -126,7 +126,7 @@ def _colours(view: RunView, colour: str) -> Field:
     options = [Option("kind", "kind")] + [Option(p, pass_label(p)) for p in passes]
     options += [Option("difference", "difference"), Option("findings", "findings")]
     rules = [rule for rule in dict.fromkeys([*rules_of(view), painted_rule(view, colour)]) if rule]
-    options += [Option(f"{RULE}{rule}", said(rule), "findings of a rule") for rule in rules]
+    options += [Option(f"{RULE}{rule}", rule_label(rule), "findings of a rule") for rule in rules]
     style = "buttons" if len(options) <= 3 else "menu"
     help_ = "Colours nodes by kind of tensor, by the statistic, or by findings at this step"
     return Field("colour", "Graph colours", colour, tuple(options), help_, style)

@@ -128,16 +128,16 @@ def paint_of(
             worst[name] = found_
     paint = {box: _paint([worst[m] for m in members if m in worst]) for box, members in boxes}
     legend = {
-        "title": said(rule) if rule else "findings",
+        "title": rule_label(rule) if rule else "findings",
         "low": "hint",
         "high": "error",
         "colors": [BLUE, BLUE, AMBER, AMBER, RED, RED],
-        "help": f"Worst finding {f'of {said(rule)} ' * bool(rule)}per tensor at this step",
+        "help": f"Worst finding {f'of {rule_label(rule)} ' * bool(rule)}per tensor at this step",
     }
     return paint, legend
 
 
-def said(rule: str) -> str:
+def rule_label(rule: str) -> str:
     """Returns a rule's name for display."""
     return rule.replace("_", " ")
 

@@ -12,7 +12,7 @@ from comgra_decl.rules import Check, Correlation, Diagnosis, Finding, health
 from comgra_decl.viewer.components.base import Message
 from comgra_decl.viewer.escaping import html_text as _e
 from comgra_decl.viewer.escaping import html_token as _raw
-from comgra_decl.viewer.model.findings import RULE, jump, link, said
+from comgra_decl.viewer.model.findings import RULE, jump, link, rule_label
 from comgra_decl.viewer.model.numbers import count, number
 from comgra_decl.viewer.model.tables import findings_csv
 from comgra_decl.viewer.model.verdicts import Found, found, look, looked_at
@@ -153,7 +153,7 @@ def _finding(finding: Finding, shown: Shown) -> str:
     return (
         f'<article class="finding {finding.severity}-finding{" chosen" if chosen else ""}" '
         f'data-rule="{_e(finding.rule)}"><header><span class="severity">{finding.severity}</span> '
-        f"<b>{_e(said(finding.rule))}</b> {_button(go, name)} "
+        f"<b>{_e(rule_label(finding.rule))}</b> {_button(go, name)} "
         f'<span class="soft">{_span(finding)}</span>'
         + ("" if here is None else _button(f"{RULE}{finding.rule}", "Show in graph", "paint"))
         + ("" if here is None else _button(inspect, "Inspect \u2192", "inspect"))
@@ -234,7 +234,7 @@ def _unchecked(diagnosis: Diagnosis) -> str:
     if not diagnosis.unchecked:
         return ""
     rows = "".join(
-        f"<tr><td>{_e(said(entry.rule))}</td><td>{_e(entry.reason)}</td></tr>"
+        f"<tr><td>{_e(rule_label(entry.rule))}</td><td>{_e(entry.reason)}</td></tr>"
         for entry in diagnosis.unchecked
     )
     head = f"{len(diagnosis.checked)} rules ran; these could not"

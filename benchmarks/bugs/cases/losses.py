@@ -99,7 +99,7 @@ def branch_ignored(setup: Setup) -> Sequence[str]:
     steps=(0, 115),
 )
 def mode_collapse(setup: Setup) -> Sequence[str]:
-    """The generator is trained far harder than the discriminator and says one thing only."""
+    """The generator is trained far harder than the discriminator and collapses to one output."""
     first = setup.model.generator[0]
     pair = Pair(
         size=first.out_features,

@@ -78,7 +78,7 @@ def decay_too_strong(setup: Setup) -> Sequence[str]:
 
 @bug("gradients kept", "accumulated_gradient", on=("mlp", "autoencoder"), steps=(0, 60))
 def zero_grad_missing(setup: Setup) -> Sequence[str]:
-    """Nobody clears gradients."""
+    """Gradients are never cleared."""
     setup.optimizer, setup.clear = sgd(0.005, 0.0), lambda step: False
     return ["*"]
 
@@ -142,7 +142,7 @@ def module_never_called(setup: Setup) -> Sequence[str]:
 
 @bug("evaluation mode", "training_in_evaluation_mode", on=("batchnorm", "residual"), steps=(19, 70))
 def left_in_evaluation_mode(setup: Setup) -> Sequence[str]:
-    """After the first evaluation nobody switches back to training."""
+    """After the first evaluation the model is never switched back to training."""
     if not any(isinstance(m, nn.BatchNorm2d | nn.Dropout) for m in setup.model.modules()):
         setup.model = nn.Sequential(setup.model, nn.Dropout(0.2))
     setup.back_to_training = False

@@ -42,7 +42,7 @@ def labels_shuffled(setup: Setup) -> None:
     steps=(0, 119),
 )
 def labels_random(setup: Setup) -> None:
-    """Every sample has a random label of its own, which can only be learned by heart."""
+    """Every sample has its own random label, which the net can only memorise."""
     random = torch.Generator().manual_seed(6)
     setup.data.y = setup.data.y[torch.randperm(len(setup.data.y), generator=random)]
     setup.data.x, setup.data.y = setup.data.x[-256:], setup.data.y[-256:]
@@ -107,7 +107,7 @@ def not_shuffled_numbers(setup: Setup) -> Sequence[str]:
 
 @bug("order", "repeated_batch", on=("cnn", "gated"))
 def one_batch_again_and_again(setup: Setup) -> Sequence[str]:
-    """The loader's iterator is made anew in each step, with one seed."""
+    """The loader's iterator is recreated in each step with the same seed."""
     batch = setup.data.batch
     first = batch(0)
     setup.data.prepare = lambda x, y: first
@@ -185,7 +185,7 @@ def one_odd_batch(setup: Setup) -> None:
     steps=(0, 60),
 )
 def always_one_class(setup: Setup) -> Sequence[str]:
-    """The last bias begins so large that one class is said of everything."""
+    """The last bias starts so large that every sample is assigned to one class."""
     head = setup.model.head
     assert isinstance(head.bias, Tensor)
     with torch.no_grad():

@@ -118,7 +118,7 @@ def _signals(main: str, names: set[str], config: Any) -> dict[str, Tensor]:
         return {"pixel_values": _pixels(config)}
     vision = getattr(config, "vision_config", None)
     if vision is None or hasattr(config, "image_token_id"):
-        return {}  # text alone: where the image belongs would have to be said in the text
+        return {}  # text only: the text would have to mark the image's position
     return {"pixel_values": _pixels(vision)}
 
 

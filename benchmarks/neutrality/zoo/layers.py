@@ -18,7 +18,7 @@ _BATCH = 6
 
 
 def classify(model: nn.Module, *shape: int, classes: int = 4) -> Program:
-    """Returns a training that tells random inputs [batch, *shape] apart."""
+    """Returns a training that classifies random inputs [batch, *shape]."""
 
     def loss(net: nn.Module) -> Tensor:
         return F.cross_entropy(net(torch.randn(_BATCH, *shape)), torch.randint(classes, (_BATCH,)))

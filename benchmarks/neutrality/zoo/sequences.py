@@ -215,7 +215,7 @@ class _Universal(nn.Module):
 
 @SEQUENCES
 def universal_transformer() -> Program:
-    """One block again and again, as often as the data says."""
+    """Repeats one block as many times as the data determine."""
     return usual(_Universal(), lambda m: m(_tokens()).square().mean())
 
 

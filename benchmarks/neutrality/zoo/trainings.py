@@ -64,7 +64,7 @@ def lbfgs() -> Program:
 
 @TRAININGS
 def by_hand() -> Program:
-    """No optimizer: parameters are changed in the loop. A step is said to end by the program."""
+    """No optimizer: the loop changes parameters, and the program marks the end of each step."""
     import comgra_decl as comgra
 
     model = _net().train()
@@ -286,7 +286,7 @@ def bootstrapped() -> Program:
 
 @TRAININGS
 def policy_gradient() -> Program:
-    """Actions are drawn from what the net says; numbers go through Python."""
+    """Actions are sampled from the net's output; numbers pass through Python."""
     model = nn.Sequential(nn.Linear(4, 16), nn.Tanh(), nn.Linear(16, 2)).train()
     optimizer = torch.optim.Adam(model.parameters(), lr=1e-2)
 

@@ -31,7 +31,7 @@ def close_network() -> None:
 
 
 def _pictures(count: int, shape: tuple[int, ...], classes: int) -> tuple[Any, Any]:
-    """Returns blobs whose place tells their class, as bytes, and the classes."""
+    """Returns blobs whose position determines their class, as bytes, and the classes."""
     drawn = np.random.default_rng(count)
     labels = drawn.integers(0, classes, count)
     pictures = drawn.integers(0, 60, (count, *shape))
