@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from contextlib import AbstractContextManager
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol
 
 import torch
 from torch import nn
@@ -50,20 +50,48 @@ _MOST_NAMESAKES = 32
 """Models of one class with nodes of their own; a program that makes ever new ones reuses names."""
 
 
+class Calls(Protocol):
+    """What a tracer asks about the calls of models: of outermost modules, or parts of one."""
+
+    def entered(self) -> None:
+        """A model is called; nothing was looked for yet."""
+
+    def choose(self, root: nn.Module, top: Top) -> StepCapture | None:
+        """Returns the record that this call belongs to; None: to none.
+
+        Args:
+            root: what is called.
+            top: the model that it is, or is a part of.
+        """
+
+    def left(self) -> None:
+        """The call has returned."""
+
+    def abandoned(self) -> bool:
+        """Whether the thread that was followed is gone, and nothing of its step recorded."""
+
+
 class ModuleTracer:
     """Follows module calls while installed, finding roots by itself.
 
     Args:
         spec: what to capture.
         owners: who owns which module.
+        calls: decides which record a call belongs to.
         direct: is told of calls of modules, to tell those of `forward` alone from them.
-        entered: called at each root call, before anything is looked for.
-        choose: called with (root module, its top) at each root call; returns the capture this
-            call goes to, or None.
-        left: called when a root call has returned.
-        abandoned: whether the thread that was followed is gone, and nothing of its step recorded.
+        held: returns the ids of the parameters that optimizers hold.
         together: held while it is decided which thread's calls are followed.
         on_fault: called with an exception of our own; the program never sees it.
+
+    Attributes:
+        thread: the one whose calls are followed; 0: it is not known yet.
+        marks: on what the models of the step in progress have returned.
+        provenance: follows the dependency graph of the step in progress, if anything does.
+        tops: the plan of each model that was called, by the model's `id`.
+        recorder: reads outputs and their gradients.
+        parameters: reads parameters and their gradients.
+        observers: for what is compiled, where it stays compiled.
+        functions: knows compiled functions, if the program may have any.
     """
 
     def __init__(
@@ -71,23 +99,18 @@ class ModuleTracer:
         spec: Spec,
         owners: Owners,
         *,
+        calls: Calls,
         direct: DirectCalls,
-        entered: Callable[[], None],
-        choose: Callable[[nn.Module, Top], StepCapture | None],
-        left: Callable[[], None],
-        abandoned: Callable[[], bool],
+        held: Callable[[], Collection[int]],
         together: AbstractContextManager[Any],
         on_fault: Callable[[BaseException], None],
     ) -> None:
-        self._abandoned = abandoned
+        self._calls = calls
         self._spec = spec
         wanted = {name for entry in spec.nodes.values() for name in entry.capture}
         self._reads_inputs = bool(wanted & {"input", "input_grad"})
         self._owners = owners
         self.direct = direct
-        self._entered = entered
-        self._choose = choose
-        self._left = left
         self._on_fault = on_fault
         self._handles: list[RemovableHandle] = []
         self._late: dict[int, RemovableHandle] = {}  # ours behind those of modules in a call
@@ -97,7 +120,7 @@ class ModuleTracer:
         self._recomputed = Recomputed(self.recorder, on_fault=on_fault)
         self._ends = Ends(spec, recorder=self.recorder, on_fault=on_fault)
         self._in_model = False  # whether the root being called has parameters: no loss, no metric
-        self.parameters = Parameters(on_fault=on_fault)
+        self.parameters = Parameters(held=held, on_fault=on_fault)
         self.thread = 0  # the one that trains, whose calls are followed; 0: not known yet
         self.marks = Marks()  # on what its models have returned in this step
         self._together = together
@@ -140,6 +163,22 @@ class ModuleTracer:
         """The record that the call in progress belongs to, None if it is not recorded."""
         return self._capture
 
+    def follow_thread(self, thread: int) -> None:
+        """Follows the calls of a thread from now on; 0: of the first that trains."""
+        self.thread = thread
+
+    def follow_graph(self, graph: Provenance | None) -> None:
+        """Shows what is recorded to whoever follows the dependency graph; None: nobody does."""
+        self.provenance = graph
+
+    def observe(self, observers: Observers | None) -> None:
+        """Has compiled code show what it computes, from now on; None: it runs eagerly."""
+        self.observers = observers
+
+    def know_functions(self, functions: CompiledFunctions) -> None:
+        """Notes, from now on, which calls of models are made within compiled functions."""
+        self.functions = functions
+
     @property
     def inside(self) -> bool:
         """Whether a module is being called right now.
@@ -160,7 +199,7 @@ class ModuleTracer:
         """
         trains = torch.is_grad_enabled()
         with self._together:
-            free = self.thread == 0 or (trains and self._abandoned())
+            free = self.thread == 0 or (trains and self._calls.abandoned())
             if free and trains:
                 self.thread = here()
         return free
@@ -254,7 +293,7 @@ class ModuleTracer:
                 return False
             self._depth += 1
             if self._depth == 1:
-                self._entered()
+                self._calls.entered()
                 if self.functions is not None:
                     self.functions.calls(module, sys._getframe(1))
                 with torch._C.DisableTorchFunction():
@@ -422,7 +461,7 @@ class ModuleTracer:
             capture.categories.leave(output)
         if capture is not None and capture.aside and self._batch_before is not None:
             capture.batch_size = self._batch_before  # the one that is trained on is the step's
-        self._left()
+        self._calls.left()
         if not within_compiled:
             self._ends.targets.resume()  # below the graph's mode, which sees targets after it
 
@@ -436,7 +475,7 @@ class ModuleTracer:
         if not plan.top.joins(args, kwargs):
             self._capture = None
             return
-        capture = self._capture = self._choose(module, plan.top)
+        capture = self._capture = self._calls.choose(module, plan.top)
         self._graph = self.provenance if capture is not None and capture.followed else None
         if capture is None:
             return

@@ -64,7 +64,7 @@ class CompiledSteps:
         self._tracer = tracer
         self._functions = CompiledFunctions(warn=warn)
         if spec.compile != "eager":
-            tracer.functions = self._functions
+            tracer.know_functions(self._functions)
         self._named = named
         self._warn = warn
         self._on_fault = on_fault
@@ -92,7 +92,7 @@ class CompiledSteps:
             return
         observers = self._made().observers
         observers.begin()
-        self._tracer.observers = observers
+        self._tracer.observe(observers)
         stance.variant = self._variant
         self.observed = True
 
@@ -101,7 +101,8 @@ class CompiledSteps:
         if self.observed:
             self.observed = False
             stance.variant = None
-            observers, self._tracer.observers = self._tracer.observers, None
+            observers = self._tracer.observers
+            self._tracer.observe(None)
             if observers is not None:
                 observers.end()
 

@@ -47,30 +47,25 @@ class LossWatch:
     Args:
         each: given the loss at every `backward`, recorded or not, as `read_number` reads it, or in
             lists if the tensor has dims; None: nobody is. Must not raise.
-        on_loss: told (loss, the tensor `backward` was called on) while a step is recorded.
-        on_done: told when that `backward` has ended, however it did.
-        on_thread: asked, with what `backward` is called on, whether the step of this thread is the
-            one that may be recorded; called, as all the others are, while `together` is held.
+        together: held while anybody is told.
         on_fault: told about an error of our own.
 
     Attributes:
         thread: the one in which `each` can be told without asking; 0: none.
     """
 
+    _on_loss: Callable[[torch.Tensor, torch.Tensor], object]
+    _on_done: Callable[[bool], object]
+    _on_thread: Callable[[Any], bool]
+
     def __init__(
         self,
         each: Callable[[object], None] | None,
         *,
-        on_loss: Callable[[torch.Tensor, torch.Tensor], None],
-        on_done: Callable[[bool], None],
-        on_thread: Callable[[Any], bool],
         together: AbstractContextManager[Any],
         on_fault: Callable[[BaseException], None],
     ) -> None:
         self._each = each
-        self._on_loss = on_loss
-        self._on_done = on_done
-        self._on_thread = on_thread
         self._together = together
         self._on_fault = on_fault
         self._before: Callable[[Any], None] | None = None
@@ -85,6 +80,24 @@ class LossWatch:
         )
         run_natively(self._scale, within=False)
         run_natively(self._expect, self._forget_scaled)
+
+    def connect(
+        self,
+        *,
+        on_loss: Callable[[torch.Tensor, torch.Tensor], object],
+        on_done: Callable[[bool], object],
+        on_thread: Callable[[Any], bool],
+    ) -> None:
+        """Names who is told, before this starts.
+
+        Args:
+            on_loss: given (loss, the tensor `backward` was called on) while a step is recorded.
+            on_done: called when that `backward` has ended, with whether it has computed the
+                gradients of all that it came to.
+            on_thread: asked, with what `backward` is called on, whether the step of this thread is
+                the one that may be recorded.
+        """
+        self._on_loss, self._on_done, self._on_thread = on_loss, on_done, on_thread
 
     def start(self) -> None:
         """Begins to tell of the losses of every step, if anybody wants to know."""

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from comgra_decl.hooks.tensors.categories import categories
 from comgra_decl.hooks.tensors.gradients import Backwards
 from comgra_decl.records import Layout, RawStep, StepInfo
 from comgra_decl.stats import OVERWRITTEN, CannotReduceError, Reducer, ordinary
@@ -21,7 +22,10 @@ if TYPE_CHECKING:
     from comgra_decl.hooks.tensors.categories import Categories
     from comgra_decl.hooks.tensors.opt_in_statistics import Measured
     from comgra_decl.hooks.tensors.slots import Slot, SlotTable
+    from comgra_decl.spec import Spec
     from comgra_decl.stats import Reduced
+
+_EVERY_SAMPLE = 1 << 30
 
 WITHOUT_GRADIENT = "no_grad"
 """The pass of what a step of the training computes under `torch.no_grad()`, model and all."""
@@ -276,6 +280,33 @@ class StepCapture:
             return {}
         chosen = [(s.id, i) for s, i in self._entries if i in kept and (s in self._spare) == spare]
         return {slot: kept[index] for slot, index in chosen}
+
+
+def new_capture(spec: Spec, *, training: bool, warn: Callable[[str], None]) -> StepCapture:
+    """Returns the record that steps of the training, or evaluations, are captured in.
+
+    Args:
+        spec: what of a tensor is kept.
+        training: whether it is for steps of the training.
+        warn: told once why a sample has no category.
+    """
+    histogram = None if spec.histogram is None else spec.histogram.elements
+    # values of all samples are kept until it is known which ones are chosen
+    samples = spec.samples.count if spec.samples.by is None else _EVERY_SAMPLE
+    capture = StepCapture(
+        Reducer(histogram_elements=histogram, sample_count=samples),
+        max_value_elements=spec.values.max_elements,
+        sample_count=spec.samples.count,
+        followed=training,
+        spare_values=training and spec.keep is not None and spec.keep.values,
+    )
+    if spec.opt_in:
+        from comgra_decl.hooks.tensors.opt_in_statistics import Measured
+
+        refuse = capture.refused.setdefault
+        capture.measured = Measured(spec.opt_in, refuse=refuse, complete=training)
+    capture.categories = categories(spec.samples, warn=warn, training=training)
+    return capture
 
 
 def _forward(slot: Slot, taken: Container[Slot]) -> Slot:

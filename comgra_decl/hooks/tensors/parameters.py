@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Collection, Iterable, Iterator
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
@@ -33,13 +33,13 @@ class Parameters:
     holds and that have moved since the last record.
 
     Args:
-        on_fault: called with an exception of our own in backward; the program never sees it.
-
-    Attributes:
         held: returns the ids of the parameters that optimizers hold.
+        on_fault: called with an exception of our own in backward; the program never sees it.
     """
 
-    def __init__(self, *, on_fault: Callable[[BaseException], None]) -> None:
+    def __init__(
+        self, *, held: Callable[[], Collection[int]], on_fault: Callable[[BaseException], None]
+    ) -> None:
         self._on_fault = on_fault
         self._plans: dict[int, TensorPlan] = {}  # by the id of the parameter or buffer
         self._used: dict[TensorPlan, None] = {}  # of the models called in this step
@@ -58,7 +58,7 @@ class Parameters:
         self._read_of: set[TensorPlan] = set()  # whose gradients were, in this step
         # as the forward pass found them: the gradient and its version
         self._found: dict[TensorPlan, tuple[torch.Tensor | None, int]] = {}
-        self.held: Callable[[], set[int]] = set
+        self._held = held
 
     # -- who is who ----------------------------------------------------------------------------
 
@@ -316,7 +316,7 @@ class Parameters:
     def _read_beside(self, fresh: list[TensorPlan], capture: StepCapture) -> None:
         """Reads the gradients of what the program updates itself, beside its optimizers."""
         others = [plan for plan in fresh if plan not in self._read_of]
-        held = self.held() if others else set()
+        held = self._held() if others else ()
         for plan in others:
             parameter = plan.tensor
             if parameter is None or id(parameter) in held:
