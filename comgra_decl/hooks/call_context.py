@@ -20,8 +20,8 @@ def _code_within(function: Any, name: str) -> CodeType | None:
     return next(found, None)
 
 
-_graph_task: Callable[[], int] = torch._C._current_graph_task_id
-_tracing_state: Callable[[], Any] = torch._C._get_tracing_state
+graph_task: Callable[[], int] = torch._C._current_graph_task_id
+tracing_state: Callable[[], Any] = torch._C._get_tracing_state
 _MODULE_CALL = nn.Module._call_impl.__code__
 MODULE_HOOKS = _code_within(nn.Module._call_impl, "inner")
 """What goes through the hooks of a module that is called; None in a torch without it."""
@@ -38,17 +38,17 @@ def is_no_step() -> bool:
     While autograd is running it is a recomputation (checkpointing); under `torch.jit.trace` what
     we compute would become part of the traced program.
     """
-    return _graph_task() != -1 or _tracing_state() is not None
+    return graph_task() != -1 or tracing_state() is not None
 
 
 def is_traced() -> bool:
     """Whether `torch.jit.trace` is under way: whatever is asked of a tensor becomes part of it."""
-    return _tracing_state() is not None
+    return tracing_state() is not None
 
 
 def is_backward() -> bool:
     """Whether autograd is running in this thread."""
-    return _graph_task() != -1
+    return graph_task() != -1
 
 
 def is_called_by_module(frame: FrameType | None) -> bool:

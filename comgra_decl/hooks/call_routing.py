@@ -142,7 +142,7 @@ class CallRouter:
         if call.kind is RootCall.EVALUATION:
             return self._evaluate(root, call)
         if call.kind is RootCall.TRAINING and call.parametric:
-            self._begin_training(root)
+            self._begin_training(root, call)
         return self._in_step(root, top, call)
 
     def left(self) -> None:
@@ -166,10 +166,9 @@ class CallRouter:
     # -- what a call is ------------------------------------------------------------------------
 
     def _call(self, root: nn.Module, top: Top) -> Call:
-        kind = self._roots.kind(root)
-        call = Call(
-            id(root), kind, bool(top.parametric), torch.is_grad_enabled(), in_training(root)
-        )
+        gradient, training_mode = torch.is_grad_enabled(), in_training(root)
+        kind = self._roots.kind(root, training_mode=training_mode, gradient=gradient)
+        call = Call(id(root), kind, bool(top.parametric), gradient, training_mode)
         if kind is RootCall.EVALUATION and self._is_in_closure(call):
             self._roots.tunes(root)
             if not self._evaluation.capture.open:
@@ -192,7 +191,7 @@ class CallRouter:
             state.evaluated.append(weakref.ref(root))
         return self._evaluation.enter(state.number, counts=call.parametric)
 
-    def _begin_training(self, root: nn.Module) -> None:
+    def _begin_training(self, root: nn.Module, call: Call) -> None:
         """A model is called in training: what came before it is now known for what it was."""
         if self._evaluation.capture.open:
             self._records.settle_evaluation(root)
@@ -203,7 +202,7 @@ class CallRouter:
         elif self._turns.clock.called(id(root)):
             self._steps.end()
         self._roots.evaluating = False
-        if in_training(root):
+        if call.training_mode:
             self._state.in_training_mode = True
             self._roots.trains(root)
 
@@ -233,5 +232,6 @@ class CallRouter:
 
     def _is_endless(self) -> bool:
         """Whether a step has no end that we could see: it is trained in, and goes on."""
-        seen = self._unended.found == self._state.number
+        found = self._unended.found
+        seen = found is not None and found == self._state.number
         return seen or self._state.is_endless(backward="loss" in self._train.calls)

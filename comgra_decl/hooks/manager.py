@@ -96,7 +96,7 @@ class HookManager:
         self._idle = idle = IdleSteps(
             self._scalars.events.append, otherwise=self._after_optimizer, on_fault=fault
         )
-        self._state = state = StepState(lambda: idle.counted)
+        self._state = state = StepState(idle.counted)
 
         # what is known of the program, whatever the spec says
         self._optimizers = Optimizers(forget=self._forget)

@@ -6,8 +6,6 @@ import weakref
 from collections.abc import Callable, Collection, Iterable
 from typing import TYPE_CHECKING
 
-import torch
-
 from comgra_decl.hooks.module_tree import Owners, in_training, trains_beside
 from comgra_decl.hooks.step_state import RootCall
 
@@ -87,10 +85,15 @@ class RootCalls:
     def _is_trained(self, module: nn.Module) -> bool:
         return _has(self._trained, module)
 
-    def kind(self, root: nn.Module) -> RootCall:
-        """Returns what a call that begins now is."""
-        gradient = torch.is_grad_enabled()
-        if in_training(root):
+    def kind(self, root: nn.Module, *, training_mode: bool, gradient: bool) -> RootCall:
+        """Returns what a call that begins now is.
+
+        Args:
+            root: what is called.
+            training_mode: whether it is in training mode.
+            gradient: whether gradients can flow.
+        """
+        if training_mode:
             if gradient:
                 return RootCall.TRAINING
             if self.evaluating:

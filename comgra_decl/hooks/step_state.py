@@ -83,6 +83,7 @@ class StepState:
 
     Attributes:
         stage: how far the step is from a record.
+        armed: whether it is captured: whether that is its stage.
         open: whether its record takes calls. Not once that is closed early: what was captured
             turned out to be an evaluation, or nobody ended the step.
         deferred: whether it is decided again at its end if it is recorded.
@@ -103,6 +104,7 @@ class StepState:
         self._watched = False  # whether this step was to be decided about when a model is called
         self._calls: Counter[Hashable] = Counter()
         self.stage = Stage.WAITING
+        self.armed = False
         self.open = False
         self.deferred = False
         self.any_ended = False
@@ -121,18 +123,14 @@ class StepState:
         self._begun = number - self._counted()
 
     @property
-    def armed(self) -> bool:
-        """Whether this step is captured."""
-        return self.stage is Stage.ARMED
-
-    @property
     def begun(self) -> bool:
         """Whether a model was called in the step that is captured."""
         return self.open and bool(self.trained or self.aside)
 
-    def count_from_here(self) -> None:
-        """What `counted` returns begins again at nothing."""
-        self._begun = self.number
+    def count_from_here(self) -> int:
+        """What `counted` returns begins again at nothing; returns the number."""
+        self._begun = number = self.number
+        return number
 
     # -- a step begins -------------------------------------------------------------------------
 
@@ -141,11 +139,12 @@ class StepState:
         self._watched = plan is Plan.WATCH
         if plan is not Plan.ARM:
             self.stage = Stage.WATCHING if self._watched else Stage.WAITING
-            self.open = False
+            self.armed = self.open = False
 
     def arm(self) -> None:
         """The step is captured from now on."""
         self.stage = Stage.ARMED
+        self.armed = True
         self.reopen()
 
     def reopen(self) -> None:
@@ -160,7 +159,7 @@ class StepState:
 
     def disarm(self) -> None:
         """The step is captured no longer."""
-        self.open = False
+        self.armed = self.open = False
         if self.stage is Stage.ARMED:
             self.stage = Stage.DECLINED if self._watched else Stage.WAITING
 
@@ -274,7 +273,7 @@ class StepState:
         Args:
             steps: how many have; more than one, if steps of other threads have ended meanwhile.
         """
-        self.number += steps
+        self._begun += steps
         self.forget_calls()
         self.in_training_mode = False
 

@@ -16,7 +16,7 @@ from comgra_decl.hooks.compiled.stance import anything_compiled
 from comgra_decl.hooks.cross_thread import act_for, here
 from comgra_decl.hooks.guarded import Ending
 from comgra_decl.hooks.hand_updates import BY_HAND
-from comgra_decl.hooks.module_tree import has_parameters
+from comgra_decl.hooks.module_tree import has_parameters, in_training
 from comgra_decl.hooks.scalars.numbers import read_number
 from comgra_decl.hooks.schedule.agenda import Plan
 from comgra_decl.hooks.schedule.idle import IdleSteps, Pace
@@ -340,13 +340,14 @@ class Steps:
         self._called.begin_step()
         if self.resumption is not None:
             self._settle_resumption(self.resumption)
-        scalars.end_step(state.number, agenda.labels)
+        number = state.number
+        scalars.end_step(number, agenda.labels)
         if self._ending.requested:
             self._ending.when_safe()
             return
         cost, once = None, 0.0
         if state.armed:
-            lane.record = state.number
+            lane.record = number
             state.tuned_before = state.trained > 0 and not state.in_training_mode
             lane.calls = bool(state.trained or state.aside)
             cost = self._records.close_step()
@@ -354,7 +355,7 @@ class Steps:
                 once = self._train.once + self._declared.compiled.take_compiling()
         elif agenda.typed:
             agenda.end(recorded=False)
-        seen = self._idle.counted + 1
+        seen = self._idle.counted() + 1
         self._declared.budget.step_ended(cost, agenda.ended, steps=seen, once=once)
         state.end(steps=1 + lanes.passed)
         lanes.passed = lanes.refused = 0
@@ -468,12 +469,11 @@ class Steps:
             or lanes.several
             or self._nested
         )
-        step = state.number
+        step = state.count_from_here()
         steps = min(self._quiet - 1 - step, self._pace.steps(step))
         lane = lanes.followed
         self._losses.follow(lane.helper or lane.thread)
         owner = None if busy else lane.clock.simple
-        state.count_from_here()
         self._idle.begin(owner or 0, int(max(steps, 0)))
         if self._ending.over or self._ending.requested or self._incoming:
             self._idle.end()  # another thread may have asked meanwhile
@@ -508,7 +508,8 @@ class Steps:
         attached = declared.tracer.installed
         if self._turns.hand.over():
             self.end_by_hand()
-        kind = self._roots.kind(module)
+        gradient, training_mode = torch.is_grad_enabled(), in_training(module)
+        kind = self._roots.kind(module, training_mode=training_mode, gradient=gradient)
         training = kind is not RootCall.EVALUATION
         # a teacher is not called with what tells the type of a step
         comes_before = kind is not RootCall.TRAINING and declared.labeller is not None

@@ -17,10 +17,12 @@ from torch.nn.modules.module import (
 
 from comgra_decl.hooks import modes
 from comgra_decl.hooks.call_context import (
+    graph_task,
     is_backward,
     is_called_by_module,
     is_no_step,
     torch_variable,
+    tracing_state,
 )
 from comgra_decl.hooks.cross_thread import Marks, here
 from comgra_decl.hooks.hook_lists import ModuleHook
@@ -252,12 +254,16 @@ class ModuleTracer:
             self.direct.here.entered = module
             if self.observers is not None and self._is_compiled(module):
                 return
-            if is_no_step() or (here() != self.thread and not self._claim()):
+            # what `is_no_step` asks, with no call of ours: this runs at each call of each module
+            if graph_task() != -1 or tracing_state() is not None:
+                return
+            mine = here()
+            if mine != self.thread and not self._claim():
                 return
             # A global pre hook is not given keyword arguments: its caller's frame has them.
             outermost = self._depth == 0
             kwargs = torch_variable(sys._getframe(1), "kwargs") or {} if outermost else {}
-            if not self._descend(module, args, kwargs):
+            if not self._descend(mine, module, args, kwargs):
                 return
             if module._forward_hooks:
                 self._come_after(module)
@@ -273,11 +279,12 @@ class ModuleTracer:
     ) -> None:
         """The `forward` of a module is called without the module being called."""
         try:
-            if is_no_step() or (here() != self.thread and not self._claim()):
+            mine = here()
+            if is_no_step() or (mine != self.thread and not self._claim()):
                 return
             if self.functions is not None and self._depth == 0:
                 self.functions.calls_forward(sys._getframe(1))
-            if not self._descend(module, args, dict(kwargs)):
+            if not self._descend(mine, module, args, dict(kwargs)):
                 return
             if self._graph is not None and not getattr(module, "training", True):
                 self._enter_native(module, args, kwargs)
@@ -286,10 +293,15 @@ class ModuleTracer:
         except Exception as error:
             self._on_fault(error)
 
-    def _descend(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
-        """A call begins; returns whether it is followed: another thread may be, just now."""
+    def _descend(
+        self, mine: int, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> bool:
+        """A call begins in the thread `mine`; returns whether it is followed.
+
+        Another thread may be, just now: so this is asked while no other one can change it.
+        """
         with self._together:
-            if self.thread not in (0, here()):
+            if self.thread not in (0, mine):
                 return False
             self._depth += 1
             if self._depth == 1:
@@ -311,8 +323,9 @@ class ModuleTracer:
         self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]
     ) -> None:
         """A compiled function that shows what it does calls a module."""
-        if not (is_no_step() or (here() != self.thread and not self._claim())):
-            self._descend(module, args, kwargs)
+        mine = here()
+        if not (is_no_step() or (mine != self.thread and not self._claim())):
+            self._descend(mine, module, args, kwargs)
 
     def after_compiled(self) -> None:
         """That module has returned."""
@@ -390,7 +403,7 @@ class ModuleTracer:
         try:
             if self.observers is not None and self._is_compiled(module):
                 return
-            if id(module) not in self._late:
+            if not self._late or id(module) not in self._late:
                 self._finish(module, args, output)
             elif self._graph is not None:
                 self._expect(module, args, output)
@@ -427,7 +440,9 @@ class ModuleTracer:
             self._on_fault(error)
 
     def _finish(self, module: nn.Module, args: tuple[Any, ...], output: Any) -> None:
-        if is_no_step() or self.thread not in (0, here()):
+        # what `is_no_step` asks, with no call of ours, as in `_before`
+        no_step = graph_task() != -1 or tracing_state() is not None
+        if no_step or self.thread not in (0, here()):
             if self._recomputed.capture is not None and is_backward():
                 self._recomputed.read(module, self._plans.get(id(module)), output)
             return
@@ -435,12 +450,16 @@ class ModuleTracer:
             self._native.leave(module, output, self._graph)
         capture, plan = self._capture, self._plans.get(id(module))
         if capture is not None and plan is not None and plan.module() is module:
-            # no mode, ours or the program's, and no class of tensors sees what we read
-            with torch._C.DisableTorchFunction():
-                self._record(plan, capture, args, output)
+            if output is not None:
+                plan.fired = True
+                if plan.capture.output or plan.capture.output_grad:
+                    # no mode, ours or the program's, and no class of tensors sees what we read
+                    with torch._C.DisableTorchFunction():
+                        self._record(plan, capture, args, output)
         elif capture is not None and module._parameters and self._depth > 1:
             self._strays.see(module)
-        self._depth = max(0, self._depth - 1)  # installed inside a call: its end only
+        if self._depth:  # else installed inside a call: its end only
+            self._depth -= 1
         if self._depth == 0:
             self._leave_root(capture, args, output)
 
@@ -603,12 +622,8 @@ class ModuleTracer:
     # -- reading tensors -----------------------------------------------------------------------
 
     def _record(self, plan: ModulePlan, capture: StepCapture, args: Any, output: Any) -> None:
+        """Reads what a selected module has returned, and waits for its gradients."""
         wanted = plan.capture
-        if output is None:
-            return
-        plan.fired = True
-        if not (wanted.output or wanted.output_grad):
-            return
         iteration = capture.iteration(plan, plan.node)
         if iteration is None:
             return
@@ -616,7 +631,9 @@ class ModuleTracer:
         graph = self._graph
         if wanted.output_grad and capture.followed and not torch.is_grad_enabled():
             self._recomputed.first(plan, iteration, capture)
-        for path, tensor in tensors_in(output):
+        # nearly all modules return one plain tensor
+        plain = type(output) is torch.Tensor
+        for path, tensor in (("", output),) if plain else tensors_in(output):
             self.recorder.read(
                 tensor,
                 plan.role + path,

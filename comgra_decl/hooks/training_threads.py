@@ -75,6 +75,7 @@ class Lanes:
         first: that of the thread that trains first.
 
     Attributes:
+        several: whether more than one thread trains.
         followed: the one whose step is recorded, or that has done something last.
         owed: whether a record is due that the followed one was not given.
         passed: steps of others that ended since the followed one began the step in progress.
@@ -83,6 +84,7 @@ class Lanes:
 
     def __init__(self, first: Lane) -> None:
         self._all = [first]
+        self.several = False
         self.followed = first
         self.owed = False
         self.passed = 0
@@ -90,11 +92,6 @@ class Lanes:
 
     def __iter__(self) -> Iterator[Lane]:
         return iter(self._all)
-
-    @property
-    def several(self) -> bool:
-        """Whether more than one thread trains."""
-        return len(self._all) > 1
 
     def of(self, thread: int) -> Lane | None:
         """Returns that of a thread; None if it was not seen to train."""
@@ -108,12 +105,14 @@ class Lanes:
     def add(self, lane: Lane) -> None:
         """Another thread trains."""
         self._all.append(lane)
+        self.several = True
 
     def prune(self) -> list[Lane]:
         """Forgets threads that have ended, and returns theirs."""
         threads = alive()
         gone = [x for x in self._all if x is not self.followed and x.thread not in threads]
         self._all = [lane for lane in self._all if lane not in gone]
+        self.several = len(self._all) > 1
         return gone
 
     @property
@@ -242,6 +241,8 @@ class Turns:
     def is_followed(self, losses: Any) -> bool:
         """Whether this thread, which calls `backward` on `losses`, is followed now."""
         followed = self._lanes.followed
+        if self._is_alone(followed):
+            return True
         if followed.thread == 0:
             followed.thread = self._declared.tracer.thread or here()
             self._losses.follow(followed.thread)
@@ -256,6 +257,14 @@ class Turns:
             self._announce()
             self._reporter.warn(IN_TURNS)
         return self.elsewhere() is None
+
+    def _is_alone(self, lane: Lane) -> bool:
+        """Whether no thread but this one has been seen to train, or is recorded."""
+        mine = get_ident()
+        if self._lanes.several or lane.helper or not lane.thread == mine == here():
+            return False
+        traced = self._declared.tracer.thread in (0, mine) or not self._state.armed
+        return traced and self._losses.thread == mine
 
     def _takes_part(self, losses: Any) -> bool:
         """Whether this thread goes on with a step that another one has begun, or has helped with.

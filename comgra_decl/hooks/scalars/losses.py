@@ -136,8 +136,9 @@ class LossWatch:
 
     def follow(self, thread: int) -> None:
         """Another thread is the one that calls `backward`; 0: that is not known."""
-        self.thread = thread
-        self._settle()
+        if thread != self.thread:
+            self.thread = thread
+            self._settle()
 
     def _expect(self, scaled: _Scaled) -> None:
         self._scaled[get_ident()] = scaled
@@ -145,6 +146,8 @@ class LossWatch:
 
     def _forget_scaled(self) -> _Scaled | None:
         """Returns what this thread has scaled last, once."""
+        if not self._scaled:
+            return None
         scaled = self._scaled.pop(get_ident(), None)
         self._settle()
         return scaled

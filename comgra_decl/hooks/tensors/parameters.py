@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable, Iterator
+from collections.abc import Callable, Collection, Iterable
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
@@ -55,6 +55,7 @@ class Parameters:
         self._left: dict[TensorPlan, tuple[torch.Tensor, int, torch.Tensor]] = {}
         self._shares: dict[TensorPlan, dict[str, torch.Tensor]] = {}
         self._read_gradients = False  # whether those of the step that is running have been
+        self._is_clean = True  # whether nothing is held of any step
         self._read_of: set[TensorPlan] = set()  # whose gradients were, in this step
         # as the forward pass found them: the gradient and its version
         self._found: dict[TensorPlan, tuple[torch.Tensor | None, int]] = {}
@@ -85,9 +86,13 @@ class Parameters:
 
     def read(self, plan: TopPlan, capture: StepCapture) -> None:
         """Reads what the coming forward pass will use."""
+        self._is_clean = False
         for tensor_plan in (*plan.parameters, *plan.buffers):
             tensor = tensor_plan.tensor
-            if tensor is None or isinstance(tensor, _UNINITIALIZED):
+            if tensor is None:
+                continue
+            # asked of the type first: `isinstance` of a parameter goes through a metaclass
+            if type(tensor) is not nn.Parameter and isinstance(tensor, _UNINITIALIZED):
                 continue
             self._plans[id(tensor)] = tensor_plan
             self._used[tensor_plan] = None
@@ -196,6 +201,7 @@ class Parameters:
         Some write to gradients as they step. Those that a closure is about to compute, or that the
         optimizer itself is about to unscale, are read afterwards.
         """
+        self._is_clean = False
         self._take_back()
         self._optimizer = optimizer
         self._stepping = self._stepped_by(optimizer)
@@ -210,8 +216,14 @@ class Parameters:
         self, optimizer: torch.optim.Optimizer
     ) -> list[tuple[TensorPlan, torch.Tensor]]:
         plans = self._plans
-        found = ((plans.get(id(parameter)), parameter) for parameter in _parameters(optimizer))
-        return [(plan, p) for plan, p in found if plan is not None and plan.tensor is p]
+        stepped: list[tuple[TensorPlan, torch.Tensor]] = []
+        for group in optimizer.param_groups:  # no generators: this is done in each recorded step
+            parameter: torch.Tensor
+            for parameter in group["params"]:
+                plan = plans.get(id(parameter))
+                if plan is not None and plan.tensor is parameter:
+                    stepped.append((plan, parameter))
+        return stepped
 
     def _read_gradient(
         self, plan: TensorPlan, parameter: torch.Tensor, capture: StepCapture
@@ -286,7 +298,10 @@ class Parameters:
     # -- the step ends -------------------------------------------------------------------------
 
     def finish(self, capture: StepCapture) -> None:
-        """Reads what no optimizer asked for: gradients left over, and the shares of backwards."""
+        """Reads what no optimizer asked for: gradients left over, and the shares of backwards.
+
+        What is held of the step goes with `release`.
+        """
         for plan in list(self._raw):
             self._write_raw(plan, capture)
         fresh = self._fresh()
@@ -296,7 +311,6 @@ class Parameters:
             for pass_, gradient in shares.items() if len(shares) > 1 else ():
                 slot = unused(capture, plan.slot, capture.backwards.share(pass_))
                 capture.add(slot, gradient, batch_dim=None, values=plan.capture.values)
-        self.release()
 
     def _fresh(self) -> list[TensorPlan]:
         """Returns the parameters whose gradients the step in progress has made, or changed."""
@@ -328,6 +342,9 @@ class Parameters:
 
     def begin(self) -> None:
         """A step begins: forgets the gradients of one that was dropped."""
+        if self._is_clean:  # as a rule: the step before has ended
+            return
+        self._is_clean = True
         for handle in self._handles:
             handle.remove()
         for held in (self._handles, self._watched, self._raw, self._left, self._shares, self._lent):
@@ -341,7 +358,3 @@ class Parameters:
         self.begin()
         self._before.clear()
         self._optimizer, self._stepping = None, []
-
-
-def _parameters(optimizer: torch.optim.Optimizer) -> Iterator[torch.Tensor]:
-    return (parameter for group in optimizer.param_groups for parameter in group["params"])

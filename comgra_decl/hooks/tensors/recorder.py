@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, NamedTuple
 import torch
 from torch.utils.hooks import unserializable_hook
 
-from comgra_decl.hooks.tensors.gradients import gradient_slot
+from comgra_decl.hooks.tensors.gradients import WITHOUT_BACKWARD, gradient_slot, unused
 from comgra_decl.hooks.tensors.splitting import Part, take_apart
 from comgra_decl.stats.quiet import is_functorch_wrapped
 
@@ -74,7 +74,9 @@ class TensorRecorder:
         Torch function modes must be off. `graph` is told of the tensor; `inputs` are what it was
         computed from, where nobody saw how.
         """
-        slot = capture.in_pass(slot_of(role))
+        slot = slot_of(role)
+        if capture.aside:
+            slot = capture.in_pass(slot)
         dim = capture.batch_dim(tensor, how.batch_dim, slot)
         if wanted.tensor:
             if capture.add(slot, tensor, batch_dim=dim, values=how.values) is None:
@@ -83,8 +85,12 @@ class TensorRecorder:
             return
         if graph is not None:
             graph.trace(slot, tensor, inputs)
-        if wanted.gradient and self._awaits(tensor):
-            self.watch(slot, tensor, capture, batch_dim=dim, values=how.values)
+        if wanted.gradient and tensor.requires_grad:
+            # what `watch` does, with a call less for each output
+            self.hook(
+                tensor,
+                partial(self._on_gradient, capture, capture.epoch, slot, how.values, dim),
+            )
         if how.split is not None:
             self.read_parts(
                 tensor, role, slot_of, capture=capture, how=how, wanted=wanted, batch_dim=dim
@@ -120,7 +126,7 @@ class TensorRecorder:
         if wanted.tensor:
             for part, slot in zip(parts, slots, strict=True):
                 capture.add(slot, part.tensor, batch_dim=part.batch_dim, values=how.values)
-        if wanted.gradient and self._awaits(tensor) and parts:
+        if wanted.gradient and tensor.requires_grad and parts:
             args = (capture, capture.epoch, slots, how, batch_dim)
             self.hook(tensor, partial(self._on_split_gradient, *args))
 
@@ -139,10 +145,6 @@ class TensorRecorder:
             name = f"{slot.node()} {slot.role}, taken apart by {how.split.name!r},"
             capture.refused[name] = str(error)
             return []
-
-    def _awaits(self, tensor: torch.Tensor) -> bool:
-        """Whether a gradient may reach a tensor."""
-        return tensor.requires_grad
 
     def hook(self, tensor: torch.Tensor, hook: Callable[[torch.Tensor], None]) -> None:
         """Hands on the gradients that reach a tensor."""
@@ -179,7 +181,7 @@ class TensorRecorder:
         if gradient is None or capture.epoch != epoch or not capture.open:
             return  # autograd hands over None where a function has no gradient for this result
         try:
-            pass_ = gradient_slot(capture, slot)
+            pass_ = unused(capture, slot, capture.backwards.current or WITHOUT_BACKWARD)
             capture.add(pass_, gradient, batch_dim=batch_dim, values=values)
         except Exception as error:
             self._on_fault(error)
