@@ -11,6 +11,7 @@ import torch
 from comgra_decl.annotations import hub
 from comgra_decl.hooks.guarded import guarded
 from comgra_decl.hooks.scalars.numbers import read_number
+from comgra_decl.torch_private import without_functions
 
 if TYPE_CHECKING:
     from comgra_decl.hooks.declared import Declared
@@ -100,7 +101,7 @@ class Listener:
         """`sink` was computed from `source`, in a way that cannot be seen."""
         if _is_compiling() or self._ending.over or self._hooks.is_elsewhere():
             return
-        with torch._C.DisableTorchFunction():
+        with without_functions():
             self._declared.structures.connect(source, sink)
 
     @guarded

@@ -17,6 +17,7 @@ from comgra_decl.hooks.direct_calls import DirectCalls
 from comgra_decl.hooks.guarded import Ending, guarded
 from comgra_decl.hooks.hook_lists import Placed, before_steps
 from comgra_decl.hooks.recursion import Headroom
+from comgra_decl.torch_private import without_functions
 
 if TYPE_CHECKING:
     from torch import nn
@@ -203,7 +204,7 @@ class RecordHooks:
         if not self._train.open:
             return
         self._before_loss()
-        with torch._C.DisableTorchFunction():
+        with without_functions():
             self._unused.begin(backwarded)
             self._declared.tracer.read_loss(self._train, loss, backwarded)
 

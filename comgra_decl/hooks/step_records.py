@@ -6,12 +6,11 @@ import time
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
-import torch
-
 from comgra_decl.hooks.limits import COMPILED_GRAPH, compiles_to_cuda_graphs
 from comgra_decl.hooks.schedule.agenda import TRAIN
 from comgra_decl.hooks.step_state import Outcome
 from comgra_decl.records import SKIPPED_STEP, RawStep, StepInfo
+from comgra_decl.torch_private import without_functions
 
 if TYPE_CHECKING:
     from torch import nn
@@ -307,7 +306,7 @@ class StepRecords:
         raw = capture.close(info, self._table)
         if training and info.mode == "train":
             declared.compiled.recorded(capture.slots, info.step)
-        with torch._C.DisableTorchFunction():
+        with without_functions():
             raw.structure = declared.structures.finish(info, capture.signature(), training=training)
         if training:
             self._hooks.stop_graph()

@@ -17,12 +17,10 @@ from torch.nn.modules.module import (
 
 from comgra_decl.hooks import modes
 from comgra_decl.hooks.call_context import (
-    graph_task,
     is_backward,
     is_called_by_module,
     is_no_step,
     torch_variable,
-    tracing_state,
 )
 from comgra_decl.hooks.cross_thread import Marks, here
 from comgra_decl.hooks.hook_lists import ModuleHook
@@ -36,6 +34,7 @@ from comgra_decl.hooks.tensors.recorder import TensorRecorder
 from comgra_decl.hooks.tensors.reentrant_checkpoints import Recomputed
 from comgra_decl.hooks.tensors.slots import Slot
 from comgra_decl.hooks.unregistered import Strays
+from comgra_decl.torch_private import graph_task, tracing_state, without_functions
 
 if TYPE_CHECKING:
     from torch.utils.hooks import RemovableHandle
@@ -226,7 +225,7 @@ class ModuleTracer:
 
     def finish(self, capture: StepCapture) -> None:
         """Reads what is known only when the step ends, and lets go of its tensors."""
-        with torch._C.DisableTorchFunction():
+        with without_functions():
             self.parameters.finish(capture)
         self._release()
 
@@ -308,7 +307,7 @@ class ModuleTracer:
                 self._calls.entered()
                 if self.functions is not None:
                     self.functions.calls(module, sys._getframe(1))
-                with torch._C.DisableTorchFunction():
+                with without_functions():
                     self._enter_root(module, args, kwargs)
             return True
 
@@ -383,7 +382,7 @@ class ModuleTracer:
     def enter(self, module: nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> None:
         """The hooks were put on within the call of an outermost module that begins now."""
         self._depth = 1
-        with torch._C.DisableTorchFunction():
+        with without_functions():
             self._enter_root(module, args, dict(kwargs))
         if module._forward_hooks:
             self._come_after(module)
@@ -422,7 +421,7 @@ class ModuleTracer:
         iteration = capture.upcoming(plan)
         if capture.max_iterations is not None and iteration >= capture.max_iterations:
             return
-        with torch._C.DisableTorchFunction():
+        with without_functions():
             for path, tensor in tensors_in(output):
                 slot = capture.in_pass(plan.slot(plan.role + path, iteration))
                 graph.expect(slot, tensor, (t for _, t in tensors_in(args)))
@@ -454,7 +453,7 @@ class ModuleTracer:
                 plan.fired = True
                 if plan.capture.output or plan.capture.output_grad:
                     # no mode, ours or the program's, and no class of tensors sees what we read
-                    with torch._C.DisableTorchFunction():
+                    with without_functions():
                         self._record(plan, capture, args, output)
         elif capture is not None and module._parameters and self._depth > 1:
             self._strays.see(module)
@@ -469,10 +468,10 @@ class ModuleTracer:
         if self.observers is not None:
             self.observers.left()
         if capture is not None and capture.followed:
-            with torch._C.DisableTorchFunction():
+            with without_functions():
                 self.marks.put_on(output)
         if capture is not None and capture.followed and self._in_model:
-            with torch._C.DisableTorchFunction():
+            with without_functions():
                 self._ends.look_for_targets(
                     capture, (args, output), self.provenance, within_compiled=within_compiled
                 )
@@ -654,7 +653,7 @@ class ModuleTracer:
         if iteration is None:
             return
         slot_of = partial(plan.slot, iteration=iteration)
-        with torch._C.DisableTorchFunction():
+        with without_functions():
             for path, tensor in (*tensors_in(args), *tensors_in(kwargs)):
                 self.recorder.read(
                     tensor,
@@ -680,17 +679,17 @@ class ModuleTracer:
         self._ends.targets.rest()
         if self.functions is not None:
             self.functions.ends(sys._getframe(1))
-        with torch._C.DisableTorchFunction():
+        with without_functions():
             self.parameters.before_step(optimizer, capture, closure=closure)
 
     def after_optimizer(self, capture: StepCapture, optimizer: torch.optim.Optimizer) -> None:
         """Reads what an optimizer has made of the gradients."""
-        with torch._C.DisableTorchFunction():
+        with without_functions():
             self.parameters.after_step(optimizer, capture)
 
     def after_hand(self, capture: StepCapture) -> None:
         """Reads the gradients of a step that the program has ended itself."""
-        with torch._C.DisableTorchFunction():
+        with without_functions():
             self.parameters.after_hand(capture)
 
     def read_loss(self, capture: StepCapture, loss: torch.Tensor, backwarded: torch.Tensor) -> None:

@@ -5,8 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING
 
-import torch
-
+from comgra_decl import torch_private
 from comgra_decl.hooks.compiled.completeness import Completeness
 from comgra_decl.hooks.compiled.functions import CompiledFunctions
 from comgra_decl.hooks.compiled.stance import EagerStance, anything_compiled
@@ -135,7 +134,7 @@ class CompiledSteps:
         unsupported = variant.unsupported()
         if unsupported is not None:
             return unsupported
-        if torch._dynamo.config.enable_compiler_collectives:
+        if torch_private.dynamo_config.enable_compiler_collectives:
             return "ranks compile together, which waits for those that have nothing to compile"
         if compiles_with("cudagraphs"):
             return "the backend makes CUDA graphs of all code, and their replay runs no Python"

@@ -31,6 +31,7 @@ from comgra_decl.hooks.pytree import tensors_in
 from comgra_decl.hooks.tensors.fast_paths import may_run_natively
 from comgra_decl.hooks.tensors.recorder import TensorRecorder, Wanted
 from comgra_decl.spec.calls import CallRule, call_rules
+from comgra_decl.torch_private import without_functions
 
 if TYPE_CHECKING:
     from torch.utils.hooks import RemovableHandle
@@ -221,7 +222,7 @@ class FunctionTracer:
     def _connect(self, hidden: list[torch.Tensor], output: Any) -> None:
         """What a function of torch computes inside comes out in what the module returns."""
         if hidden and output is not None and self._tracer.provenance is not None:
-            with torch._C.DisableTorchFunction():
+            with without_functions():
                 self._tracer.provenance.connect(hidden, output, gradient=True)
 
     # -- following calls -----------------------------------------------------------------------

@@ -19,7 +19,7 @@ import torch
 from comgra_decl.hooks.patches import Patch, run_natively
 from comgra_decl.hooks.pytree import tensors_in
 from comgra_decl.hooks.scalars.numbers import read_number
-from comgra_decl.stats.quiet import function_modes
+from comgra_decl.torch_private import function_modes, graph_task, without_functions
 
 _Scaled = tuple[weakref.ref[torch.Tensor], torch.Tensor]
 
@@ -33,7 +33,6 @@ _PARAMETERS = (
 )
 """Of `torch.autograd.backward` as we know it."""
 
-_graph_task: Callable[[], int] = torch._C._current_graph_task_id
 _is_compiling = torch.compiler.is_dynamo_compiling
 
 
@@ -175,7 +174,7 @@ class LossWatch:
 
     def _any_backward(self, original: Callable[..., Any], on: list[bool]) -> Callable[..., Any]:
         def backward(*args: Any, **kwargs: Any) -> Any:
-            if _is_compiling() or not on[0] or _graph_task() != -1 or get_ident() in self._inside:
+            if _is_compiling() or not on[0] or graph_task() != -1 or get_ident() in self._inside:
                 return original(*args, **kwargs)
             return self._backward(original, *args, **kwargs)
 
@@ -211,7 +210,7 @@ class LossWatch:
                 and grad_tensors is None  # so it has one element, or what follows is an error
                 and not function_modes()
                 and tensors.is_cpu
-                and _graph_task() == -1
+                and graph_task() == -1
             ):
                 try:
                     each(tensors.tolist())  # unlike `item`, it asks no dispatcher and frees no lock
@@ -221,7 +220,7 @@ class LossWatch:
                     tensors, grad_tensors, retain_graph, create_graph, grad_variables, inputs
                 )
             given = tensors, grad_tensors, retain_graph, create_graph, grad_variables, inputs
-            if _is_compiling() or not on[0] or _graph_task() != -1 or get_ident() in inside:
+            if _is_compiling() or not on[0] or graph_task() != -1 or get_ident() in inside:
                 return original(*given)
             return self._backward(original, *given)
 
@@ -297,7 +296,7 @@ class LossWatch:
         result = original(scaler, outputs)
         if isinstance(outputs, torch.Tensor) and outputs is not result:
             try:
-                with torch._C.DisableTorchFunction():
+                with without_functions():
                     # Between recorded steps nobody else may keep its graph alive.
                     loss = outputs if self._recording else outputs.detach()
                     self._expect((weakref.ref(result), loss))

@@ -12,6 +12,7 @@ from torch.utils.hooks import unserializable_hook
 
 from comgra_decl.hooks.hand_updates import Written, is_there
 from comgra_decl.hooks.tensors.gradients import unused
+from comgra_decl.torch_private import without_functions
 
 if TYPE_CHECKING:
     from torch.utils.hooks import RemovableHandle
@@ -143,7 +144,7 @@ class Parameters:
         if gradient is None:  # compiled code has none for a parameter that takes no part
             return
         try:
-            with torch._C.DisableTorchFunction(), torch.no_grad():
+            with without_functions(), torch.no_grad():
                 shares = self._shares.setdefault(plan, {})
                 known = shares.get(pass_)
                 new = gradient.detach()
@@ -157,7 +158,7 @@ class Parameters:
         if capture.epoch != epoch or not capture.open or parameter.grad is None:
             return
         try:
-            with torch._C.DisableTorchFunction(), torch.no_grad():
+            with without_functions(), torch.no_grad():
                 self._raw[plan] = parameter.grad.detach().clone()
         except Exception as error:
             self._on_fault(error)
@@ -166,7 +167,7 @@ class Parameters:
 
     def keep_gradients(self) -> None:
         """Keeps the gradients that `backward` has left, which the program may use and clear."""
-        with torch._C.DisableTorchFunction(), torch.no_grad():
+        with without_functions(), torch.no_grad():
             for plan in self._used:
                 parameter = plan.tensor
                 if plan.capture.parameter_grad and parameter is not None:

@@ -11,7 +11,7 @@ from torch.utils.hooks import unserializable_hook
 
 from comgra_decl.hooks.tensors.gradients import WITHOUT_BACKWARD, gradient_slot, unused
 from comgra_decl.hooks.tensors.splitting import Part, take_apart
-from comgra_decl.stats.quiet import is_functorch_wrapped
+from comgra_decl.torch_private import is_functorch_wrapped
 
 if TYPE_CHECKING:
     from torch.utils.hooks import RemovableHandle
