@@ -23,6 +23,7 @@ from comgra_decl.hooks.call_context import (
     torch_variable,
 )
 from comgra_decl.hooks.cross_thread import Marks, here
+from comgra_decl.hooks.guarded import guarded
 from comgra_decl.hooks.hook_lists import ModuleHook
 from comgra_decl.hooks.module_tree import Owners, Top, has_parameters, unwrapped_class
 from comgra_decl.hooks.plans import ModulePlan, TopPlan
@@ -311,12 +312,10 @@ class ModuleTracer:
                     self._enter_root(module, args, kwargs)
             return True
 
+    @guarded
     def after_direct(self, module: nn.Module, args: tuple[Any, ...], output: Any) -> None:
         """The `forward` has returned; None if it failed."""
-        try:
-            self._finish(module, args, output)
-        except Exception as error:
-            self._on_fault(error)
+        self._finish(module, args, output)
 
     def before_compiled(
         self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]
@@ -326,15 +325,13 @@ class ModuleTracer:
         if not (is_no_step() or (mine != self.thread and not self._claim())):
             self._descend(mine, module, args, kwargs)
 
+    @guarded
     def after_compiled(self) -> None:
         """That module has returned."""
-        try:
-            if not is_no_step() and self.thread in (0, here()) and self._handles:
-                self._depth = max(0, self._depth - 1)
-                if self._depth == 0:
-                    self._leave_root(self._capture, (), None)
-        except Exception as error:
-            self._on_fault(error)
+        if not is_no_step() and self.thread in (0, here()) and self._handles:
+            self._depth = max(0, self._depth - 1)
+            if self._depth == 0:
+                self._leave_root(self._capture, (), None)
 
     def before_function(self) -> None:
         """A compiled function begins that shows what it does, and calls models."""
@@ -371,13 +368,11 @@ class ModuleTracer:
         if self._graph is not None and self._graph is self.provenance:
             self._native.enter(module, args, kwargs, self._graph)
 
+    @guarded
     def _before_late(self, module: nn.Module, args: tuple[Any, ...], kwargs: Any = None) -> None:
         """Keyword arguments are missing if tracing was ended by another hook of this very call."""
-        try:
-            if kwargs is not None and not is_no_step():
-                self._take_inputs(module, args, kwargs)
-        except Exception as error:
-            self._on_fault(error)
+        if kwargs is not None and not is_no_step():
+            self._take_inputs(module, args, kwargs)
 
     def enter(self, module: nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> None:
         """The hooks were put on within the call of an outermost module that begins now."""

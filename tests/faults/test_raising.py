@@ -29,14 +29,12 @@ PARTS = ("/comgra_decl/hooks/", "/comgra_decl/stats/")
 
 ENTRANCES = {
     # hooks, function modes and profiled calls of torch
-    "FunctionTracer._after",
     "FunctionTracer._before",
     "ModuleTracer._after",
     "ModuleTracer._before",
     "OwnMode.__torch_function__",
     "Owners.note",
     "Owners.note_parameter",
-    "Parameters._on_accumulated",
     "Parameters._on_share",
     "Provenance.handle",
     "Targets.handle",

@@ -26,6 +26,7 @@ from comgra_decl.hooks.functions import attention
 from comgra_decl.hooks.functions.lookup import Found, find
 from comgra_decl.hooks.functions.sites import NOTHING, CallPlan, Inside, Series, Sites
 from comgra_decl.hooks.functions.watching import Watching
+from comgra_decl.hooks.guarded import guarded
 from comgra_decl.hooks.modes import is_active
 from comgra_decl.hooks.pytree import tensors_in
 from comgra_decl.hooks.tensors.fast_paths import may_run_natively
@@ -132,13 +133,11 @@ class FunctionTracer:
             register_module_forward_hook(self._after, always_call=True),
         ]
 
+    @guarded
     def enter(self, module: nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> None:
         """A module is called for which no hook runs."""
-        try:
-            if not is_no_step():
-                self._begin(module, args, dict(kwargs))
-        except Exception as error:
-            self._on_fault(error)
+        if not is_no_step():
+            self._begin(module, args, dict(kwargs))
 
     def leave(self, module: nn.Module, output: Any) -> None:
         """That module has returned."""
@@ -200,24 +199,22 @@ class FunctionTracer:
                 del self._missing[name]
                 self._watching.add([found])
 
+    @guarded
     def _after(self, module: nn.Module, _args: Any, output: Any) -> None:
-        try:
-            if is_no_step():
-                return
-            if not any(running.module is module for running in self._stack):
-                return
-            while self._stack:
-                running = self._stack.pop()
-                if running.paused:
-                    self._watching.resume(self._tracer.provenance)
-                if running.module is module:
-                    self._connect(running.hidden, output)
-                    break
-            outside = self._anywhere and self._training.open and not self._stepping
-            if not self._stack and not (outside and getattr(module, "training", False)):
-                self._watching.stop()
-        except Exception as error:
-            self._on_fault(error)
+        if is_no_step():
+            return
+        if not any(running.module is module for running in self._stack):
+            return
+        while self._stack:
+            running = self._stack.pop()
+            if running.paused:
+                self._watching.resume(self._tracer.provenance)
+            if running.module is module:
+                self._connect(running.hidden, output)
+                break
+        outside = self._anywhere and self._training.open and not self._stepping
+        if not self._stack and not (outside and getattr(module, "training", False)):
+            self._watching.stop()
 
     def _connect(self, hidden: list[torch.Tensor], output: Any) -> None:
         """What a function of torch computes inside comes out in what the module returns."""

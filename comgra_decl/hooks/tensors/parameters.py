@@ -10,6 +10,7 @@ import torch
 from torch import nn
 from torch.utils.hooks import unserializable_hook
 
+from comgra_decl.hooks.guarded import guarded
 from comgra_decl.hooks.hand_updates import Written, is_there
 from comgra_decl.hooks.tensors.gradients import unused
 from comgra_decl.torch_private import without_functions
@@ -152,16 +153,14 @@ class Parameters:
         except Exception as error:
             self._on_fault(error)
 
+    @guarded
     def _on_accumulated(
         self, capture: StepCapture, epoch: int, plan: TensorPlan, parameter: torch.Tensor
     ) -> None:
         if capture.epoch != epoch or not capture.open or parameter.grad is None:
             return
-        try:
-            with without_functions(), torch.no_grad():
-                self._raw[plan] = parameter.grad.detach().clone()
-        except Exception as error:
-            self._on_fault(error)
+        with without_functions(), torch.no_grad():
+            self._raw[plan] = parameter.grad.detach().clone()
 
     # -- an update by hand ---------------------------------------------------------------------
 

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, NamedTuple
 import torch
 from torch.utils.hooks import unserializable_hook
 
+from comgra_decl.hooks.guarded import guarded
 from comgra_decl.hooks.tensors.gradients import WITHOUT_BACKWARD, gradient_slot, unused
 from comgra_decl.hooks.tensors.splitting import Part, take_apart
 from comgra_decl.torch_private import is_functorch_wrapped
@@ -85,7 +86,7 @@ class TensorRecorder:
             return
         if graph is not None:
             graph.trace(slot, tensor, inputs)
-        if wanted.gradient and tensor.requires_grad:
+        if wanted.gradient and self._awaits(tensor):
             # what `watch` does, with a call less for each output
             self.hook(
                 tensor,
@@ -126,7 +127,7 @@ class TensorRecorder:
         if wanted.tensor:
             for part, slot in zip(parts, slots, strict=True):
                 capture.add(slot, part.tensor, batch_dim=part.batch_dim, values=how.values)
-        if wanted.gradient and tensor.requires_grad and parts:
+        if wanted.gradient and self._awaits(tensor) and parts:
             args = (capture, capture.epoch, slots, how, batch_dim)
             self.hook(tensor, partial(self._on_split_gradient, *args))
 
@@ -145,6 +146,10 @@ class TensorRecorder:
             name = f"{slot.node()} {slot.role}, taken apart by {how.split.name!r},"
             capture.refused[name] = str(error)
             return []
+
+    def _awaits(self, tensor: torch.Tensor) -> bool:
+        """Whether a gradient may reach a tensor."""
+        return tensor.requires_grad
 
     def hook(self, tensor: torch.Tensor, hook: Callable[[torch.Tensor], None]) -> None:
         """Hands on the gradients that reach a tensor."""
@@ -186,6 +191,7 @@ class TensorRecorder:
         except Exception as error:
             self._on_fault(error)
 
+    @guarded
     def _on_split_gradient(
         self,
         capture: StepCapture,
@@ -197,11 +203,8 @@ class TensorRecorder:
     ) -> None:
         if gradient is None or capture.epoch != epoch or not capture.open:
             return  # autograd hands over None where a function has no gradient for this result
-        try:
-            assert how.split is not None
-            parts = take_apart(gradient, how.split, batch_dim=batch_dim)
-            for slot, part in zip(slots, parts, strict=True):
-                pass_ = gradient_slot(capture, slot)
-                capture.add(pass_, part.tensor, batch_dim=part.batch_dim, values=how.values)
-        except Exception as error:
-            self._on_fault(error)
+        assert how.split is not None
+        parts = take_apart(gradient, how.split, batch_dim=batch_dim)
+        for slot, part in zip(slots, parts, strict=True):
+            pass_ = gradient_slot(capture, slot)
+            capture.add(pass_, part.tensor, batch_dim=part.batch_dim, values=how.values)
