@@ -15,6 +15,7 @@ ROOMS = [
     "records",
     "visible",
     "terminal",
+    "torch_private",
     "annotations",
     "spec",
     "stats",
@@ -34,9 +35,10 @@ ROOMS = [
 """From the ground to the roof. What lies in the package itself (`__init__`) is the door to all."""
 
 APART = {
-    "spec": {"annotations"},
+    "annotations": {"torch_private"},
+    "spec": {"annotations", "torch_private"},
     "stats": {"spec", "annotations"},
-    "store": {"spec", "annotations", "stats"},
+    "store": {"spec", "annotations", "stats", "torch_private"},
     "hooks": {"store", "keep"},
     "keep": {"store", "stats", "annotations"},
     "query": {"hooks", "stats", "keep", "annotations"},

@@ -15,13 +15,13 @@ from typing import Any, Literal
 import torch
 from torch import Tensor, nn
 from torch.func import functional_call
-from torch.nn.modules.batchnorm import _BatchNorm
 from torch.nn.modules.module import register_module_forward_hook
-from torch.utils import _pytree
 
 from comgra_decl.experiments.overfit_one_batch import random_state
 from comgra_decl.hooks.module_tree import has_parameters
 from comgra_decl.hooks.patches import Patch
+from comgra_decl.torch_private import BatchNorm as _BatchNorm
+from comgra_decl.torch_private import torch_pytree as _pytree
 
 Outcome = Literal["apart", "norm", "mixed", "unclear"]
 """apart: no sample knows of another; norm: only through BatchNorm in training mode."""

@@ -89,19 +89,13 @@ class Rehearsal(Session):
     def _manager(self, **arguments: Any) -> HookManager:
         from comgra_decl.hooks import HookManager
 
-        rehearsal = self
+        return HookManager(self._spec, ended=self._note_step, **arguments)
 
-        class Followed(HookManager):
-            """Tells the dry run of each step that ends."""
-
-            def _end_step(self) -> None:
-                super()._end_step()
-                try:
-                    rehearsal.step_ended()
-                except Exception as error:  # noqa: BLE001  (a training must not follow)
-                    rehearsal.give_up(error)
-
-        return Followed(self._spec, **arguments)
+    def _note_step(self) -> None:
+        try:
+            self.step_ended()
+        except Exception as error:  # noqa: BLE001  (a training must not follow)
+            self.give_up(error)
 
     def step_ended(self) -> None:
         """Times the step that has ended; ends the program after the last one."""

@@ -158,7 +158,8 @@ def _meant(loader: Any) -> object:
 
 def _copied(batch: Any) -> Any:
     import torch
-    from torch.utils import _pytree
+
+    from comgra_decl.torch_private import torch_pytree as _pytree
 
     return _pytree.tree_map(lambda x: x.clone() if isinstance(x, torch.Tensor) else x, batch)
 

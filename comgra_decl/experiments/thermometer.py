@@ -116,7 +116,8 @@ def _read(node: str, name: str, args: Any, output: Any) -> Reading:
 def _first(thing: Any) -> torch.Tensor | None:
     """Returns the first tensor of floating-point numbers in whatever a module takes or gives."""
     import torch
-    from torch.utils import _pytree
+
+    from comgra_decl.torch_private import torch_pytree as _pytree
 
     leaves, _ = _pytree.tree_flatten(thing)
     return next(

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from types import CodeType, FrameType
 from typing import Any
 
 import torch
-from torch import nn
+
+from comgra_decl.torch_private import graph_task, module_call, tracing_state
 
 
 def _code_within(function: Any, name: str) -> CodeType | None:
@@ -20,10 +21,8 @@ def _code_within(function: Any, name: str) -> CodeType | None:
     return next(found, None)
 
 
-_graph_task: Callable[[], int] = torch._C._current_graph_task_id
-_tracing_state: Callable[[], Any] = torch._C._get_tracing_state
-_MODULE_CALL = nn.Module._call_impl.__code__
-MODULE_HOOKS = _code_within(nn.Module._call_impl, "inner")
+_MODULE_CALL = module_call.__code__
+MODULE_HOOKS = _code_within(module_call, "inner")
 """What goes through the hooks of a module that is called; None in a torch without it."""
 _COMPILED_CALL = str(Path("torch", "_dynamo", "eval_frame.py"))
 _TORCH = f"{Path(torch.__file__).resolve().parent}{os.sep}"
@@ -38,17 +37,17 @@ def is_no_step() -> bool:
     While autograd is running it is a recomputation (checkpointing); under `torch.jit.trace` what
     we compute would become part of the traced program.
     """
-    return _graph_task() != -1 or _tracing_state() is not None
+    return graph_task() != -1 or tracing_state() is not None
 
 
 def is_traced() -> bool:
     """Whether `torch.jit.trace` is under way: whatever is asked of a tensor becomes part of it."""
-    return _tracing_state() is not None
+    return tracing_state() is not None
 
 
 def is_backward() -> bool:
     """Whether autograd is running in this thread."""
-    return _graph_task() != -1
+    return graph_task() != -1
 
 
 def is_called_by_module(frame: FrameType | None) -> bool:
@@ -98,7 +97,7 @@ def is_compiled_call(frame: FrameType) -> bool:
 def is_module_call(frame: FrameType) -> bool:
     """Whether such a frame is around the call of a module: of `module.compile()`."""
     called = getattr(torch_variable(frame, "fn"), "__func__", None)
-    return called is nn.Module._call_impl
+    return called is module_call
 
 
 def torch_variable(frame: FrameType, name: str) -> Any:

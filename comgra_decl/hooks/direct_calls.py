@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 import threading
 from collections.abc import Callable, Mapping
 from functools import partial
@@ -15,6 +14,7 @@ from torch import nn
 from comgra_decl.hooks.call_context import is_no_step
 from comgra_decl.hooks.objects import instances_of
 from comgra_decl.hooks.patches import Patch
+from comgra_decl.torch_private import loaded
 
 Before = Callable[[nn.Module, tuple[Any, ...], Mapping[str, Any]], None]
 After = Callable[[nn.Module, tuple[Any, ...], Any], None]
@@ -144,7 +144,7 @@ class DirectCalls:
 
 
 def _is_traced_by_fx() -> bool:
-    fx: Any = sys.modules.get("torch.fx._symbolic_trace")
+    fx: Any = loaded("fx_tracing")
     return bool(getattr(fx, "_is_fx_tracing_flag", False))
 
 

@@ -11,6 +11,7 @@ import torch
 
 from comgra_decl.hooks.module_tree import named_modules
 from comgra_decl.hooks.patches import Patch
+from comgra_decl.torch_private import loaded
 
 if TYPE_CHECKING:
     from torch import nn
@@ -45,7 +46,7 @@ def compiles_to_cuda_graphs() -> bool:
     backends = _backends()
     if not backends:
         return False  # asked at every record, and looking at inductor's settings takes a while
-    inductor = sys.modules.get("torch._inductor.config")
+    inductor = loaded("inductor_config")
     always = bool(getattr(getattr(inductor, "triton", None), "cudagraphs", False))
     return any(_makes_cuda_graphs(backend, always=always) for backend in backends)
 
@@ -56,7 +57,7 @@ def compiles_with(name: str) -> bool:
 
 
 def _backends() -> list[Any]:
-    known = getattr(sys.modules.get("torch._dynamo.eval_frame"), "cached_backends", None) or {}
+    known = getattr(loaded("eval_frame"), "cached_backends", None) or {}
     return [backend for backend in [*known.values()] if backend is not None]
 
 

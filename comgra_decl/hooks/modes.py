@@ -15,13 +15,18 @@ from abc import abstractmethod
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from threading import get_ident
-from typing import Any, cast
+from typing import Any
 from weakref import WeakSet
 
-import torch
 from torch.overrides import TorchFunctionMode
 
 from comgra_decl.hooks.originals import genuine
+from comgra_decl.torch_private import (
+    function_mode_at,
+    function_modes,
+    pop_function_mode,
+    push_function_mode,
+)
 
 
 class OwnMode(TorchFunctionMode):
@@ -97,7 +102,7 @@ def sweep() -> None:
     Torch takes a mode off the stack while it handles a call, and puts it back afterwards. If it is
     removed within that call (an optimizer that steps within `loss.backward()`), it comes back.
     """
-    if not _C._len_torch_function_stack():
+    if not function_modes():
         return
     found = _all()
     gone = [mode for mode in found if isinstance(mode, OwnMode) and _is_gone(mode)]
@@ -150,17 +155,14 @@ def is_active(mode: TorchFunctionMode) -> bool:
     return any(active is mode for active in _all())
 
 
-_C = cast("Any", torch._C)  # the stack functions have no stubs
-
-
 def _all() -> list[TorchFunctionMode]:
     """Returns the active modes, outermost first."""
-    return [_C._get_function_stack_at(i) for i in range(_C._len_torch_function_stack())]
+    return [function_mode_at(i) for i in range(function_modes())]
 
 
 def _replace_all(modes: list[TorchFunctionMode]) -> None:
     """Makes `modes` the active ones: the program's are never off the stack while we compute."""
-    for _ in range(_C._len_torch_function_stack()):
-        _C._pop_torch_function_stack()
+    for _ in range(function_modes()):
+        pop_function_mode()
     for mode in modes:
-        _C._push_on_torch_function_stack(mode)
+        push_function_mode(mode)

@@ -10,6 +10,7 @@ import torch
 from torch import nn
 from torch.optim import Optimizer
 
+from comgra_decl.hooks.guarded import guarded
 from comgra_decl.hooks.objects import instances_of
 from comgra_decl.hooks.recursion import EveryCall
 from comgra_decl.hooks.step_clock import Seen
@@ -214,9 +215,7 @@ class CalledModels:
         self._whole = False
         self._calls.remove()
 
+    @guarded
     def _before(self, module: nn.Module, _args: tuple[Any, ...]) -> None:
-        try:
-            if module._parameters and not torch.compiler.is_compiling():
-                self.note(module)
-        except Exception as error:
-            self._on_fault(error)
+        if module._parameters and not torch.compiler.is_compiling():
+            self.note(module)

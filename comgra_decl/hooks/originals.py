@@ -31,6 +31,7 @@ import torch
 from torch import overrides
 
 from comgra_decl.hooks.objects import functions_with
+from comgra_decl.torch_private import OperatorBase, OpOverloadPacket, TensorBase
 
 _OF_C = (
     BuiltinFunctionType
@@ -40,7 +41,7 @@ _OF_C = (
     | MethodWrapperType
     | WrapperDescriptorType
 )
-_OPERATORS = torch._ops.OperatorBase | torch._ops.OpOverloadPacket
+_OPERATORS = OperatorBase | OpOverloadPacket
 """Objects that are called: the code that runs is not all of one."""
 
 _TORCH = f"{Path(torch.__file__).parent}{os.sep}"
@@ -150,6 +151,6 @@ def _of_c(func: Callable[..., Any]) -> Callable[..., Any]:
     """Returns the method in C that goes by the name under which something else was found."""
     for name, value in vars(torch.Tensor).items():
         if value is func or getattr(value, "__func__", None) is func:
-            original: Callable[..., Any] = getattr(torch._C.TensorBase, name, func)
+            original: Callable[..., Any] = getattr(TensorBase, name, func)
             return original
     return func

@@ -20,6 +20,8 @@ from weakref import WeakSet
 import torch
 from torch import nn
 
+from comgra_decl.torch_private import of_evaluation
+
 _ABSENT = object()
 _is_compiling = torch.compiler.is_compiling
 
@@ -229,7 +231,7 @@ def run_natively(*functions: Callable[..., Any], within: bool = True) -> None:
         within: whether what they call is kept from it as well; not for wrappers, which call the
             program's code.
     """
-    evaluation: Any = getattr(getattr(torch._C, "_dynamo", None), "eval_frame", None)
+    evaluation = of_evaluation
     if not hasattr(evaluation, "set_code_exec_strategy"):  # another torch: they are compiled, then
         return
     action = evaluation._FrameAction

@@ -50,7 +50,10 @@ def _collect(value: Any, path: str, found: list[tuple[str, torch.Tensor]], depth
             elif type(child) not in _LEAVES:
                 _collect(child, f"{path}[{i}]", found, depth + 1)
         return
-    for step, child in _children(value):
+    # the keyword arguments of a call, mostly none, are a dict: no generator for those either
+    plain = kind is dict
+    children = [(f".{key}", child) for key, child in value.items()] if plain else _children(value)
+    for step, child in children:
         if isinstance(child, torch.Tensor):
             found.append((path + step, child))
         elif type(child) not in _LEAVES:

@@ -103,10 +103,10 @@ class Reporter:
 
     def _state(self, tops: Collection[TopPlan], capture: StepCapture) -> object:
         """Returns what changes whenever there is something new to say."""
-        fired = sum(plan.fired for top in tops for plan in top.modules)
+        fired = sum([plan.fired for top in tops for plan in top.modules])
         beside = None if self.beside is None else self.beside.state
         refused, warned = len(capture.refused), len(self._warnings)
-        trainable = tuple(plan.trainable for top in tops for plan in top.parameters)
+        trainable = tuple([plan.trainable for top in tops for plan in top.parameters])
         self._is_priced = self._is_priced or self.price() is not None
         priced = self._is_priced
         return (len(tops), fired, beside, refused, warned, self._said, trainable, priced)

@@ -4,24 +4,13 @@ from __future__ import annotations
 
 import weakref
 from collections.abc import Callable, Collection, Iterable
-from enum import Enum
 from typing import TYPE_CHECKING
 
-import torch
-
 from comgra_decl.hooks.module_tree import Owners, in_training, trains_beside
+from comgra_decl.hooks.step_state import RootCall
 
 if TYPE_CHECKING:
     from torch import nn
-
-
-class RootCall(Enum):
-    """What a call of a model, or of a part of one, from outside any module is."""
-
-    TRAINING = "gradients flow through it"
-    WITHOUT_GRADIENT = "belongs to a step of the training, though no gradient flows through it"
-    EVALUATION = "evaluates what is trained"
-    UNDECIDED = "nothing is trained yet: a teacher, an evaluation, or a program that trains nothing"
 
 
 class RootCalls:
@@ -96,10 +85,15 @@ class RootCalls:
     def _is_trained(self, module: nn.Module) -> bool:
         return _has(self._trained, module)
 
-    def kind(self, root: nn.Module) -> RootCall:
-        """Returns what a call that begins now is."""
-        gradient = torch.is_grad_enabled()
-        if in_training(root):
+    def kind(self, root: nn.Module, *, training_mode: bool, gradient: bool) -> RootCall:
+        """Returns what a call that begins now is.
+
+        Args:
+            root: what is called.
+            training_mode: whether it is in training mode.
+            gradient: whether gradients can flow.
+        """
+        if training_mode:
             if gradient:
                 return RootCall.TRAINING
             if self.evaluating:

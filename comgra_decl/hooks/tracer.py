@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from contextlib import AbstractContextManager
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol
 
 import torch
 from torch import nn
@@ -23,6 +23,7 @@ from comgra_decl.hooks.call_context import (
     torch_variable,
 )
 from comgra_decl.hooks.cross_thread import Marks, here
+from comgra_decl.hooks.guarded import guarded
 from comgra_decl.hooks.hook_lists import ModuleHook
 from comgra_decl.hooks.module_tree import Owners, Top, has_parameters, unwrapped_class
 from comgra_decl.hooks.plans import ModulePlan, TopPlan
@@ -34,6 +35,7 @@ from comgra_decl.hooks.tensors.recorder import TensorRecorder
 from comgra_decl.hooks.tensors.reentrant_checkpoints import Recomputed
 from comgra_decl.hooks.tensors.slots import Slot
 from comgra_decl.hooks.unregistered import Strays
+from comgra_decl.torch_private import graph_task, tracing_state, without_functions
 
 if TYPE_CHECKING:
     from torch.utils.hooks import RemovableHandle
@@ -50,20 +52,48 @@ _MOST_NAMESAKES = 32
 """Models of one class with nodes of their own; a program that makes ever new ones reuses names."""
 
 
+class Calls(Protocol):
+    """What a tracer asks about the calls of models: of outermost modules, or parts of one."""
+
+    def entered(self) -> None:
+        """A model is called; nothing was looked for yet."""
+
+    def choose(self, root: nn.Module, top: Top) -> StepCapture | None:
+        """Returns the record that this call belongs to; None: to none.
+
+        Args:
+            root: what is called.
+            top: the model that it is, or is a part of.
+        """
+
+    def left(self) -> None:
+        """The call has returned."""
+
+    def abandoned(self) -> bool:
+        """Whether the thread that was followed is gone, and nothing of its step recorded."""
+
+
 class ModuleTracer:
     """Follows module calls while installed, finding roots by itself.
 
     Args:
         spec: what to capture.
         owners: who owns which module.
+        calls: decides which record a call belongs to.
         direct: is told of calls of modules, to tell those of `forward` alone from them.
-        entered: called at each root call, before anything is looked for.
-        choose: called with (root module, its top) at each root call; returns the capture this
-            call goes to, or None.
-        left: called when a root call has returned.
-        abandoned: whether the thread that was followed is gone, and nothing of its step recorded.
+        held: returns the ids of the parameters that optimizers hold.
         together: held while it is decided which thread's calls are followed.
         on_fault: called with an exception of our own; the program never sees it.
+
+    Attributes:
+        thread: the one whose calls are followed; 0: it is not known yet.
+        marks: on what the models of the step in progress have returned.
+        provenance: follows the dependency graph of the step in progress, if anything does.
+        tops: the plan of each model that was called, by the model's `id`.
+        recorder: reads outputs and their gradients.
+        parameters: reads parameters and their gradients.
+        observers: for what is compiled, where it stays compiled.
+        functions: knows compiled functions, if the program may have any.
     """
 
     def __init__(
@@ -71,23 +101,18 @@ class ModuleTracer:
         spec: Spec,
         owners: Owners,
         *,
+        calls: Calls,
         direct: DirectCalls,
-        entered: Callable[[], None],
-        choose: Callable[[nn.Module, Top], StepCapture | None],
-        left: Callable[[], None],
-        abandoned: Callable[[], bool],
+        held: Callable[[], Collection[int]],
         together: AbstractContextManager[Any],
         on_fault: Callable[[BaseException], None],
     ) -> None:
-        self._abandoned = abandoned
+        self._calls = calls
         self._spec = spec
         wanted = {name for entry in spec.nodes.values() for name in entry.capture}
         self._reads_inputs = bool(wanted & {"input", "input_grad"})
         self._owners = owners
         self.direct = direct
-        self._entered = entered
-        self._choose = choose
-        self._left = left
         self._on_fault = on_fault
         self._handles: list[RemovableHandle] = []
         self._late: dict[int, RemovableHandle] = {}  # ours behind those of modules in a call
@@ -97,7 +122,7 @@ class ModuleTracer:
         self._recomputed = Recomputed(self.recorder, on_fault=on_fault)
         self._ends = Ends(spec, recorder=self.recorder, on_fault=on_fault)
         self._in_model = False  # whether the root being called has parameters: no loss, no metric
-        self.parameters = Parameters(on_fault=on_fault)
+        self.parameters = Parameters(held=held, on_fault=on_fault)
         self.thread = 0  # the one that trains, whose calls are followed; 0: not known yet
         self.marks = Marks()  # on what its models have returned in this step
         self._together = together
@@ -140,6 +165,22 @@ class ModuleTracer:
         """The record that the call in progress belongs to, None if it is not recorded."""
         return self._capture
 
+    def follow_thread(self, thread: int) -> None:
+        """Follows the calls of a thread from now on; 0: of the first that trains."""
+        self.thread = thread
+
+    def follow_graph(self, graph: Provenance | None) -> None:
+        """Shows what is recorded to whoever follows the dependency graph; None: nobody does."""
+        self.provenance = graph
+
+    def observe(self, observers: Observers | None) -> None:
+        """Has compiled code show what it computes, from now on; None: it runs eagerly."""
+        self.observers = observers
+
+    def know_functions(self, functions: CompiledFunctions) -> None:
+        """Notes, from now on, which calls of models are made within compiled functions."""
+        self.functions = functions
+
     @property
     def inside(self) -> bool:
         """Whether a module is being called right now.
@@ -160,7 +201,7 @@ class ModuleTracer:
         """
         trains = torch.is_grad_enabled()
         with self._together:
-            free = self.thread == 0 or (trains and self._abandoned())
+            free = self.thread == 0 or (trains and self._calls.abandoned())
             if free and trains:
                 self.thread = here()
         return free
@@ -185,7 +226,7 @@ class ModuleTracer:
 
     def finish(self, capture: StepCapture) -> None:
         """Reads what is known only when the step ends, and lets go of its tensors."""
-        with torch._C.DisableTorchFunction():
+        with without_functions():
             self.parameters.finish(capture)
         self._release()
 
@@ -213,12 +254,16 @@ class ModuleTracer:
             self.direct.here.entered = module
             if self.observers is not None and self._is_compiled(module):
                 return
-            if is_no_step() or (here() != self.thread and not self._claim()):
+            # what `is_no_step` asks, with no call of ours: this runs at each call of each module
+            if graph_task() != -1 or tracing_state() is not None:
+                return
+            mine = here()
+            if mine != self.thread and not self._claim():
                 return
             # A global pre hook is not given keyword arguments: its caller's frame has them.
             outermost = self._depth == 0
             kwargs = torch_variable(sys._getframe(1), "kwargs") or {} if outermost else {}
-            if not self._descend(module, args, kwargs):
+            if not self._descend(mine, module, args, kwargs):
                 return
             if module._forward_hooks:
                 self._come_after(module)
@@ -234,11 +279,12 @@ class ModuleTracer:
     ) -> None:
         """The `forward` of a module is called without the module being called."""
         try:
-            if is_no_step() or (here() != self.thread and not self._claim()):
+            mine = here()
+            if is_no_step() or (mine != self.thread and not self._claim()):
                 return
             if self.functions is not None and self._depth == 0:
                 self.functions.calls_forward(sys._getframe(1))
-            if not self._descend(module, args, dict(kwargs)):
+            if not self._descend(mine, module, args, dict(kwargs)):
                 return
             if self._graph is not None and not getattr(module, "training", True):
                 self._enter_native(module, args, kwargs)
@@ -247,43 +293,45 @@ class ModuleTracer:
         except Exception as error:
             self._on_fault(error)
 
-    def _descend(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
-        """A call begins; returns whether it is followed: another thread may be, just now."""
+    def _descend(
+        self, mine: int, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> bool:
+        """A call begins in the thread `mine`; returns whether it is followed.
+
+        Another thread may be, just now: so this is asked while no other one can change it.
+        """
         with self._together:
-            if self.thread not in (0, here()):
+            if self.thread not in (0, mine):
                 return False
             self._depth += 1
             if self._depth == 1:
-                self._entered()
+                self._calls.entered()
                 if self.functions is not None:
                     self.functions.calls(module, sys._getframe(1))
-                with torch._C.DisableTorchFunction():
+                with without_functions():
                     self._enter_root(module, args, kwargs)
             return True
 
+    @guarded
     def after_direct(self, module: nn.Module, args: tuple[Any, ...], output: Any) -> None:
         """The `forward` has returned; None if it failed."""
-        try:
-            self._finish(module, args, output)
-        except Exception as error:
-            self._on_fault(error)
+        self._finish(module, args, output)
 
     def before_compiled(
         self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]
     ) -> None:
         """A compiled function that shows what it does calls a module."""
-        if not (is_no_step() or (here() != self.thread and not self._claim())):
-            self._descend(module, args, kwargs)
+        mine = here()
+        if not (is_no_step() or (mine != self.thread and not self._claim())):
+            self._descend(mine, module, args, kwargs)
 
+    @guarded
     def after_compiled(self) -> None:
         """That module has returned."""
-        try:
-            if not is_no_step() and self.thread in (0, here()) and self._handles:
-                self._depth = max(0, self._depth - 1)
-                if self._depth == 0:
-                    self._leave_root(self._capture, (), None)
-        except Exception as error:
-            self._on_fault(error)
+        if not is_no_step() and self.thread in (0, here()) and self._handles:
+            self._depth = max(0, self._depth - 1)
+            if self._depth == 0:
+                self._leave_root(self._capture, (), None)
 
     def before_function(self) -> None:
         """A compiled function begins that shows what it does, and calls models."""
@@ -320,18 +368,16 @@ class ModuleTracer:
         if self._graph is not None and self._graph is self.provenance:
             self._native.enter(module, args, kwargs, self._graph)
 
+    @guarded
     def _before_late(self, module: nn.Module, args: tuple[Any, ...], kwargs: Any = None) -> None:
         """Keyword arguments are missing if tracing was ended by another hook of this very call."""
-        try:
-            if kwargs is not None and not is_no_step():
-                self._take_inputs(module, args, kwargs)
-        except Exception as error:
-            self._on_fault(error)
+        if kwargs is not None and not is_no_step():
+            self._take_inputs(module, args, kwargs)
 
     def enter(self, module: nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> None:
         """The hooks were put on within the call of an outermost module that begins now."""
         self._depth = 1
-        with torch._C.DisableTorchFunction():
+        with without_functions():
             self._enter_root(module, args, dict(kwargs))
         if module._forward_hooks:
             self._come_after(module)
@@ -351,7 +397,7 @@ class ModuleTracer:
         try:
             if self.observers is not None and self._is_compiled(module):
                 return
-            if id(module) not in self._late:
+            if not self._late or id(module) not in self._late:
                 self._finish(module, args, output)
             elif self._graph is not None:
                 self._expect(module, args, output)
@@ -370,7 +416,7 @@ class ModuleTracer:
         iteration = capture.upcoming(plan)
         if capture.max_iterations is not None and iteration >= capture.max_iterations:
             return
-        with torch._C.DisableTorchFunction():
+        with without_functions():
             for path, tensor in tensors_in(output):
                 slot = capture.in_pass(plan.slot(plan.role + path, iteration))
                 graph.expect(slot, tensor, (t for _, t in tensors_in(args)))
@@ -388,7 +434,9 @@ class ModuleTracer:
             self._on_fault(error)
 
     def _finish(self, module: nn.Module, args: tuple[Any, ...], output: Any) -> None:
-        if is_no_step() or self.thread not in (0, here()):
+        # what `is_no_step` asks, with no call of ours, as in `_before`
+        no_step = graph_task() != -1 or tracing_state() is not None
+        if no_step or self.thread not in (0, here()):
             if self._recomputed.capture is not None and is_backward():
                 self._recomputed.read(module, self._plans.get(id(module)), output)
             return
@@ -396,12 +444,16 @@ class ModuleTracer:
             self._native.leave(module, output, self._graph)
         capture, plan = self._capture, self._plans.get(id(module))
         if capture is not None and plan is not None and plan.module() is module:
-            # no mode, ours or the program's, and no class of tensors sees what we read
-            with torch._C.DisableTorchFunction():
-                self._record(plan, capture, args, output)
+            if output is not None:
+                plan.fired = True
+                if plan.capture.output or plan.capture.output_grad:
+                    # no mode, ours or the program's, and no class of tensors sees what we read
+                    with without_functions():
+                        self._record(plan, capture, args, output)
         elif capture is not None and module._parameters and self._depth > 1:
             self._strays.see(module)
-        self._depth = max(0, self._depth - 1)  # installed inside a call: its end only
+        if self._depth:  # else installed inside a call: its end only
+            self._depth -= 1
         if self._depth == 0:
             self._leave_root(capture, args, output)
 
@@ -411,10 +463,10 @@ class ModuleTracer:
         if self.observers is not None:
             self.observers.left()
         if capture is not None and capture.followed:
-            with torch._C.DisableTorchFunction():
+            with without_functions():
                 self.marks.put_on(output)
         if capture is not None and capture.followed and self._in_model:
-            with torch._C.DisableTorchFunction():
+            with without_functions():
                 self._ends.look_for_targets(
                     capture, (args, output), self.provenance, within_compiled=within_compiled
                 )
@@ -422,7 +474,7 @@ class ModuleTracer:
             capture.categories.leave(output)
         if capture is not None and capture.aside and self._batch_before is not None:
             capture.batch_size = self._batch_before  # the one that is trained on is the step's
-        self._left()
+        self._calls.left()
         if not within_compiled:
             self._ends.targets.resume()  # below the graph's mode, which sees targets after it
 
@@ -436,7 +488,7 @@ class ModuleTracer:
         if not plan.top.joins(args, kwargs):
             self._capture = None
             return
-        capture = self._capture = self._choose(module, plan.top)
+        capture = self._capture = self._calls.choose(module, plan.top)
         self._graph = self.provenance if capture is not None and capture.followed else None
         if capture is None:
             return
@@ -564,12 +616,8 @@ class ModuleTracer:
     # -- reading tensors -----------------------------------------------------------------------
 
     def _record(self, plan: ModulePlan, capture: StepCapture, args: Any, output: Any) -> None:
+        """Reads what a selected module has returned, and waits for its gradients."""
         wanted = plan.capture
-        if output is None:
-            return
-        plan.fired = True
-        if not (wanted.output or wanted.output_grad):
-            return
         iteration = capture.iteration(plan, plan.node)
         if iteration is None:
             return
@@ -577,7 +625,9 @@ class ModuleTracer:
         graph = self._graph
         if wanted.output_grad and capture.followed and not torch.is_grad_enabled():
             self._recomputed.first(plan, iteration, capture)
-        for path, tensor in tensors_in(output):
+        # nearly all modules return one plain tensor
+        plain = type(output) is torch.Tensor
+        for path, tensor in (("", output),) if plain else tensors_in(output):
             self.recorder.read(
                 tensor,
                 plan.role + path,
@@ -598,7 +648,7 @@ class ModuleTracer:
         if iteration is None:
             return
         slot_of = partial(plan.slot, iteration=iteration)
-        with torch._C.DisableTorchFunction():
+        with without_functions():
             for path, tensor in (*tensors_in(args), *tensors_in(kwargs)):
                 self.recorder.read(
                     tensor,
@@ -624,17 +674,17 @@ class ModuleTracer:
         self._ends.targets.rest()
         if self.functions is not None:
             self.functions.ends(sys._getframe(1))
-        with torch._C.DisableTorchFunction():
+        with without_functions():
             self.parameters.before_step(optimizer, capture, closure=closure)
 
     def after_optimizer(self, capture: StepCapture, optimizer: torch.optim.Optimizer) -> None:
         """Reads what an optimizer has made of the gradients."""
-        with torch._C.DisableTorchFunction():
+        with without_functions():
             self.parameters.after_step(optimizer, capture)
 
     def after_hand(self, capture: StepCapture) -> None:
         """Reads the gradients of a step that the program has ended itself."""
-        with torch._C.DisableTorchFunction():
+        with without_functions():
             self.parameters.after_hand(capture)
 
     def read_loss(self, capture: StepCapture, loss: torch.Tensor, backwarded: torch.Tensor) -> None:

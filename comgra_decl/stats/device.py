@@ -32,6 +32,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from comgra_decl import torch_private
 from comgra_decl.records import RAW_STATISTICS
 from comgra_decl.stats.fused import (
     Launched,
@@ -189,7 +190,7 @@ class DeviceStep:
         """Whether `follow` would do nothing, at a fraction of its cost."""
         if self._module is None:
             return True
-        current: int = torch._C._cuda_getCurrentRawStream(self.device.index)
+        current: int = torch_private.raw_stream(self.device.index)
         return current == self._address and not torch.cuda.is_current_stream_capturing()
 
     def describe(self, node: Node, tensor: Tensor) -> None:

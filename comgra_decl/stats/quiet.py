@@ -16,7 +16,13 @@ from typing import Any
 import torch
 from torch import Tensor
 
-_C: Any = torch._C  # the guards are private and untyped
+from comgra_decl.torch_private import (
+    DispatchKey,
+    DispatchKeySet,
+    inference_mode,
+    without_functions,
+    without_keys,
+)
 
 _PREFIXES = ("Autograd", "Autocast", "FuncTorch")
 _NAMES = (
@@ -30,19 +36,15 @@ _NAMES = (
 
 
 def _hidden_keys() -> Any:
-    """Returns the dispatch keys to exclude, by their names in this torch version."""
-    keys = _C.DispatchKeySet(_C.DispatchKey.AutogradFunctionality)
-    for name in dir(_C.DispatchKey):
+    """Returns the dispatch keys a reduction must not pass through, as this torch names them."""
+    keys = DispatchKeySet(DispatchKey.AutogradFunctionality)
+    for name in dir(DispatchKey):
         if name.startswith(_PREFIXES) or name in _NAMES:
-            keys = keys | _C.DispatchKeySet(getattr(_C.DispatchKey, name))
+            keys = keys | DispatchKeySet(getattr(DispatchKey, name))
     return keys
 
 
 HIDDEN_KEYS = _hidden_keys()
-without_functions = _C.DisableTorchFunction
-without_keys = _C._ExcludeDispatchKeyGuard
-is_functorch_wrapped = _C._functorch.is_functorch_wrapped_tensor
-function_modes: Callable[[], int] = _C._len_torch_function_stack
 
 _ADDRESS = ctypes.cast(ctypes.memmove, ctypes.c_void_p).value
 copy_memory: Callable[[int, int, int], None] = ctypes.PYFUNCTYPE(
@@ -64,5 +66,5 @@ def quiet() -> Iterator[None]:
 
 def buffer(*shape: int, dtype: torch.dtype, device: torch.device, pinned: bool = False) -> Tensor:
     """Returns an uninitialised tensor that stays writable outside inference mode."""
-    with quiet(), _C._InferenceMode(False):
+    with quiet(), inference_mode(False):
         return torch.empty(shape, dtype=dtype, device=device, pin_memory=pinned)

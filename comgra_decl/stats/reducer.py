@@ -21,14 +21,7 @@ from comgra_decl.stats.batch import Batch, strided_sample
 from comgra_decl.stats.device import AWAY, DeviceStep, Fetch, Held, device_step
 from comgra_decl.stats.kernel import kernel_for
 from comgra_decl.stats.moments import CHUNK_ROWS, joined, moments
-from comgra_decl.stats.quiet import (
-    HIDDEN_KEYS,
-    copy_memory,
-    function_modes,
-    is_functorch_wrapped,
-    without_functions,
-    without_keys,
-)
+from comgra_decl.stats.quiet import HIDDEN_KEYS, copy_memory
 from comgra_decl.stats.ring import MOST_BYTES, STEP_BYTES, Ring
 from comgra_decl.stats.sums import LargeSums, Rows, compiled_at
 from comgra_decl.stats.support import (
@@ -43,6 +36,12 @@ from comgra_decl.stats.support import (
     work_dtype,
 )
 from comgra_decl.stats.trie import Form, Node
+from comgra_decl.torch_private import (
+    function_modes,
+    is_functorch_wrapped,
+    without_functions,
+    without_keys,
+)
 
 ARENA_ELEMENTS = 32_000
 """Largest tensor that is copied and reduced later; copying a larger one costs more than it saves,

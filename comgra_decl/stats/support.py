@@ -9,7 +9,8 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from comgra_decl.errors import ComgraError
-from comgra_decl.stats.quiet import is_functorch_wrapped, quiet
+from comgra_decl.stats.quiet import quiet
+from comgra_decl.torch_private import functorch, is_functorch_wrapped
 
 _DOUBLE_NAMES = ("float64", "complex128", "int32", "int64", "uint32", "uint64")
 _DOUBLE = frozenset(getattr(torch, n) for n in _DOUBLE_NAMES if hasattr(torch, n))
@@ -36,8 +37,6 @@ _NUMBERS = frozenset(
     ).split()
     if hasattr(torch, name)
 ) | frozenset(_VIA_INTEGER)
-
-_functorch: Any = torch._C._functorch  # untyped
 
 PLAIN = (Tensor, torch.nn.Parameter)
 """Types that need no `plain`, unless they are wrapped by functorch."""
@@ -75,8 +74,8 @@ def plain(tensor: Tensor) -> Tensor:
         CannotReduceError: Wrappers without numbers of their own (of vmap, fake
             tensors, subclasses with their own dispatch, uninitialised parameters).
     """
-    while _functorch.is_gradtrackingtensor(tensor):
-        tensor = _functorch.get_unwrapped(tensor)
+    while functorch.is_gradtrackingtensor(tensor):
+        tensor = functorch.get_unwrapped(tensor)
     if is_functorch_wrapped(tensor):
         raise CannotReduceError(
             "cannot reduce a tensor inside vmap (functorch), where there is one slice only; "

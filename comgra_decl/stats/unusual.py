@@ -8,7 +8,8 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from comgra_decl.stats.quiet import is_functorch_wrapped, quiet
+from comgra_decl.stats.quiet import quiet
+from comgra_decl.torch_private import is_functorch_wrapped
 
 MOST_ELEMENTS = 1 << 24
 """Maximum elements of a sparse tensor to densify: 64 MiB of float32, mostly zeros."""

@@ -29,15 +29,12 @@ PARTS = ("/comgra_decl/hooks/", "/comgra_decl/stats/")
 
 ENTRANCES = {
     # hooks, function modes and profiled calls of torch
-    "Attachment._before_optimizer",
-    "FunctionTracer._after",
     "FunctionTracer._before",
     "ModuleTracer._after",
     "ModuleTracer._before",
     "OwnMode.__torch_function__",
     "Owners.note",
     "Owners.note_parameter",
-    "Parameters._on_accumulated",
     "Parameters._on_share",
     "Provenance.handle",
     "Targets.handle",
@@ -55,11 +52,8 @@ ENTRANCES = {
     "Watching.call",
     "watch_mode.<locals>.train",
     "watch_skips.<locals>.step",
-    # what the program says of itself
-    "Listener.kpi",
-    "Listener.node",
-    "Listener.note",
-    "Listener.tag",
+    # the boundary itself
+    "guarded.<locals>.guard",
 }
 """What torch or the program itself calls: a fault before the first line of these is the
 interpreter's own (no memory for a frame, too deep a recursion), and nobody can catch it."""

@@ -89,7 +89,7 @@ def test_tracing_may_end_in_a_step_that_others_have_hooks_for(
     try:
         for number in range(6):
             if how == "fault" and number == 3:
-                monkeypatch.setattr(manager, "_optimizers", None)
+                monkeypatch.setattr(manager._steps, "_optimizers", None)
             step(model, optimizer)
     finally:
         manager.detach()

@@ -40,7 +40,7 @@ def test_as_many_steps_are_counted_as_were_given_and_all_others_passed_on(
         resting.step()
     counted = min(taken, max(given_steps, 0))
     assert resting.beats == [END] * counted
-    assert resting.rest.counted == counted
+    assert resting.rest.counted() == counted
     assert resting.others == [resting.owner] * (taken - counted)
 
 
@@ -49,7 +49,7 @@ def test_another_optimizers_step_is_passed_on_and_not_counted() -> None:
     resting.rest.begin(id(resting.owner), 5)
     resting.step(other)
     assert resting.others == [other]
-    assert resting.rest.counted == 0
+    assert resting.rest.counted() == 0
 
 
 def test_a_fault_of_what_it_passes_on_to_does_not_reach_the_optimizer() -> None:
@@ -67,9 +67,9 @@ def test_a_rest_that_is_ended_still_knows_what_it_counted() -> None:
     resting.step()
     resting.rest.end()
     resting.step()
-    assert (resting.rest.counted, resting.others) == (2, [resting.owner])
+    assert (resting.rest.counted(), resting.others) == (2, [resting.owner])
     resting.rest.begin(id(resting.owner), 5)
-    assert resting.rest.counted == 0
+    assert resting.rest.counted() == 0
 
 
 def test_nobody_rests_before_it_is_said() -> None:

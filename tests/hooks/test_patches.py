@@ -363,6 +363,7 @@ def test_all_objects_are_looked_through_in_one_place() -> None:
 
 ALLOWED = {
     "__init__.py: globals()[name]": "names of the package itself, imported when they are asked for",
+    "torch_private.py: globals()[name]": "likewise, names of torch",
     "hooks/compiled/variant.py: graph_compile.collect_bw_donated_buffer_idxs": (
         "what the backward of a piece of code may overwrite, while that is compiled"
     ),
@@ -423,8 +424,12 @@ def _foreign_names(tree: ast.Module) -> Iterator[str]:
             for alias in node.names:
                 if not alias.name.startswith("comgra_decl"):
                     yield alias.asname or alias.name.partition(".")[0]
-        elif isinstance(node, ast.ImportFrom) and not (node.module or "").startswith("comgra_decl"):
+        elif isinstance(node, ast.ImportFrom) and not _is_ours(node.module or ""):
             yield from (alias.asname or alias.name for alias in node.names)
+
+
+def _is_ours(module: str) -> bool:
+    return module.startswith("comgra_decl") and module != "comgra_decl.torch_private"
 
 
 def _root(node: ast.expr) -> str | None:

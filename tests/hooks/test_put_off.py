@@ -8,7 +8,7 @@ import torch
 from torch import nn
 from torch.nn import functional as F
 
-from comgra_decl.hooks import attachment
+from comgra_decl.hooks.tensors import capture
 from comgra_decl.records import Raw
 from comgra_decl.stats import OVERWRITTEN
 from tests.stats.test_triton import OnGpu, with_interpreter
@@ -32,7 +32,7 @@ class WritesLate(nn.Module):
 @pytest.fixture
 def on_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
     """Takes the host for a GPU with Triton."""
-    monkeypatch.setattr(attachment, "Reducer", OnGpu)
+    monkeypatch.setattr(capture, "Reducer", OnGpu)
 
 
 def trained(begins: int) -> tuple[Recording, list[torch.Tensor]]:

@@ -33,6 +33,7 @@ MAY_IMPORT = {
     "export/extras.py": "packages that an export names itself",
     "rules/catalogue.py": "its own rules",
     "rules/own.py": "a rule of the spec; of a stored one only where it is trusted",
+    "torch_private.py": "parts of torch, by a list of its own",
     "hooks/patches.py": "compiles a stand-in with the parameters of what it stands for",
     "hooks/tensors/categories.py": "a function that the spec of a program names, while it trains",
     "hooks/tensors/opt_in_statistics.py": "a function that the spec of a program names",

@@ -11,7 +11,7 @@ import pytest
 
 @pytest.fixture(autouse=True)
 def _on_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
-    from comgra_decl.hooks import attachment
+    from comgra_decl.hooks.tensors import capture
     from tests.stats.test_triton import OnGpu
 
-    monkeypatch.setattr(attachment, "Reducer", OnGpu)
+    monkeypatch.setattr(capture, "Reducer", OnGpu)

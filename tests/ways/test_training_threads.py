@@ -214,7 +214,7 @@ def test_a_thread_that_ends_before_the_record_meant_for_it_leaves_no_number_out(
     with comgra.trace({**SPEC, "schedule": {"every": 6}}, root=tmp_path, group="g") as session:
         hooks = session._hooks
         assert hooks is not None
-        while len(second.losses) < 2 or not hooks._armed:
+        while len(second.losses) < 2 or not hooks._state.armed:
             for pool, steps in zip(pools, (one, two), strict=True):
                 pool.submit(next, steps).result()
         ended = pools[0].submit(threading.get_ident).result() == hooks._lanes.followed.thread
@@ -236,7 +236,7 @@ def test_a_thread_that_rests_in_a_recorded_step_lets_the_steps_of_others_be_seen
 
     def rest() -> None:
         steps = with_optimizer(resting)
-        while not (hooks._armed and hooks._lanes.followed.thread == threading.get_ident()):
+        while not (hooks._state.armed and hooks._lanes.followed.thread == threading.get_ident()):
             next(steps)
         resting.model(resting.data[0])  # a record has begun
         begun.set()

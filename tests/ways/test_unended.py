@@ -13,7 +13,7 @@ from torch.nn import functional as F
 
 import comgra_decl as comgra
 from comgra_decl.cli.main import main
-from comgra_decl.hooks import HookManager, choosing
+from comgra_decl.hooks import HookManager, step_state
 from comgra_decl.query.remarks import remarks
 from comgra_decl.spec import load_spec
 from comgra_decl.viewer.model.about import about
@@ -70,7 +70,7 @@ def test_a_step_that_cannot_be_seen_to_change_anything_ends_after_many_calls(
     seen: tuple[Recording, HookManager], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The program keeps its parameters itself, and lends the model others in each call."""
-    monkeypatch.setattr(choosing, "_MAX_ROOT_CALLS", 5)
+    monkeypatch.setattr(step_state, "MAX_ROOT_CALLS", 5)
     recording, manager = seen
     model = Net()
     parameters = {name: p.detach() for name, p in model.named_parameters()}

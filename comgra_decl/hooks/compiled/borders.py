@@ -19,6 +19,7 @@ from torch.nn import functional as F
 from torch.utils.hooks import unserializable_hook
 
 from comgra_decl.hooks.pytree import gradient_function
+from comgra_decl.torch_private import graph_task
 
 if TYPE_CHECKING:
     from torch.fx import Graph, GraphModule, Node
@@ -79,7 +80,7 @@ class Border:
         self._reached.update(reached or ())
 
         def arrives() -> bool:
-            task = torch._C._current_graph_task_id()
+            task = graph_task()
             come = (self._arrived.get(position) == task for position in reached or ())
             return reached is None or self._changes or any(come)
 
@@ -103,7 +104,7 @@ class Border:
 
     def _note(self, position: int, gradient: torch.Tensor | None) -> None:
         if gradient is not None:  # autograd hands over None where it comes for another result
-            self._arrived[position] = torch._C._current_graph_task_id()
+            self._arrived[position] = graph_task()
 
     def given(self, place: int) -> Any:
         """Returns what it was called with there."""

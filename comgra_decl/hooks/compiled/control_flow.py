@@ -10,19 +10,19 @@ from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
 from typing import Any
 
-from torch._higher_order_ops import utils
 from torch.nn.modules import module as torch_module
 
 from comgra_decl.hooks import modes
 from comgra_decl.hooks.compiled.stance import EagerStance
 from comgra_decl.hooks.patches import Patch
+from comgra_decl.torch_private import control_flow
 
 GLOBAL_HOOKS = ("_global_forward_hooks", "_global_forward_pre_hooks")
 
 
 def untouched_control_flow() -> Patch:
     """Returns what lets it be compiled as without us, once it is applied."""
-    return Patch(utils, "_set_compilation_env", _untouched)
+    return Patch(control_flow, "_set_compilation_env", _untouched)
 
 
 @contextmanager

@@ -5,19 +5,15 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 import torch
-from torch._inductor.custom_graph_pass import (
-    CustomGraphPass,
-    get_custom_graph_passes,
-    get_hash_for_files,
-)
 
 from comgra_decl.hooks.compiled.operators import operator_of
+from comgra_decl.torch_private import inductor_passes
 
 if TYPE_CHECKING:
     from torch.fx import Graph, GraphModule, Node
 
 
-class LateReading(CustomGraphPass):  # type: ignore[misc]
+class LateReading(inductor_passes.CustomGraphPass):  # type: ignore[misc]
     """Moves what shows tensors to the end of a graph, in order.
 
     For a CPU inductor makes one piece of C++ of all kernels between two calls of Python, and the
@@ -42,7 +38,7 @@ class LateReading(CustomGraphPass):  # type: ignore[misc]
 
     def uuid(self) -> Any:
         """Tells caches what it does."""
-        return get_hash_for_files((__file__,))
+        return inductor_passes.get_hash_for_files((__file__,))
 
 
 def settings(graph: GraphModule) -> dict[str, Any]:
@@ -50,12 +46,12 @@ def settings(graph: GraphModule) -> dict[str, Any]:
 
     None for other devices: there each kernel is compiled by itself, and memory is scarcer.
     """
-    from torch._inductor import config
+    from comgra_decl.torch_private import inductor_config as config
 
     values = (node.meta.get("example_value") for node in graph.graph.nodes)
     if any(isinstance(value, torch.Tensor) and value.device.type != "cpu" for value in values):
         return {}
-    theirs = get_custom_graph_passes(config.post_grad_custom_post_pass)
+    theirs = inductor_passes.get_custom_graph_passes(config.post_grad_custom_post_pass)
     return {
         "post_grad_custom_post_pass": [*theirs, LateReading()],
         "reorder_for_peak_memory": False,  # it would move them back

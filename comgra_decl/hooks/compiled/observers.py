@@ -20,6 +20,7 @@ from comgra_decl.hooks.module_tree import has_parameters
 from comgra_decl.hooks.pytree import rebuilt
 from comgra_decl.hooks.tensors.boundaries import input_role
 from comgra_decl.hooks.tensors.recorder import TensorRecorder
+from comgra_decl.torch_private import without_functions
 
 if TYPE_CHECKING:
     from types import FrameType
@@ -310,7 +311,7 @@ class Observers:
     def read(self, tensor: torch.Tensor, shown: Shown) -> int:
         """A module was given this tensor, or has returned it."""
         try:
-            with torch._C.DisableTorchFunction():
+            with without_functions():
                 return self._read(tensor, shown)
         except Exception as error:
             self._on_fault(error)
@@ -372,7 +373,7 @@ class Observers:
             if 0 <= ticket < len(self._tickets):
                 arrivals, arrives = self._tickets[ticket]
                 if arrives():
-                    with torch._C.DisableTorchFunction():
+                    with without_functions():
                         for arrival in arrivals:
                             arrival(tensor)
         except Exception as error:
@@ -399,7 +400,7 @@ class Observers:
 
     def _leave_border(self, border: Border, returned: Any) -> None:
         try:
-            with torch._C.DisableTorchFunction():
+            with without_functions():
                 border.leave(returned, self._inner, self._tracer.recorder.hook)
         except Exception as error:
             self._on_fault(error)
@@ -423,7 +424,7 @@ class Observers:
             module = self._calls[given.module][0]()
             if module is None or is_backward():
                 return
-            with torch._C.DisableTorchFunction(), torch.set_grad_enabled(given.enabled):
+            with without_functions(), torch.set_grad_enabled(given.enabled):
                 known = [*map(_as_given, tensors, given.leaves, given.flows)]
                 args, kwargs = rebuilt(given.paths.split("\n"), known)
                 self._tracer.before_compiled(module, args, kwargs)
@@ -444,7 +445,7 @@ class Observers:
         """A compiled function compares what a model has computed with this."""
         try:
             if not is_no_step():
-                with torch._C.DisableTorchFunction():
+                with without_functions():
                     self._tracer.target(tensor)
         except Exception as error:
             self._on_fault(error)

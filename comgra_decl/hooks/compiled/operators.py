@@ -22,12 +22,11 @@ from functools import partial
 from typing import Any, NamedTuple, Protocol
 
 import torch
-from torch._library.effects import EffectType
-from torch._subclasses.functional_tensor import FunctionalTensor
 
 from comgra_decl.hooks.call_context import is_backward
 from comgra_decl.hooks.compiled.borders import NOWHERE
 from comgra_decl.hooks.pytree import gradient_function
+from comgra_decl.torch_private import EffectType, FunctionalTensor, effectful_operator
 
 NO_TICKET = -1
 """What a tensor has whose gradient nobody waits for."""
@@ -261,7 +260,7 @@ def _define() -> torch.library.Library:
     for name, does, shape in effects:
         library.impl(name, does, "CompositeExplicitAutograd")
         torch.library.register_fake(f"comgra_decl::{name}", shape, lib=library)
-        torch.library._register_effectful_op(f"comgra_decl::{name}", EffectType.ORDERED)
+        effectful_operator(f"comgra_decl::{name}", EffectType.ORDERED)
     return library
 
 

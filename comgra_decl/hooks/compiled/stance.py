@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 from comgra_decl.hooks.call_context import is_compiled_call, torch_variable
 from comgra_decl.hooks.patches import Patch
+from comgra_decl.torch_private import loaded
 
 if TYPE_CHECKING:
     from types import FrameType
@@ -75,7 +76,7 @@ class EagerStance:
         if not cls._forcing or cls._lifted:
             yield
             return
-        from torch._dynamo import eval_frame
+        from comgra_decl.torch_private import eval_frame
 
         forced = eval_frame._set_stance(cls._prior)
         cls._lifted = True
@@ -96,11 +97,11 @@ class EagerStance:
 
 
 def _force() -> None:
-    from torch._dynamo import decorators, eval_frame
+    from comgra_decl.torch_private import dynamo_decorators, eval_frame
 
     cls = EagerStance
     if cls._wishes is None:
-        cls._wishes = Patch(decorators, "_set_stance", _wish)
+        cls._wishes = Patch(dynamo_decorators, "_set_stance", _wish)
         cls._calls = Patch(eval_frame, "_callback_from_stance", _called)
     # Compiled modules warn about global module hooks; ours never meet compiled code.
     warnings.filterwarnings("ignore", message=r"Using `torch.compile\(module\)` when there")
@@ -117,7 +118,7 @@ def _force() -> None:
 
 
 def _restore() -> None:
-    from torch._dynamo import eval_frame
+    from comgra_decl.torch_private import eval_frame
 
     cls = EagerStance
     with contextlib.suppress(ValueError):
@@ -184,7 +185,7 @@ def _is_default() -> bool:
 
 def anything_compiled() -> bool:
     """Whether the program has compiled anything until now."""
-    eval_frame = sys.modules.get("torch._dynamo.eval_frame")
+    eval_frame = loaded("eval_frame")
     if eval_frame is None:
         return False
     backends = getattr(eval_frame, "cached_backends", None)  # with None for `disable`

@@ -5,8 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING
 
-import torch
-
+from comgra_decl import torch_private
 from comgra_decl.hooks.compiled.completeness import Completeness
 from comgra_decl.hooks.compiled.functions import CompiledFunctions
 from comgra_decl.hooks.compiled.stance import EagerStance, anything_compiled
@@ -64,7 +63,7 @@ class CompiledSteps:
         self._tracer = tracer
         self._functions = CompiledFunctions(warn=warn)
         if spec.compile != "eager":
-            tracer.functions = self._functions
+            tracer.know_functions(self._functions)
         self._named = named
         self._warn = warn
         self._on_fault = on_fault
@@ -92,7 +91,7 @@ class CompiledSteps:
             return
         observers = self._made().observers
         observers.begin()
-        self._tracer.observers = observers
+        self._tracer.observe(observers)
         stance.variant = self._variant
         self.observed = True
 
@@ -101,7 +100,8 @@ class CompiledSteps:
         if self.observed:
             self.observed = False
             stance.variant = None
-            observers, self._tracer.observers = self._tracer.observers, None
+            observers = self._tracer.observers
+            self._tracer.observe(None)
             if observers is not None:
                 observers.end()
 
@@ -136,7 +136,7 @@ class CompiledSteps:
         unsupported = variant.unsupported()
         if unsupported is not None:
             return unsupported
-        if torch._dynamo.config.enable_compiler_collectives:
+        if torch_private.dynamo_config.enable_compiler_collectives:
             return "ranks compile together, which waits for those that have nothing to compile"
         if compiles_with("cudagraphs"):
             return "the backend makes CUDA graphs of all code, and their replay runs no Python"

@@ -24,6 +24,7 @@ from torch.utils.hooks import unserializable_hook
 
 from comgra_decl.hooks.call_context import is_backward, torch_variable
 from comgra_decl.hooks.pytree import gradient_function, tensors_in
+from comgra_decl.torch_private import without_functions
 
 _SEVERAL = 2  # outputs: with one alone, a backward comes to all that it depends on, or to nothing
 
@@ -94,7 +95,7 @@ class UnusedOutputs:
             return  # within another piece of compiled code, which would have it as a part
         del self._depths[thread]
         try:
-            with torch._C.DisableTorchFunction():
+            with without_functions():
                 frame = sys._getframe(1)
                 given = torch_variable(frame, "args"), torch_variable(frame, "kwargs")
                 self._note(given, torch_variable(frame, "result"))
@@ -178,7 +179,7 @@ def _behind(nodes: Iterable[Any]) -> set[Node]:
 
 def _sends_zeros(compiler: Any) -> bool:
     """Whether what a backend compiles has a backward of its own, computed as a whole."""
-    from torch._dynamo.backends.common import AotAutograd
+    from comgra_decl.torch_private import AotAutograd
 
     while hasattr(compiler, "_torchdynamo_orig_backend"):
         compiler = compiler._torchdynamo_orig_backend

@@ -26,6 +26,7 @@ from comgra_decl.hooks.compiled.borders import mark_borders
 from comgra_decl.hooks.compiled.control_flow import GLOBAL_HOOKS, hooks_aside
 from comgra_decl.hooks.compiled.operators import operator_of
 from comgra_decl.hooks.compiled.targets import show_targets
+from comgra_decl.torch_private import InductorBackend, available
 
 if TYPE_CHECKING:
     from comgra_decl.hooks.compiled.observers import Observers
@@ -44,19 +45,17 @@ _OURS = str(Path(__file__).resolve().parents[1])
 
 def unsupported() -> str | None:
     """Returns why this torch cannot keep two variants apart; None if it can."""
-    from torch._dynamo import convert_frame, eval_frame, pgo
-    from torch._functorch._aot_autograd import graph_compile
+    from comgra_decl.torch_private import convert_frame, eval_frame, pgo
 
     needed = (
-        (graph_compile, "collect_bw_donated_buffer_idxs"),
         (eval_frame, "set_eval_frame_isolate_recompiles_id"),
         (eval_frame, "_next_isolate_recompiles_id"),
         (eval_frame, "_callback_from_stance"),
         (convert_frame, "CatchErrorsWrapper"),
         (pgo, "get_code_state"),
-        (torch.library, "_register_effectful_op"),
     )
-    if all(hasattr(owner, name) for owner, name in needed):
+    parts = ("graph_compile", "effectful_operator", "EffectType")
+    if all(map(available, parts)) and all(hasattr(owner, name) for owner, name in needed):
         return None
     return f"torch {torch.__version__} cannot keep it apart from the plain one (2.13 can)"
 
@@ -85,7 +84,7 @@ class Variant:
             compiler: what would compile it in a step that is not recorded.
             caller: the compiled callable.
         """
-        from torch._dynamo import convert_frame
+        from comgra_decl.torch_private import convert_frame
 
         if not isinstance(compiler, convert_frame.CatchErrorsWrapper):
             return None
@@ -117,7 +116,7 @@ class Variant:
 
     def _enter_region(self) -> None:
         """The caller has entered one and leaves it in the end, whichever it is by then."""
-        from torch._dynamo import eval_frame
+        from comgra_decl.torch_private import eval_frame
 
         theirs = eval_frame.set_eval_frame_isolate_recompiles_id(-1)
         ours = self._regions.get(theirs)
@@ -132,7 +131,7 @@ class Variant:
         Which sizes are dynamic depends on those seen before; the plain variant is compiled as if
         recorded steps had not been.
         """
-        from torch._dynamo import pgo
+        from comgra_decl.torch_private import pgo
 
         theirs = pgo.get_code_state()
         if self._known is None:
@@ -189,14 +188,14 @@ def _communicates(graph: torch.fx.GraphModule) -> bool:
 def _is_inductor(backend: Any) -> bool:
     while hasattr(backend, "_torchdynamo_orig_backend"):
         backend = backend._torchdynamo_orig_backend
-    return isinstance(backend, torch._TorchCompileInductorWrapper)
+    return isinstance(backend, InductorBackend)
 
 
 class _Compiler:
     """Stands for one compiler of the program: called with each frame that is not compiled yet."""
 
     def __init__(self, compiler: Any, variant: Variant) -> None:
-        from torch._dynamo import convert_frame
+        from comgra_decl.torch_private import convert_frame
 
         inner = compiler._torchdynamo_orig_backend
         backend = _Backend(inner._torchdynamo_orig_backend, variant.observers)
@@ -252,11 +251,11 @@ def _eagerly(*, alone: bool = False) -> Any:
     Args:
         alone: whether what it calls is asked about, or runs eagerly as well.
     """
-    from torch._dynamo.types import ConvertFrameReturn, FrameAction, FrameExecStrategy
+    from comgra_decl.torch_private import dynamo_types as types
 
-    below = FrameAction.DEFAULT if alone else FrameAction.SKIP
-    strategy = FrameExecStrategy(FrameAction.SKIP, below)
-    return ConvertFrameReturn(frame_exec_strategy=strategy, apply_to_code=False)
+    below = types.FrameAction.DEFAULT if alone else types.FrameAction.SKIP
+    strategy = types.FrameExecStrategy(types.FrameAction.SKIP, below)
+    return types.ConvertFrameReturn(frame_exec_strategy=strategy, apply_to_code=False)
 
 
 @contextmanager
@@ -280,13 +279,12 @@ def _compiling_all() -> Iterator[None]:
     DistributedDataParallel in one piece, not one for each bucket of gradients: what a tensor's
     gradient is, a piece knows only in part if several use it.
     """
-    from torch._dynamo import config as of_dynamo
-    from torch._functorch import config
+    from comgra_decl.torch_private import dynamo_config, functorch_config
 
-    whole = of_dynamo.patch(optimize_ddp=False)
-    once = partial(_show_once, config.joint_custom_pass)
+    whole = dynamo_config.patch(optimize_ddp=False)
+    once = partial(_show_once, functorch_config.joint_custom_pass)
     settings = {"force_non_lazy_backward_lowering": True, "joint_custom_pass": once}
-    with config.patch(settings), whole, _donating_nothing():
+    with functorch_config.patch(settings), whole, _donating_nothing():
         yield
 
 
@@ -297,7 +295,7 @@ def _donating_nothing() -> Iterator[None]:
     The numbers by which gradients are known are kept, so it would do so where the program's own
     code keeps nothing but what it was given and returns, and is run twice (`retain_graph=True`).
     """
-    from torch._functorch._aot_autograd import graph_compile
+    from comgra_decl.torch_private import graph_compile
 
     theirs = graph_compile.collect_bw_donated_buffer_idxs
     graph_compile.collect_bw_donated_buffer_idxs = lambda *_: []

@@ -6,13 +6,12 @@ from collections.abc import Iterable
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
-import torch
-
 from comgra_decl.hooks.call_context import is_no_step
 from comgra_decl.hooks.pytree import tensors_in
 from comgra_decl.hooks.tensors.recorder import TensorRecorder, Wanted
 from comgra_decl.hooks.tensors.slots import Slot
 from comgra_decl.spec.calls import named_tensor
+from comgra_decl.torch_private import without_functions
 
 if TYPE_CHECKING:
     from comgra_decl.hooks.root_calls import RootCalls
@@ -70,7 +69,7 @@ class AnnotatedNodes:
         how = self._how(name)
         if how is None or capture is None or not capture.open:
             return False
-        with torch._C.DisableTorchFunction():
+        with without_functions():
             self._read(value, (name, role or "output", kind or "computed"), capture, how)
         return capture.followed and not self._tracer.inside
 

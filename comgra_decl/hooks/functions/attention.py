@@ -7,7 +7,8 @@ from typing import NamedTuple
 
 import torch
 
-from comgra_decl.stats.quiet import is_functorch_wrapped, quiet
+from comgra_decl.stats.quiet import quiet
+from comgra_decl.torch_private import is_functorch_wrapped
 
 ROLE = "attention (recomputed)"
 """The role under which recomputed weights are shown."""

@@ -26,11 +26,13 @@ from comgra_decl.hooks.functions import attention
 from comgra_decl.hooks.functions.lookup import Found, find
 from comgra_decl.hooks.functions.sites import NOTHING, CallPlan, Inside, Series, Sites
 from comgra_decl.hooks.functions.watching import Watching
+from comgra_decl.hooks.guarded import guarded
 from comgra_decl.hooks.modes import is_active
 from comgra_decl.hooks.pytree import tensors_in
 from comgra_decl.hooks.tensors.fast_paths import may_run_natively
 from comgra_decl.hooks.tensors.recorder import TensorRecorder, Wanted
 from comgra_decl.spec.calls import CallRule, call_rules
+from comgra_decl.torch_private import without_functions
 
 if TYPE_CHECKING:
     from torch.utils.hooks import RemovableHandle
@@ -131,13 +133,11 @@ class FunctionTracer:
             register_module_forward_hook(self._after, always_call=True),
         ]
 
+    @guarded
     def enter(self, module: nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> None:
         """A module is called for which no hook runs."""
-        try:
-            if not is_no_step():
-                self._begin(module, args, dict(kwargs))
-        except Exception as error:
-            self._on_fault(error)
+        if not is_no_step():
+            self._begin(module, args, dict(kwargs))
 
     def leave(self, module: nn.Module, output: Any) -> None:
         """That module has returned."""
@@ -199,29 +199,27 @@ class FunctionTracer:
                 del self._missing[name]
                 self._watching.add([found])
 
+    @guarded
     def _after(self, module: nn.Module, _args: Any, output: Any) -> None:
-        try:
-            if is_no_step():
-                return
-            if not any(running.module is module for running in self._stack):
-                return
-            while self._stack:
-                running = self._stack.pop()
-                if running.paused:
-                    self._watching.resume(self._tracer.provenance)
-                if running.module is module:
-                    self._connect(running.hidden, output)
-                    break
-            outside = self._anywhere and self._training.open and not self._stepping
-            if not self._stack and not (outside and getattr(module, "training", False)):
-                self._watching.stop()
-        except Exception as error:
-            self._on_fault(error)
+        if is_no_step():
+            return
+        if not any(running.module is module for running in self._stack):
+            return
+        while self._stack:
+            running = self._stack.pop()
+            if running.paused:
+                self._watching.resume(self._tracer.provenance)
+            if running.module is module:
+                self._connect(running.hidden, output)
+                break
+        outside = self._anywhere and self._training.open and not self._stepping
+        if not self._stack and not (outside and getattr(module, "training", False)):
+            self._watching.stop()
 
     def _connect(self, hidden: list[torch.Tensor], output: Any) -> None:
         """What a function of torch computes inside comes out in what the module returns."""
         if hidden and output is not None and self._tracer.provenance is not None:
-            with torch._C.DisableTorchFunction():
+            with without_functions():
                 self._tracer.provenance.connect(hidden, output, gradient=True)
 
     # -- following calls -----------------------------------------------------------------------

@@ -11,11 +11,10 @@ import threading
 from collections.abc import Callable, Iterable
 from typing import Any, Protocol
 
-import torch
-
 from comgra_decl.hooks import modes
 from comgra_decl.hooks.functions.lookup import Found
 from comgra_decl.hooks.patches import Patch
+from comgra_decl.torch_private import without_functions
 
 
 class Listener(Protocol):
@@ -107,7 +106,7 @@ class Watching:
         token = None
         if not known:
             try:
-                with torch._C.DisableTorchFunction():
+                with without_functions():
                     token = self._listener.begins(name, args, kwargs)
             except Exception as error:
                 self._on_fault(error)
@@ -119,7 +118,7 @@ class Watching:
         finally:
             self._running.remove(name)
         try:
-            with torch._C.DisableTorchFunction():
+            with without_functions():
                 self._listener.ended(token, result)
         except Exception as error:
             self._on_fault(error)

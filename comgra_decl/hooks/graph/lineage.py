@@ -15,7 +15,7 @@ from typing import NamedTuple
 import torch
 from torch.multiprocessing.reductions import StorageWeakRef
 
-_functorch_active: Callable[[], bool] = torch._C._are_functorch_transforms_active
+from comgra_decl.torch_private import transforms_active
 
 
 class Sources(NamedTuple):
@@ -108,7 +108,7 @@ class Lineage:
         """
         if sources.grad and not tensor.requires_grad:
             real = tensor.is_floating_point() or tensor.is_complex()
-            if not real or not (recomputed or _functorch_active()):
+            if not real or not (recomputed or transforms_active()):
                 sources = Sources(sources.all, frozenset())
         self._tensors[id(tensor)] = (weakref.ref(tensor), sources, self._clock)
 

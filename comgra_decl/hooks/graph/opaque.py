@@ -9,17 +9,26 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from threading import get_ident
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, Any
 
 import torch
-import torch._functorch.eager_transforms as _transforms
-import torch._functorch.vmap as _vmap
-from torch.autograd.function import _SingleLevelFunction
 from torch.utils.checkpoint import CheckpointFunction
 
 from comgra_decl.hooks.graph.calls import tensors_of
 from comgra_decl.hooks.graph.lineage import Lineage, Sources, merged
 from comgra_decl.hooks.patches import Patch
+from comgra_decl.torch_private import (
+    BufferDict,
+    ModuleDict,
+    ParameterDict,
+    ScriptFunction,
+    ScriptMethod,
+    SingleLevelFunction,
+    graph_task,
+    of_transforms,
+    of_vmap,
+    without_functions,
+)
 
 if TYPE_CHECKING:
     from comgra_decl.hooks.graph.call_lineage import Follower
@@ -40,19 +49,16 @@ class OpaqueCalls:
         self._thread = 0  # function modes are a matter of one thread, and so are we
         self.inside = 0  # depth of calls whose insides need not be followable
         self._patches = [
-            Patch(_SingleLevelFunction, "apply", self._function),
-            *(
-                Patch(kind, "__call__", self._script)
-                for kind in (torch._C.ScriptFunction, torch._C.ScriptMethod)
-            ),
+            Patch(SingleLevelFunction, "apply", self._function),
+            *(Patch(kind, "__call__", self._script) for kind in (ScriptFunction, ScriptMethod)),
             *(
                 Patch(owner, name, self._alias)
                 for owner, name in (
                     (torch.Tensor, "as_subclass"),
-                    (_vmap, "_add_batch_dim"),
-                    (_vmap, "_remove_batch_dim"),
-                    (_transforms, "_wrap_for_grad"),
-                    (_transforms, "_unwrap_for_grad"),
+                    (of_vmap, "_add_batch_dim"),
+                    (of_vmap, "_remove_batch_dim"),
+                    (of_transforms, "_wrap_for_grad"),
+                    (of_transforms, "_unwrap_for_grad"),
                 )
             ),
         ]
@@ -82,7 +88,7 @@ class OpaqueCalls:
         inputs = None
         try:
             if step is not None and not self._elsewhere():
-                with torch._C.DisableTorchFunction():
+                with without_functions():
                     inputs = step[0].union(tensors_of([*args, *kwargs.values()]))
         except Exception as error:
             self._on_fault(error)
@@ -98,7 +104,7 @@ class OpaqueCalls:
             self.inside -= not again
             follower.recomputed -= again
         try:
-            with torch._C.DisableTorchFunction():
+            with without_functions():
                 _after_function(lineage, inputs, result, again=again)
         except Exception as error:
             self._on_fault(error)
@@ -111,7 +117,7 @@ class OpaqueCalls:
         try:
             step = self._step
             if step is not None and not self._elsewhere():
-                with torch._C.DisableTorchFunction():
+                with without_functions():
                     _after_script(step[0], script, [*args, *kwargs.values()], result)
         except Exception as error:
             self._on_fault(error)
@@ -124,7 +130,7 @@ class OpaqueCalls:
         try:
             step = self._step
             if step is not None and not self._elsewhere():
-                with torch._C.DisableTorchFunction():
+                with without_functions():
                     step[0].set(result, step[0].of(tensor))
         except Exception as error:
             self._on_fault(error)
@@ -132,7 +138,7 @@ class OpaqueCalls:
 
     def _elsewhere(self) -> bool:
         """Whether a call is none of the step's: within backward, or in another thread."""
-        return torch._C._current_graph_task_id() != -1 or get_ident() != self._thread
+        return graph_task() != -1 or get_ident() != self._thread
 
 
 def _after_function(lineage: Lineage, inputs: Sources, result: Any, *, again: bool) -> None:
@@ -151,7 +157,7 @@ def _after_function(lineage: Lineage, inputs: Sources, result: Any, *, again: bo
 
 
 def _after_script(lineage: Lineage, script: Any, arguments: list[Any], result: Any) -> None:
-    held = list(_held(script.owner)) if isinstance(script, torch._C.ScriptMethod) else []
+    held = list(_held(script.owner)) if isinstance(script, ScriptMethod) else []
     sources = merged([lineage.union(tensors_of(arguments)), lineage.union(held)])
     for tensor in tensors_of((result,)):
         lineage.set(tensor, sources)
@@ -159,8 +165,7 @@ def _after_script(lineage: Lineage, script: Any, arguments: list[Any], result: A
 
 def _held(script: Any) -> Iterator[torch.Tensor]:
     """Yields the parameters and buffers of a scripted module and its children."""
-    of = cast("Any", torch._C)  # the views of a scripted module have no stubs
-    for name_and_tensor in (*of.ParameterDict(script).items(), *of.BufferDict(script).items()):
+    for name_and_tensor in (*ParameterDict(script).items(), *BufferDict(script).items()):
         yield name_and_tensor[1]
-    for name_and_child in of.ModuleDict(script).items():
+    for name_and_child in ModuleDict(script).items():
         yield from _held(name_and_child[1])

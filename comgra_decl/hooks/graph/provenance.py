@@ -24,6 +24,7 @@ from comgra_decl.hooks.graph.opaque import OpaqueCalls
 from comgra_decl.hooks.graph.structure_hash import stable_hash
 from comgra_decl.hooks.pytree import tensors_in
 from comgra_decl.records import SlotKey, Structure
+from comgra_decl.torch_private import without_functions
 
 if TYPE_CHECKING:
     from comgra_decl.hooks.tensors.slots import Slot
@@ -78,7 +79,7 @@ class Provenance(modes.OwnMode):
         try:
             name, call = meaning(func)
             if call is not Call.IGNORED and not is_traced():
-                with torch._C.DisableTorchFunction():
+                with without_functions():
                     self._follower.follow(name, call, args, kwargs, result)
         except Exception as error:
             self._on_fault(error)

@@ -19,7 +19,7 @@ import torch
 from comgra_decl.hooks.patches import Patch, run_natively
 from comgra_decl.hooks.pytree import tensors_in
 from comgra_decl.hooks.scalars.numbers import read_number
-from comgra_decl.stats.quiet import function_modes
+from comgra_decl.torch_private import function_modes, graph_task, without_functions
 
 _Scaled = tuple[weakref.ref[torch.Tensor], torch.Tensor]
 
@@ -33,7 +33,6 @@ _PARAMETERS = (
 )
 """Of `torch.autograd.backward` as we know it."""
 
-_graph_task: Callable[[], int] = torch._C._current_graph_task_id
 _is_compiling = torch.compiler.is_dynamo_compiling
 
 
@@ -47,30 +46,25 @@ class LossWatch:
     Args:
         each: given the loss at every `backward`, recorded or not, as `read_number` reads it, or in
             lists if the tensor has dims; None: nobody is. Must not raise.
-        on_loss: told (loss, the tensor `backward` was called on) while a step is recorded.
-        on_done: told when that `backward` has ended, however it did.
-        on_thread: asked, with what `backward` is called on, whether the step of this thread is the
-            one that may be recorded; called, as all the others are, while `together` is held.
+        together: held while anybody is told.
         on_fault: told about an error of our own.
 
     Attributes:
         thread: the one in which `each` can be told without asking; 0: none.
     """
 
+    _on_loss: Callable[[torch.Tensor, torch.Tensor], object]
+    _on_done: Callable[[bool], object]
+    _on_thread: Callable[[Any], bool]
+
     def __init__(
         self,
         each: Callable[[object], None] | None,
         *,
-        on_loss: Callable[[torch.Tensor, torch.Tensor], None],
-        on_done: Callable[[bool], None],
-        on_thread: Callable[[Any], bool],
         together: AbstractContextManager[Any],
         on_fault: Callable[[BaseException], None],
     ) -> None:
         self._each = each
-        self._on_loss = on_loss
-        self._on_done = on_done
-        self._on_thread = on_thread
         self._together = together
         self._on_fault = on_fault
         self._before: Callable[[Any], None] | None = None
@@ -85,6 +79,24 @@ class LossWatch:
         )
         run_natively(self._scale, within=False)
         run_natively(self._expect, self._forget_scaled)
+
+    def connect(
+        self,
+        *,
+        on_loss: Callable[[torch.Tensor, torch.Tensor], object],
+        on_done: Callable[[bool], object],
+        on_thread: Callable[[Any], bool],
+    ) -> None:
+        """Names who is told, before this starts.
+
+        Args:
+            on_loss: given (loss, the tensor `backward` was called on) while a step is recorded.
+            on_done: called when that `backward` has ended, with whether it has computed the
+                gradients of all that it came to.
+            on_thread: asked, with what `backward` is called on, whether the step of this thread is
+                the one that may be recorded.
+        """
+        self._on_loss, self._on_done, self._on_thread = on_loss, on_done, on_thread
 
     def start(self) -> None:
         """Begins to tell of the losses of every step, if anybody wants to know."""
@@ -123,8 +135,9 @@ class LossWatch:
 
     def follow(self, thread: int) -> None:
         """Another thread is the one that calls `backward`; 0: that is not known."""
-        self.thread = thread
-        self._settle()
+        if thread != self.thread:
+            self.thread = thread
+            self._settle()
 
     def _expect(self, scaled: _Scaled) -> None:
         self._scaled[get_ident()] = scaled
@@ -132,6 +145,8 @@ class LossWatch:
 
     def _forget_scaled(self) -> _Scaled | None:
         """Returns what this thread has scaled last, once."""
+        if not self._scaled:
+            return None
         scaled = self._scaled.pop(get_ident(), None)
         self._settle()
         return scaled
@@ -159,7 +174,7 @@ class LossWatch:
 
     def _any_backward(self, original: Callable[..., Any], on: list[bool]) -> Callable[..., Any]:
         def backward(*args: Any, **kwargs: Any) -> Any:
-            if _is_compiling() or not on[0] or _graph_task() != -1 or get_ident() in self._inside:
+            if _is_compiling() or not on[0] or graph_task() != -1 or get_ident() in self._inside:
                 return original(*args, **kwargs)
             return self._backward(original, *args, **kwargs)
 
@@ -195,7 +210,7 @@ class LossWatch:
                 and grad_tensors is None  # so it has one element, or what follows is an error
                 and not function_modes()
                 and tensors.is_cpu
-                and _graph_task() == -1
+                and graph_task() == -1
             ):
                 try:
                     each(tensors.tolist())  # unlike `item`, it asks no dispatcher and frees no lock
@@ -205,7 +220,7 @@ class LossWatch:
                     tensors, grad_tensors, retain_graph, create_graph, grad_variables, inputs
                 )
             given = tensors, grad_tensors, retain_graph, create_graph, grad_variables, inputs
-            if _is_compiling() or not on[0] or _graph_task() != -1 or get_ident() in inside:
+            if _is_compiling() or not on[0] or graph_task() != -1 or get_ident() in inside:
                 return original(*given)
             return self._backward(original, *given)
 
@@ -281,7 +296,7 @@ class LossWatch:
         result = original(scaler, outputs)
         if isinstance(outputs, torch.Tensor) and outputs is not result:
             try:
-                with torch._C.DisableTorchFunction():
+                with without_functions():
                     # Between recorded steps nobody else may keep its graph alive.
                     loss = outputs if self._recording else outputs.detach()
                     self._expect((weakref.ref(result), loss))

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -10,17 +9,15 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from comgra_decl.stats.quiet import (
-    HIDDEN_KEYS,
-    buffer,
+from comgra_decl.stats.quiet import HIDDEN_KEYS, buffer, quiet
+from comgra_decl.torch_private import (
+    dispatch_modes,
     function_modes,
-    quiet,
+    no_own_dispatch,
     without_functions,
     without_keys,
 )
 
-_C: Any = torch._C
-dispatch_modes: Callable[[], int] = _C._len_torch_dispatch_stack
 _ASYNCHRONOUS = ("cuda", "xpu")
 
 Number = float | Tensor
@@ -48,7 +45,7 @@ def _item(tensor: Tensor) -> float | None:
 
 
 def _read_quietly(tensor: Tensor) -> float | Tensor | None:
-    own_dispatch = type(tensor).__torch_dispatch__ is not _C._disabled_torch_dispatch_impl
+    own_dispatch = type(tensor).__torch_dispatch__ is not no_own_dispatch
     if own_dispatch:  # fake tensors, distributed ones: reading could be anything
         return None
     with without_functions(), without_keys(HIDDEN_KEYS):

@@ -55,9 +55,8 @@ class IdleSteps:
         """Counts no further step; from any thread."""
         self._count(0, iter(()))
 
-    @property
     def counted(self) -> int:
-        """Steps counted since it began."""
+        """Returns the steps counted since it began."""
         return self._given - length_hint(self._left)
 
 

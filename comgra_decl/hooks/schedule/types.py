@@ -17,6 +17,7 @@ from torch import nn
 from comgra_decl.hooks.call_context import is_no_step, torch_variable
 from comgra_decl.hooks.recursion import EveryCall
 from comgra_decl.spec.types import ByFunction, ByInput
+from comgra_decl.torch_private import without_functions
 
 if TYPE_CHECKING:
     from comgra_decl.spec.types import TypesSpec
@@ -72,7 +73,7 @@ def _unseen(label: Label) -> Label:
     """Leaves no trace of what `label` computes, neither for autograd nor in our graph."""
 
     def unseen(module: nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
-        with torch.no_grad(), torch._C.DisableTorchFunction():
+        with torch.no_grad(), without_functions():
             return label(module, args, kwargs)
 
     return unseen

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Collection, Container, Hashable
-from contextlib import AbstractContextManager
+from collections import defaultdict
+from collections.abc import Callable, Collection, Container, Hashable, Iterator
+from contextlib import contextmanager
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from comgra_decl.hooks.tensors.categories import categories
 from comgra_decl.hooks.tensors.gradients import Backwards
 from comgra_decl.records import Layout, RawStep, StepInfo
 from comgra_decl.stats import OVERWRITTEN, CannotReduceError, Reducer, ordinary
@@ -21,7 +23,10 @@ if TYPE_CHECKING:
     from comgra_decl.hooks.tensors.categories import Categories
     from comgra_decl.hooks.tensors.opt_in_statistics import Measured
     from comgra_decl.hooks.tensors.slots import Slot, SlotTable
+    from comgra_decl.spec import Spec
     from comgra_decl.stats import Reduced
+
+_EVERY_SAMPLE = 1 << 30
 
 WITHOUT_GRADIENT = "no_grad"
 """The pass of what a step of the training computes under `torch.no_grad()`, model and all."""
@@ -56,10 +61,11 @@ class StepCapture:
         self.batch_size: int | None = None
         self.open = False
         self.epoch = 0  # counts steps, so that a hook of an earlier step knows it is late
-        self.calls: dict[object, int] = {}  # per module plan, in this step
+        self.calls: defaultdict[object, int] = defaultdict(int)  # per module plan, in this step
         self.root_calls = 0
         self.aside = False  # whether no gradient flows through the call in progress
         self.backwards = Backwards()
+        self._together = False
         self.cost = 0.0  # seconds of the training thread that this record has taken until now
         self.once = 0.0  # of the last record: those in which kernels were compiled, not in its cost
         self.kpi_tensors: dict[str, int] = {}
@@ -102,7 +108,7 @@ class StepCapture:
         the one that is trained, whatever was called before.
         """
         key = (what, WITHOUT_GRADIENT) if self.aside else what
-        number = self.calls.get(key, 0)
+        number = self.calls[key]
         self.calls[key] = number + 1
         return number
 
@@ -116,7 +122,9 @@ class StepCapture:
         A loop over thousands of time steps, in each evaluation of an optimizer's closure, would
         else make tens of thousands of series.
         """
-        number = self.count(what)
+        key = (what, WITHOUT_GRADIENT) if self.aside else what
+        number = self.calls[key]  # as `count` does; a call less, for each output of each step
+        self.calls[key] = number + 1
         if self.max_iterations is None or number < self.max_iterations:
             return number
         if number == self.max_iterations:
@@ -142,7 +150,8 @@ class StepCapture:
 
         `batch_dim` is a dimension that the tensor has, as the method of that name says.
         """
-        started = time.perf_counter()
+        alone = not self._together  # else the clock is read once for all of them
+        started = time.perf_counter() if alone else 0.0
         try:
             keep = (values or self._spare_values) and self._small_enough(tensor, batch_dim)
             index = self._reducer.add(tensor, batch_dim=batch_dim, values=keep)
@@ -155,12 +164,21 @@ class StepCapture:
         if self.measured is not None:
             self.measured.add(index, slot, tensor, batch_dim)
         self._entries.append((slot, index))
-        self.cost += time.perf_counter() - started
+        if alone:
+            self.cost += time.perf_counter() - started
         return index
 
-    def together(self) -> AbstractContextManager[None]:
+    @contextmanager
+    def together(self) -> Iterator[None]:
         """Reads what is added within at once, on a GPU in few launches; no program runs in it."""
-        return self._reducer.together()
+        started = time.perf_counter()
+        self._together = True
+        try:
+            with self._reducer.together():
+                yield
+        finally:
+            self._together = False
+            self.cost += time.perf_counter() - started
 
     def _add_written_out(
         self, slot: Slot, tensor: torch.Tensor, dim: int | None, values: bool, why: str
@@ -205,12 +223,12 @@ class StepCapture:
 
     def signature(self) -> int:
         """Hash of the sequence of forward slots: equal for steps that ran the same way."""
-        return hash(tuple(slot.id for slot, _ in self._entries if slot.pass_ == "forward"))
+        return hash(tuple([slot.id for slot, _ in self._entries if slot.pass_ == "forward"]))
 
     def close(self, info: StepInfo, table: SlotTable) -> RawStep:
         """Ends the step: settles new slots, reduces what is left, and hands the record over."""
         started = time.perf_counter()
-        new_slots = table.settle(slot for slot, _ in self._entries)
+        new_slots = table.settle([slot for slot, _ in self._entries if slot.id < 0])
         reduced = self._reducer.finish()
         if reduced.lost:
             self._leave_out(reduced.lost)
@@ -276,6 +294,33 @@ class StepCapture:
             return {}
         chosen = [(s.id, i) for s, i in self._entries if i in kept and (s in self._spare) == spare]
         return {slot: kept[index] for slot, index in chosen}
+
+
+def new_capture(spec: Spec, *, training: bool, warn: Callable[[str], None]) -> StepCapture:
+    """Returns the record that steps of the training, or evaluations, are captured in.
+
+    Args:
+        spec: what of a tensor is kept.
+        training: whether it is for steps of the training.
+        warn: told once why a sample has no category.
+    """
+    histogram = None if spec.histogram is None else spec.histogram.elements
+    # values of all samples are kept until it is known which ones are chosen
+    samples = spec.samples.count if spec.samples.by is None else _EVERY_SAMPLE
+    capture = StepCapture(
+        Reducer(histogram_elements=histogram, sample_count=samples),
+        max_value_elements=spec.values.max_elements,
+        sample_count=spec.samples.count,
+        followed=training,
+        spare_values=training and spec.keep is not None and spec.keep.values,
+    )
+    if spec.opt_in:
+        from comgra_decl.hooks.tensors.opt_in_statistics import Measured
+
+        refuse = capture.refused.setdefault
+        capture.measured = Measured(spec.opt_in, refuse=refuse, complete=training)
+    capture.categories = categories(spec.samples, warn=warn, training=training)
+    return capture
 
 
 def _forward(slot: Slot, taken: Container[Slot]) -> Slot:

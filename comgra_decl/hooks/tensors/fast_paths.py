@@ -14,6 +14,7 @@ from torch import nn
 
 from comgra_decl.hooks import modes
 from comgra_decl.hooks.pytree import tensors_in
+from comgra_decl.torch_private import without_functions
 
 if TYPE_CHECKING:
     from comgra_decl.hooks.graph.provenance import Provenance
@@ -56,5 +57,5 @@ class NativeCalls:
         given, self._module, self._given = self._given, None, ()
         modes.insert_at_bottom(graph)
         if output is not None:
-            with torch._C.DisableTorchFunction():
+            with without_functions():
                 graph.connect([given, list(module.parameters())], output)

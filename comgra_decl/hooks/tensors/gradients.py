@@ -98,6 +98,10 @@ def gradient_slot(capture: StepCapture, slot: Slot) -> Slot:
 
 def unused(capture: StepCapture, slot: Slot, pass_: str) -> Slot:
     """Returns `slot` in `pass_`, numbered if that pass has a record in this step already."""
+    calls = capture.calls
+    if not capture.aside and not calls[slot, pass_]:  # nearly always, for each gradient of a step
+        calls[slot, pass_] = 1
+        return slot.passes.get(pass_) or slot.in_pass(pass_)
     number, name = 1, pass_
     while capture.count((slot, name)):
         number += 1

@@ -25,6 +25,10 @@ _MOST_FRAMES = 64
 _HANDLERS = frozenset({"__torch_function__", "__torch_dispatch__"})
 """What a call goes through under a mode, or for a class of tensors, between its line and torch."""
 
+_MOST_FILES = 1000
+_foreign: set[str] = set()
+"""Files that are none of the program's, as far as they were met."""
+
 Place = tuple[CodeType, int]
 """A function and the instruction that it is at."""
 
@@ -39,10 +43,14 @@ def calling_places() -> tuple[Place, ...]:
     for _ in range(_MOST_FRAMES):
         if frame is None:
             break
-        if frame.f_code.co_name in _HANDLERS:
+        code = frame.f_code
+        if code.co_name in _HANDLERS:
             places.clear()  # what it has called is no line of the program either
-        elif not frame.f_code.co_filename.startswith((_OURS, _TORCH)):
-            places.append((frame.f_code, frame.f_lasti))
+        elif code.co_filename not in _foreign:
+            if not code.co_filename.startswith((_OURS, _TORCH)):
+                places.append((code, frame.f_lasti))
+            elif len(_foreign) < _MOST_FILES:
+                _foreign.add(code.co_filename)  # files of ours and of torch, asked about for ever
         frame = frame.f_back
     return tuple(places)
 

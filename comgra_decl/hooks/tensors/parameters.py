@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Collection, Iterable
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
@@ -10,8 +10,10 @@ import torch
 from torch import nn
 from torch.utils.hooks import unserializable_hook
 
+from comgra_decl.hooks.guarded import guarded
 from comgra_decl.hooks.hand_updates import Written, is_there
 from comgra_decl.hooks.tensors.gradients import unused
+from comgra_decl.torch_private import without_functions
 
 if TYPE_CHECKING:
     from torch.utils.hooks import RemovableHandle
@@ -33,13 +35,13 @@ class Parameters:
     holds and that have moved since the last record.
 
     Args:
-        on_fault: called with an exception of our own in backward; the program never sees it.
-
-    Attributes:
         held: returns the ids of the parameters that optimizers hold.
+        on_fault: called with an exception of our own in backward; the program never sees it.
     """
 
-    def __init__(self, *, on_fault: Callable[[BaseException], None]) -> None:
+    def __init__(
+        self, *, held: Callable[[], Collection[int]], on_fault: Callable[[BaseException], None]
+    ) -> None:
         self._on_fault = on_fault
         self._plans: dict[int, TensorPlan] = {}  # by the id of the parameter or buffer
         self._used: dict[TensorPlan, None] = {}  # of the models called in this step
@@ -55,10 +57,11 @@ class Parameters:
         self._left: dict[TensorPlan, tuple[torch.Tensor, int, torch.Tensor]] = {}
         self._shares: dict[TensorPlan, dict[str, torch.Tensor]] = {}
         self._read_gradients = False  # whether those of the step that is running have been
+        self._is_clean = True  # whether nothing is held of any step
         self._read_of: set[TensorPlan] = set()  # whose gradients were, in this step
         # as the forward pass found them: the gradient and its version
         self._found: dict[TensorPlan, tuple[torch.Tensor | None, int]] = {}
-        self.held: Callable[[], set[int]] = set
+        self._held = held
 
     # -- who is who ----------------------------------------------------------------------------
 
@@ -85,9 +88,13 @@ class Parameters:
 
     def read(self, plan: TopPlan, capture: StepCapture) -> None:
         """Reads what the coming forward pass will use."""
+        self._is_clean = False
         for tensor_plan in (*plan.parameters, *plan.buffers):
             tensor = tensor_plan.tensor
-            if tensor is None or isinstance(tensor, _UNINITIALIZED):
+            if tensor is None:
+                continue
+            # asked of the type first: `isinstance` of a parameter goes through a metaclass
+            if type(tensor) is not nn.Parameter and isinstance(tensor, _UNINITIALIZED):
                 continue
             self._plans[id(tensor)] = tensor_plan
             self._used[tensor_plan] = None
@@ -138,7 +145,7 @@ class Parameters:
         if gradient is None:  # compiled code has none for a parameter that takes no part
             return
         try:
-            with torch._C.DisableTorchFunction(), torch.no_grad():
+            with without_functions(), torch.no_grad():
                 shares = self._shares.setdefault(plan, {})
                 known = shares.get(pass_)
                 new = gradient.detach()
@@ -146,22 +153,20 @@ class Parameters:
         except Exception as error:
             self._on_fault(error)
 
+    @guarded
     def _on_accumulated(
         self, capture: StepCapture, epoch: int, plan: TensorPlan, parameter: torch.Tensor
     ) -> None:
         if capture.epoch != epoch or not capture.open or parameter.grad is None:
             return
-        try:
-            with torch._C.DisableTorchFunction(), torch.no_grad():
-                self._raw[plan] = parameter.grad.detach().clone()
-        except Exception as error:
-            self._on_fault(error)
+        with without_functions(), torch.no_grad():
+            self._raw[plan] = parameter.grad.detach().clone()
 
     # -- an update by hand ---------------------------------------------------------------------
 
     def keep_gradients(self) -> None:
         """Keeps the gradients that `backward` has left, which the program may use and clear."""
-        with torch._C.DisableTorchFunction(), torch.no_grad():
+        with without_functions(), torch.no_grad():
             for plan in self._used:
                 parameter = plan.tensor
                 if plan.capture.parameter_grad and parameter is not None:
@@ -196,6 +201,7 @@ class Parameters:
         Some write to gradients as they step. Those that a closure is about to compute, or that the
         optimizer itself is about to unscale, are read afterwards.
         """
+        self._is_clean = False
         self._take_back()
         self._optimizer = optimizer
         self._stepping = self._stepped_by(optimizer)
@@ -210,8 +216,14 @@ class Parameters:
         self, optimizer: torch.optim.Optimizer
     ) -> list[tuple[TensorPlan, torch.Tensor]]:
         plans = self._plans
-        found = ((plans.get(id(parameter)), parameter) for parameter in _parameters(optimizer))
-        return [(plan, p) for plan, p in found if plan is not None and plan.tensor is p]
+        stepped: list[tuple[TensorPlan, torch.Tensor]] = []
+        for group in optimizer.param_groups:  # no generators: this is done in each recorded step
+            parameter: torch.Tensor
+            for parameter in group["params"]:
+                plan = plans.get(id(parameter))
+                if plan is not None and plan.tensor is parameter:
+                    stepped.append((plan, parameter))
+        return stepped
 
     def _read_gradient(
         self, plan: TensorPlan, parameter: torch.Tensor, capture: StepCapture
@@ -286,7 +298,10 @@ class Parameters:
     # -- the step ends -------------------------------------------------------------------------
 
     def finish(self, capture: StepCapture) -> None:
-        """Reads what no optimizer asked for: gradients left over, and the shares of backwards."""
+        """Reads what no optimizer asked for: gradients left over, and the shares of backwards.
+
+        What is held of the step goes with `release`.
+        """
         for plan in list(self._raw):
             self._write_raw(plan, capture)
         fresh = self._fresh()
@@ -296,7 +311,6 @@ class Parameters:
             for pass_, gradient in shares.items() if len(shares) > 1 else ():
                 slot = unused(capture, plan.slot, capture.backwards.share(pass_))
                 capture.add(slot, gradient, batch_dim=None, values=plan.capture.values)
-        self.release()
 
     def _fresh(self) -> list[TensorPlan]:
         """Returns the parameters whose gradients the step in progress has made, or changed."""
@@ -316,7 +330,7 @@ class Parameters:
     def _read_beside(self, fresh: list[TensorPlan], capture: StepCapture) -> None:
         """Reads the gradients of what the program updates itself, beside its optimizers."""
         others = [plan for plan in fresh if plan not in self._read_of]
-        held = self.held() if others else set()
+        held = self._held() if others else ()
         for plan in others:
             parameter = plan.tensor
             if parameter is None or id(parameter) in held:
@@ -328,6 +342,9 @@ class Parameters:
 
     def begin(self) -> None:
         """A step begins: forgets the gradients of one that was dropped."""
+        if self._is_clean:  # as a rule: the step before has ended
+            return
+        self._is_clean = True
         for handle in self._handles:
             handle.remove()
         for held in (self._handles, self._watched, self._raw, self._left, self._shares, self._lent):
@@ -341,7 +358,3 @@ class Parameters:
         self.begin()
         self._before.clear()
         self._optimizer, self._stepping = None, []
-
-
-def _parameters(optimizer: torch.optim.Optimizer) -> Iterator[torch.Tensor]:
-    return (parameter for group in optimizer.param_groups for parameter in group["params"])

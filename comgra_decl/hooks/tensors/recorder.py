@@ -9,9 +9,10 @@ from typing import TYPE_CHECKING, NamedTuple
 import torch
 from torch.utils.hooks import unserializable_hook
 
-from comgra_decl.hooks.tensors.gradients import gradient_slot
+from comgra_decl.hooks.guarded import guarded
+from comgra_decl.hooks.tensors.gradients import WITHOUT_BACKWARD, gradient_slot, unused
 from comgra_decl.hooks.tensors.splitting import Part, take_apart
-from comgra_decl.stats.quiet import is_functorch_wrapped
+from comgra_decl.torch_private import is_functorch_wrapped
 
 if TYPE_CHECKING:
     from torch.utils.hooks import RemovableHandle
@@ -74,7 +75,9 @@ class TensorRecorder:
         Torch function modes must be off. `graph` is told of the tensor; `inputs` are what it was
         computed from, where nobody saw how.
         """
-        slot = capture.in_pass(slot_of(role))
+        slot = slot_of(role)
+        if capture.aside:
+            slot = capture.in_pass(slot)
         dim = capture.batch_dim(tensor, how.batch_dim, slot)
         if wanted.tensor:
             if capture.add(slot, tensor, batch_dim=dim, values=how.values) is None:
@@ -84,7 +87,11 @@ class TensorRecorder:
         if graph is not None:
             graph.trace(slot, tensor, inputs)
         if wanted.gradient and self._awaits(tensor):
-            self.watch(slot, tensor, capture, batch_dim=dim, values=how.values)
+            # what `watch` does, with a call less for each output
+            self.hook(
+                tensor,
+                partial(self._on_gradient, capture, capture.epoch, slot, how.values, dim),
+            )
         if how.split is not None:
             self.read_parts(
                 tensor, role, slot_of, capture=capture, how=how, wanted=wanted, batch_dim=dim
@@ -179,11 +186,12 @@ class TensorRecorder:
         if gradient is None or capture.epoch != epoch or not capture.open:
             return  # autograd hands over None where a function has no gradient for this result
         try:
-            pass_ = gradient_slot(capture, slot)
+            pass_ = unused(capture, slot, capture.backwards.current or WITHOUT_BACKWARD)
             capture.add(pass_, gradient, batch_dim=batch_dim, values=values)
         except Exception as error:
             self._on_fault(error)
 
+    @guarded
     def _on_split_gradient(
         self,
         capture: StepCapture,
@@ -195,11 +203,8 @@ class TensorRecorder:
     ) -> None:
         if gradient is None or capture.epoch != epoch or not capture.open:
             return  # autograd hands over None where a function has no gradient for this result
-        try:
-            assert how.split is not None
-            parts = take_apart(gradient, how.split, batch_dim=batch_dim)
-            for slot, part in zip(slots, parts, strict=True):
-                pass_ = gradient_slot(capture, slot)
-                capture.add(pass_, part.tensor, batch_dim=part.batch_dim, values=how.values)
-        except Exception as error:
-            self._on_fault(error)
+        assert how.split is not None
+        parts = take_apart(gradient, how.split, batch_dim=batch_dim)
+        for slot, part in zip(slots, parts, strict=True):
+            pass_ = gradient_slot(capture, slot)
+            capture.add(pass_, part.tensor, batch_dim=part.batch_dim, values=how.values)

@@ -21,6 +21,7 @@ from torch.utils.checkpoint import CheckpointFunction
 from comgra_decl.hooks.call_context import torch_variable
 from comgra_decl.hooks.pytree import tensors_in
 from comgra_decl.hooks.tensors.recorder import TensorRecorder, Wanted
+from comgra_decl.torch_private import without_functions
 
 if TYPE_CHECKING:
     from comgra_decl.hooks.plans import ModulePlan
@@ -73,7 +74,7 @@ class Recomputed:
             found = [(path, t) for path, t in tensors_in(output) if t.requires_grad]
             iteration = self._repeated(plan) if found else None
             if iteration is not None:
-                with torch._C.DisableTorchFunction():
+                with without_functions():
                     self._read(found, plan, iteration, capture)
         except Exception as error:
             self._on_fault(error)

@@ -24,9 +24,9 @@ def piece_of(tensor: torch.Tensor) -> Piece | None:
         return None
     if any(placement.is_partial() for placement in placements):
         return None
-    from torch.distributed.tensor._utils import compute_local_shape_and_global_offset
+    from comgra_decl.torch_private import place_of_shard
 
-    found: Any = compute_local_shape_and_global_offset(
+    found: Any = place_of_shard(
         tensor.shape,
         tensor.device_mesh,  # type: ignore[attr-defined]
         placements,

@@ -123,7 +123,7 @@ class SlotTable:
         self._next = len(self._keys)
 
     def settle(self, slots: Iterable[Slot]) -> list[SlotInfo]:
-        """Gives ids to the slots that have none yet and returns their table lines."""
+        """Gives ids to slots that have none yet and returns the lines of the table that are new."""
         settled = [self._settle(slot) for slot in slots if slot.id < 0]
         return [info for info in settled if info is not None]
 

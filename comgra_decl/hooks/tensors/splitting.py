@@ -6,6 +6,8 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import torch
 
+from comgra_decl.torch_private import without_functions
+
 if TYPE_CHECKING:
     from comgra_decl.spec.functions import SplitSpec
 
@@ -40,7 +42,7 @@ def take_apart(tensor: torch.Tensor, split: SplitSpec, *, batch_dim: int | None)
         raise ValueError(f"that makes {count} parts; at most {MOST_PARTS}, see `groups`")
     if split.groups is not None and size % count:
         raise ValueError(f"{size} elements do not make {count} equal groups")
-    with torch._C.DisableTorchFunction():
+    with without_functions():
         views = _views(tensor.detach(), dim, count=count, grouped=split.groups is not None)
     batch = _batch_of_part(tensor, dim, batch_dim, grouped=split.groups is not None)
     return [Part(f"{split.name} {i}", view, batch) for i, view in enumerate(views)]

@@ -15,6 +15,7 @@ from comgra_decl.hooks import modes
 from comgra_decl.hooks.call_context import is_no_step
 from comgra_decl.hooks.pytree import gradient_function, tensors_in
 from comgra_decl.hooks.tensors.slots import Slot
+from comgra_decl.torch_private import without_functions
 
 if TYPE_CHECKING:
     from comgra_decl.hooks.graph.provenance import Provenance
@@ -129,7 +130,7 @@ class Targets(modes.OwnMode):
             return result
         try:
             if self._capture.open and self.thread == get_ident() and not is_no_step():
-                with torch._C.DisableTorchFunction():
+                with without_functions():
                     for tensor in self.met(func, args, kwargs, result):
                         self._take(self._capture, tensor)
         except Exception as error:

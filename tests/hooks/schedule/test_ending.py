@@ -94,7 +94,7 @@ def test_adversaries_one_after_another_are_one_step_per_pair(
     spec: dict[str, Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     # calls are not watched where compiled code would find the hook; another test may have compiled
-    monkeypatch.setattr("comgra_decl.hooks.manager.anything_compiled", lambda: False)
+    monkeypatch.setattr("comgra_decl.hooks.steps.anything_compiled", lambda: False)
     pairs = []
     for _ in range(2):
         models: list[nn.Module] = [nn.Linear(3, 1), nn.Sequential(nn.Linear(3, 3))]
@@ -169,7 +169,7 @@ def test_each_round_of_adversaries_is_one_step(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     """Where nothing is recorded yet the first counts as two, and that is said."""
-    monkeypatch.setattr("comgra_decl.hooks.manager.anything_compiled", lambda: False)
+    monkeypatch.setattr("comgra_decl.hooks.steps.anything_compiled", lambda: False)
     models = [nn.Linear(3, 1), nn.Sequential(nn.Linear(3, 3), nn.BatchNorm1d(3))]
     updates = [torch.optim.Adam(model.parameters()) for model in models]
     with caplog.at_level(logging.WARNING), recording(spec) as run:

@@ -1,0 +1,167 @@
+"""What follows from the spec in effect; made again when the spec changes while the program runs."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection
+from contextlib import AbstractContextManager
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from comgra_decl.hooks.compiled.steps import CompiledSteps
+from comgra_decl.hooks.functions.beside import Beside
+from comgra_decl.hooks.graph.structures import Structures
+from comgra_decl.hooks.schedule.agenda import Agenda
+from comgra_decl.hooks.schedule.budget import Budget
+from comgra_decl.hooks.schedule.types import Labeller
+from comgra_decl.hooks.tracer import ModuleTracer
+
+if TYPE_CHECKING:
+    from comgra_decl.hooks.direct_calls import DirectCalls
+    from comgra_decl.hooks.module_tree import Owners
+    from comgra_decl.hooks.report import Reporter
+    from comgra_decl.hooks.root_calls import RootCalls
+    from comgra_decl.hooks.schedule.budget import Meter
+    from comgra_decl.hooks.schedule.evaluation import EvaluationPhases
+    from comgra_decl.hooks.tensors.capture import StepCapture
+    from comgra_decl.hooks.tracer import Calls
+    from comgra_decl.spec import Spec
+
+
+@dataclass(frozen=True)
+class Followed:
+    """What is known of the program, whatever the spec asks for.
+
+    Attributes:
+        calls: decides which record the call of a model belongs to.
+        owners: who owns which module.
+        roots: tells training from evaluation.
+        direct: sees calls of `forward` alone.
+        held: returns the ids of the parameters that optimizers hold.
+        together: held while it is decided which thread's calls are followed.
+        on_fault: told about an error of our own.
+    """
+
+    calls: Calls
+    owners: Owners
+    roots: RootCalls
+    direct: DirectCalls
+    held: Callable[[], Collection[int]]
+    together: AbstractContextManager[Any]
+    on_fault: Callable[[BaseException], None]
+
+
+class Declared:
+    """Holds what depends on the spec: what to look at, how, and when.
+
+    Args:
+        spec: the declaration.
+        meter: what recording costs outside the training thread.
+        reporter: is told what was chosen, and what is odd.
+        remark: takes a note about the step in progress.
+
+    Attributes:
+        spec: the declaration in effect.
+        keeps: whether steps that the schedule does not record are captured, too, to be decided
+            about later.
+        budget: what recording may cost.
+        agenda: which steps are recorded.
+        labeller: gives types to steps, where the spec does.
+        tracer: follows the calls of modules.
+        beside: records what is no module's.
+        compiled: decides how compiled code runs in a recorded step.
+        structures: follows the dependency graph.
+    """
+
+    tracer: ModuleTracer
+    beside: Beside
+    compiled: CompiledSteps
+    structures: Structures
+
+    def __init__(
+        self, spec: Spec, *, meter: Meter, reporter: Reporter, remark: Callable[[str], None]
+    ) -> None:
+        self.spec = spec
+        self._meter = meter
+        self._reporter = reporter
+        self._remark = remark
+        self.budget = self._new_budget(spec, before=None)
+        self._schedule(spec, before=None)
+
+    def _schedule(self, spec: Spec, *, before: Agenda | None) -> None:
+        self.keeps = spec.keep is not None
+        self.agenda = Agenda(spec, self.budget, before=before)
+        warn = self._reporter.warn
+        self.labeller = None if spec.types.by is None else Labeller(spec.types, warn=warn)
+
+    def _new_budget(self, spec: Spec, *, before: Budget | None) -> Budget:
+        schedule = spec.schedule
+        return Budget(
+            schedule.budget,
+            meter=self._meter,
+            say=self._say,
+            types=schedule.type_budgets,
+            before=before,
+        )
+
+    def _say(self, key: str, what: str, sentence: str) -> None:
+        """A choice was made that the person behind the program should know of."""
+        self._reporter.say(what if key == "budget" else f"{key}.{what}", sentence)
+        self._remark(f"schedule.{key}: {sentence}")
+
+    def follow(
+        self, followed: Followed, *, training: StepCapture, evaluation: EvaluationPhases
+    ) -> None:
+        """Makes what looks at the program."""
+        spec, on_fault = self.spec, followed.on_fault
+        self.tracer = ModuleTracer(
+            spec,
+            followed.owners,
+            calls=followed.calls,
+            direct=followed.direct,
+            held=followed.held,
+            together=followed.together,
+            on_fault=on_fault,
+        )
+        self.beside = Beside(
+            spec,
+            self.tracer,
+            roots=followed.roots,
+            training=training,
+            evaluation=evaluation,
+            on_fault=on_fault,
+        )
+        self._reporter.beside = self.beside
+        self.compiled = CompiledSteps(
+            spec,
+            self.tracer,
+            named=lambda: self.beside.names,
+            warn=self._reporter.warn,
+            on_fault=on_fault,
+        )
+        for capture in (training, evaluation.capture):
+            capture.max_iterations = spec.schedule.max_iterations
+        self.structures = Structures(
+            self.tracer.parameter_slot,
+            enabled=spec.graph,
+            on_fault=on_fault,
+            warn=self._reporter.warn,
+        )
+
+    def change(
+        self,
+        spec: Spec,
+        followed: Followed,
+        *,
+        training: StepCapture,
+        evaluation: EvaluationPhases,
+    ) -> None:
+        """Goes by another spec from the step on that is about to begin."""
+        tracer, structures = self.tracer, self.structures
+        self.spec = spec
+        self.budget = self._new_budget(spec, before=self.budget)
+        self._schedule(spec, before=self.agenda)
+        evaluation.follow(spec.schedule.eval, factor=self.budget.factor)
+        self._reporter.follow(spec)
+        self.follow(followed, training=training, evaluation=evaluation)
+        self.structures.go_on_from(structures)
+        self.tracer.go_on_from(tracer)

@@ -1,0 +1,330 @@
+"""The records of steps and of evaluations: how they are closed, and what is handed on."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from typing import TYPE_CHECKING
+
+from comgra_decl.hooks.limits import COMPILED_GRAPH, compiles_to_cuda_graphs
+from comgra_decl.hooks.schedule.agenda import TRAIN
+from comgra_decl.hooks.step_state import Outcome
+from comgra_decl.records import SKIPPED_STEP, RawStep, StepInfo
+from comgra_decl.torch_private import without_functions
+
+if TYPE_CHECKING:
+    from torch import nn
+
+    from comgra_decl.hooks.declared import Declared
+    from comgra_decl.hooks.optimizers import CalledModels
+    from comgra_decl.hooks.record_hooks import RecordHooks
+    from comgra_decl.hooks.report import Reporter
+    from comgra_decl.hooks.root_calls import RootCalls
+    from comgra_decl.hooks.scalars.scalars import Scalars
+    from comgra_decl.hooks.schedule.evaluation import EvaluationPhases
+    from comgra_decl.hooks.schedule.unended import UnendedSteps
+    from comgra_decl.hooks.step_state import StepState
+    from comgra_decl.hooks.tensors.capture import StepCapture
+    from comgra_decl.hooks.tensors.slots import SlotTable
+
+_EVAL = "eval"
+
+_CUT = (
+    "of each recorded step only the first {} iterations of a node are recorded; there were more, "
+    "of {} for example. To record more of them: schedule.max_iterations (null: all)"
+)
+
+_UNEVEN = (
+    "the first dimension has the size of the batch in some records and another one in others: of "
+    "{} for example. Its series go on as their first record has them: per row of that dimension, "
+    "or over the whole tensor. To say which: batch_dim: 0, or batch_dim: null"
+)
+
+_UNENDED_STEP = (
+    "step {} has begun and not ended: backward() was called after the last step of an optimizer, "
+    "or the last comgra.step(). Its losses are kept; there is no record of it"
+)
+
+_SURPLUS = (
+    ". It has {} more than any step before: if the program has written its parameters itself since "
+    "then, call comgra.step() where a step ends"
+)
+
+_SECOND_PHASE = (
+    "the evaluation after the last step has a record (step {}); what was called with gradients "
+    "after that is not in it, only its losses are kept"
+)
+
+_NEVER_STEPPED = (
+    "backward() ran but no optimizer step was seen, so steps could not be told apart; everything "
+    "up to here is one record. Call comgra.step() where a step ends (an update written by hand, or "
+    "an optimizer's step that is itself compiled, ends none)"
+)
+
+_EMPTY = "in some recorded steps no module was called, so there is no record"
+
+
+class StepRecords:
+    """Closes the record of the step in progress, or that of an evaluation, and hands it on.
+
+    Args:
+        sink: receives each closed record.
+        declared: what depends on the spec.
+        state: the step in progress.
+        training: the record of a step.
+        evaluation: the phases of evaluation and their record.
+        hooks: what sits on the program meanwhile.
+        roots: tells training from evaluation.
+        called: which models the step in progress has called.
+        table: hands out the numbers of series.
+        scalars: the numbers of all steps.
+        unended: knows of steps whose end cannot be seen.
+        reporter: is told what is odd.
+    """
+
+    def __init__(
+        self,
+        sink: Callable[[RawStep], None],
+        *,
+        declared: Declared,
+        state: StepState,
+        training: StepCapture,
+        evaluation: EvaluationPhases,
+        hooks: RecordHooks,
+        roots: RootCalls,
+        called: CalledModels,
+        table: SlotTable,
+        scalars: Scalars,
+        unended: UnendedSteps,
+        reporter: Reporter,
+    ) -> None:
+        self._sink = sink
+        self._declared = declared
+        self._state = state
+        self._train = training
+        self._evaluation = evaluation
+        self._hooks = hooks
+        self._roots = roots
+        self._called = called
+        self._table = table
+        self._scalars = scalars
+        self._unended = unended
+        self._reporter = reporter
+
+    @property
+    def begun(self) -> bool:
+        """Whether the record of a step or of an evaluation is in progress."""
+        captured = self._train.open and len(self._train) > 0
+        return captured or self._state.begun or self._evaluation.capture.open
+
+    def drop(self) -> None:
+        """Gives up the record of the step in progress."""
+        self._state.close()
+        self._train.drop()
+
+    # -- the end of a step ---------------------------------------------------------------------
+
+    def close_step(self) -> float | None:
+        """Closes the record of the step that has ended; returns what it cost the schedule's budget.
+
+        In seconds; None for a step that is captured whatever the schedule says.
+        """
+        state, train, agenda = self._state, self._train, self._declared.agenda
+        keeps = self._declared.keeps
+        state.usual = state.trained
+        labels = [*agenda.labels]
+        due = agenda.due if state.deferred else True
+        cost = train.cost
+        outcome = state.outcome(due=due, kept=keeps, tensors=len(train))
+        if outcome is Outcome.EVALUATION:
+            self.emit_undecided()
+        elif outcome is Outcome.EMPTY:
+            self._reporter.warn(_EMPTY)
+            self._declared.tracer.recover()
+        elif outcome is Outcome.RECORD:
+            info = StepInfo(state.number, time.time(), labels[0] if labels else TRAIN, "train")
+            if labels[1:]:
+                info.extra["tags"] = labels[1:]
+            if train.skipped:
+                info.extra[SKIPPED_STEP] = True
+            self._emit(train, info, scheduled=due)
+            cost = info.cost
+        else:
+            self.drop()
+            self._hooks.stop_graph()
+        agenda.end(recorded=due)
+        return None if keeps and not due else cost
+
+    def cut(self) -> None:
+        """Closes the record of a step that nobody ends, and waits for the next one.
+
+        It would else grow for ever, and compiled code would run eagerly as long.
+        """
+        self._finish_unstepped()
+        self._declared.agenda.end(recorded=True)
+        self._hooks.disarm()
+
+    def finish_last(self, *, stepped: bool) -> None:
+        """Closes what came after the last step; all there is, if no step was seen to end.
+
+        Args:
+            stepped: whether any optimizer was seen to step.
+        """
+        state, train = self._state, self._train
+        if train.open and not (state.any_ended or stepped) and len(train):
+            self._finish_unstepped()
+        elif self._scalars.losses or (train.open and "loss" in train.calls):
+            self._finish_unended()
+        elif train.open and state.aside and not state.trained:
+            self.emit_undecided()  # a test without gradients
+
+    def _finish_unended(self) -> None:
+        """The program is over, and `backward` was called after the last step had ended.
+
+        A model that is trained in training mode, and is called in the other one now, is evaluated
+        with gradients: a saliency map, an adversarial example, an image made to please it.
+        """
+        state = self._state
+        tuned = self._train.open and state.trained > 0 and not state.in_training_mode
+        if self._roots.evaluating or (tuned and not state.tuned_before):
+            self._scalars.unended = _EVAL
+            if tuned and self._evaluation.recorded == state.number:
+                self._reporter.warn(_SECOND_PHASE.format(state.number))
+            elif tuned:
+                self._evaluation.forget()
+                self.emit_undecided()
+        else:
+            surplus = self._scalars.surplus
+            more = _SURPLUS.format(surplus) if surplus > 0 else ""
+            self._reporter.warn(_UNENDED_STEP.format(state.number) + more)
+
+    def _finish_unstepped(self) -> None:
+        if self._state.is_only_undecided:
+            self.emit_undecided()
+            return
+        backward = self._train.calls.get("loss", 0) > 0
+        if backward and self._unended.found is None:
+            self._reporter.warn(_NEVER_STEPPED)
+        mode = "train" if backward else _EVAL
+        self._emit(self._train, StepInfo(self._state.number, time.time(), mode, mode))
+
+    # -- evaluations ---------------------------------------------------------------------------
+
+    def begin_evaluation(self) -> None:
+        """A model was switched to evaluation: a phase begins, which is recorded if it is due."""
+        self._declared.structures.pause()
+        self._declared.tracer.rest()
+        due = self._evaluation.begin(self._state.number, self._state.trained)
+        if due and not self._state.armed:
+            self._hooks.install()
+
+    def finish_evaluation(self) -> None:
+        """Closes the record of the evaluation in progress, if there is one."""
+        evaluation, capture = self._evaluation, self._evaluation.capture
+        phase = evaluation.open
+        if capture.open and len(capture):
+            info = StepInfo(evaluation.step, time.time(), _EVAL, _EVAL)
+            if evaluation.tags:
+                info.extra["tags"] = [*evaluation.tags]
+            self._emit(capture, info)
+        evaluation.close()
+        if phase:
+            self._declared.budget.restart()
+
+    def settle_evaluation(self, root: nn.Module) -> None:
+        """A training goes on, or begins: an evaluation has ended, if it was one.
+
+        What was called before anything was trained, and has nothing to do with what is trained
+        now, was a teacher or the like, and no phase of evaluation.
+        """
+        evaluated = [module for ref in self._state.evaluated if (module := ref()) is not None]
+        if self._roots.training or self._roots.related(root, evaluated):
+            self.finish_evaluation()
+        else:
+            self._evaluation.forget()
+        self._state.evaluated.clear()
+        if not self._state.armed:
+            self._hooks.disarm()
+
+    # -- what was called before anything was trained -------------------------------------------
+
+    def settle_undecided(self, root: nn.Module) -> None:
+        """It turns out what was called before anything was trained.
+
+        If it is what is trained now, and was in evaluation mode, it was an evaluation; otherwise it
+        belongs to the step, as such calls do in all later steps.
+        """
+        evaluated = [
+            module
+            for ref, in_training_mode in self._state.undecided
+            if not in_training_mode and (module := ref()) is not None
+        ]
+        self._state.undecided.clear()
+        if not self._roots.related(root, evaluated):
+            return
+        self._called.clear()
+        self.emit_undecided()
+        self._train.begin()
+        self._state.reopen()
+        self._hooks.follow_graph()
+
+    def settle_tuning(self) -> None:
+        """`backward` is called: what was called in evaluation mode may be what is trained."""
+        if self._state.is_only_undecided:
+            for reference, _ in self._state.undecided:
+                root = reference()
+                if root is not None:
+                    self._roots.tunes(root)
+            self._state.tunes()
+            self._evaluation.forget()
+
+    def emit_undecided(self) -> None:
+        """Records as an evaluation what was computed in the step in progress."""
+        self._state.evaluates()
+        number, tags = self._state.number, [*self._evaluation.tags]
+        if not self._evaluation.begin(number, 1):
+            self.drop()
+            self._hooks.stop_graph()
+            return
+        self._evaluation.taken()
+        info = StepInfo(number, time.time(), _EVAL, _EVAL)
+        if tags:
+            info.extra["tags"] = tags
+        self._train.as_evaluation()
+        self._declared.structures.as_evaluation()
+        self._emit(self._train, info)
+
+    # -- handing on ----------------------------------------------------------------------------
+
+    def _emit(self, capture: StepCapture, info: StepInfo, *, scheduled: bool = True) -> None:
+        declared, training = self._declared, capture is self._train
+        tracer = declared.tracer
+        if training:
+            self._state.close()
+            tracer.finish(capture)
+        tracer.settle_names()
+        raw = capture.close(info, self._table)
+        if training and info.mode == "train":
+            declared.compiled.recorded(capture.slots, info.step)
+        with without_functions():
+            raw.structure = declared.structures.finish(info, capture.signature(), training=training)
+        if training:
+            self._hooks.stop_graph()
+        raw.scheduled = scheduled
+        if scheduled:
+            labels = [info.type, *info.extra.get("tags", ())] if training else []
+            declared.budget.recorded(*labels)
+        self._warn_of(capture)
+        if training and compiles_to_cuda_graphs():
+            self._reporter.warn(COMPILED_GRAPH)
+        raw.documents = self._reporter.documents(tracer.called_tops, capture, info)
+        self._sink(raw)
+
+    def _warn_of(self, capture: StepCapture) -> None:
+        if capture.cut:
+            names = ", ".join([*capture.cut][:3])
+            self._reporter.warn(_CUT.format(capture.max_iterations, names))
+        if capture.uneven:
+            self._reporter.warn(_UNEVEN.format(", ".join([*capture.uneven][:3])))
+        if strays := self._declared.tracer.strays():
+            self._reporter.warn(strays)

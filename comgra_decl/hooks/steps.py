@@ -1,0 +1,540 @@
+"""The steps of a training: what ends one, and what to do about the one that begins."""
+
+from __future__ import annotations
+
+import math
+import sys
+from collections import deque
+from collections.abc import Callable, Iterable, Mapping
+from contextlib import AbstractContextManager
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from comgra_decl.hooks.call_context import is_backward, is_nested_step, is_within_call
+from comgra_decl.hooks.compiled.stance import anything_compiled
+from comgra_decl.hooks.cross_thread import act_for, here
+from comgra_decl.hooks.guarded import Ending
+from comgra_decl.hooks.hand_updates import BY_HAND
+from comgra_decl.hooks.module_tree import has_parameters, in_training
+from comgra_decl.hooks.scalars.numbers import read_number
+from comgra_decl.hooks.schedule.agenda import Plan
+from comgra_decl.hooks.schedule.idle import IdleSteps, Pace
+from comgra_decl.hooks.schedule.types import RootWatch
+from comgra_decl.hooks.step_clock import Seen
+from comgra_decl.hooks.step_state import RootCall, Stage
+from comgra_decl.records import GRAD_SCALE, SKIPPED_STEP
+
+if TYPE_CHECKING:
+    from torch import nn
+
+    from comgra_decl.hooks.declared import Declared
+    from comgra_decl.hooks.limits import Captures
+    from comgra_decl.hooks.optimizers import CalledModels, Optimizers
+    from comgra_decl.hooks.record_hooks import RecordHooks
+    from comgra_decl.hooks.report import Reporter
+    from comgra_decl.hooks.root_calls import RootCalls
+    from comgra_decl.hooks.scalars.losses import LossWatch
+    from comgra_decl.hooks.scalars.scalars import Scalars
+    from comgra_decl.hooks.schedule.evaluation import EvaluationPhases
+    from comgra_decl.hooks.schedule.resuming import Resumption
+    from comgra_decl.hooks.step_records import StepRecords
+    from comgra_decl.hooks.step_state import StepState
+    from comgra_decl.hooks.tensors.capture import StepCapture
+    from comgra_decl.hooks.training_threads import Lane, Lanes, Turns
+    from comgra_decl.spec import Spec
+
+
+class Steps:
+    """Ends steps of the training, and begins the next ones.
+
+    Between recorded steps one global optimizer hook counts steps, and nothing else is attached. The
+    hook that ends the step before a recorded one arms the hooks; the one that ends the recorded
+    step closes the record and disarms them, unless the next step is recorded too. Where it depends
+    on the type of a step whether it is recorded, they are armed by the call of the model instead.
+
+    Args:
+        declared: what depends on the spec.
+        state: the step in progress.
+        records: closes its record.
+        hooks: what sits on the program while it is recorded.
+        lanes: the threads that train.
+        turns: decides which of them is followed.
+        training: the record of a step.
+        evaluation: the phases of evaluation and their record.
+        roots: tells training from evaluation.
+        optimizers: those of the program.
+        called: which models the step in progress has called.
+        graphs: knows when a CUDA graph is being captured.
+        losses: looks at `backward`.
+        scalars: takes the numbers of all steps.
+        idle: counts steps in which nothing happens.
+        reporter: is told what was chosen.
+        ending: whether tracing goes on.
+        together: held while something of a step happens, by the thread that it happens in.
+        change: goes by another spec, from the step on that is about to begin.
+        ended: called when a step has ended and the next one has begun; may raise.
+
+    Attributes:
+        signs: how often something was seen to change parameters.
+        resumption: finds out which step a resumed training goes on with, until it has made one.
+    """
+
+    def __init__(
+        self,
+        declared: Declared,
+        *,
+        state: StepState,
+        records: StepRecords,
+        hooks: RecordHooks,
+        lanes: Lanes,
+        turns: Turns,
+        training: StepCapture,
+        evaluation: EvaluationPhases,
+        roots: RootCalls,
+        optimizers: Optimizers,
+        called: CalledModels,
+        graphs: Captures,
+        losses: LossWatch,
+        scalars: Scalars,
+        idle: IdleSteps,
+        reporter: Reporter,
+        ending: Ending,
+        together: AbstractContextManager[Any],
+        change: Callable[[Spec], None],
+        ended: Callable[[], None],
+    ) -> None:
+        self._declared = declared
+        self._state = state
+        self._records = records
+        self._hooks = hooks
+        self._lanes = lanes
+        self._turns = turns
+        self._train = training
+        self._evaluation = evaluation
+        self._roots = roots
+        self._optimizers = optimizers
+        self._called = called
+        self._graphs = graphs
+        self._losses = losses
+        self._scalars = scalars
+        self._idle = idle
+        self._reporter = reporter
+        self._ending = ending
+        self._together = together
+        self._change = change
+        self._ended = ended
+        self._watch = RootWatch(self._on_watched_call, on_fault=ending.fault)
+        self._pace = Pace()
+        self._quiet = 0.0  # no step before this one can be due
+        self._incoming: deque[tuple[Spec | None, str]] = deque()
+        self._is_by_hand_reported = False
+        self._nested = False  # whether an optimizer's step is told of twice
+        self._begun_unseen = False  # whether the step that begins has called its model already
+        self._kept_enough = False
+        self._scale_known = -1  # the last step of which the gradient scale was reported
+        self.signs = 0
+        self.resumption: Resumption | None = None
+
+    # -- what others ask for -------------------------------------------------------------------
+
+    def replace(self, spec: Spec | None, note: str) -> None:
+        """Has a spec be in effect from the next step on, from any thread (None: only notes)."""
+        self._incoming.append((spec, note))
+        self._idle.end()
+
+    def stop_keeping(self) -> None:
+        """Asks, from any thread, that steps are no longer captured to be decided about later."""
+        self._kept_enough = True
+
+    def ask_again(self) -> None:
+        """Whether the next step is due is asked again, whatever was known of it."""
+        self._quiet = -math.inf
+        self._idle.end()
+
+    def stop(self) -> None:
+        """Looks no longer at calls that decide."""
+        self._watch.remove()
+
+    @property
+    def is_too_late(self) -> bool:
+        """Whether labels that come now cannot have the step in progress recorded any more."""
+        return self._state.stage is Stage.DECLINED
+
+    # -- an optimizer steps --------------------------------------------------------------------
+
+    def after_optimizer(self, optimizer: Any) -> None:
+        """An optimizer has stepped, and this step is not only counted."""
+        with self._together:
+            self._idle.end()
+            if is_nested_step(sys._getframe(1), optimizer):
+                self._nested = True
+                return
+            self.signs += 1
+            lane = None if is_backward() else self._turns.elsewhere(ends=True)
+            if lane is None:
+                self._after_followed(optimizer)
+            elif not self._ending.over:
+                lane.hand.give_way()
+                self.announce()
+                if lane.clock.stepped(id(optimizer), classes=_classes(optimizer)):
+                    self._end_elsewhere(lane)
+
+    def _after_followed(self, optimizer: Any) -> None:
+        state, lane = self._state, self._lanes.followed
+        hand = lane.hand
+        if hand.possible and not (hand.active and hand.parameters):
+            hand.give_way()
+            self.announce()
+        if self.resumption is not None:
+            self.resumption.stepped(optimizer)
+        if state.armed:
+            state.any_ended = True
+            if not self._graphs.active:
+                self._declared.tracer.after_optimizer(self._train, optimizer)
+        if self._ends_step(optimizer):
+            self.end()
+        clock = self._lanes.followed.clock
+        if clock.unfamiliar:
+            clock.unfamiliar = False
+            busy = state.armed or self._ending.over or self._lanes.several
+            if not (busy or anything_compiled()):
+                self._called.watch()
+                self._idle.end()
+
+    def _ends_step(self, optimizer: Any) -> bool:
+        """Whether an optimizer that has stepped ends the step of the training."""
+        self._optimizers.note(optimizer)
+        seen: Seen | None = None
+        lane, armed = self._lanes.followed, self._state.armed
+        if lane.clock.rule == "last_optimizer" and (armed or self._called.watched):
+            seen = self._optimizers.seen(optimizer, iter(self._called))
+            if armed and seen.own and not self._lanes.several and lane.thread:
+                act_for(lane.thread)  # it trains what that one has called
+        return lane.clock.stepped(id(optimizer), seen=seen, classes=_classes(optimizer))
+
+    # -- mixed precision -----------------------------------------------------------------------
+
+    def note_scale(self, scaler: Any, *, always: bool = False) -> None:
+        """Mixed precision is about to let an optimizer step, or not: what is the loss scaled by?"""
+        armed, number = self._state.armed, self._state.number
+        if self._ending.over or not (armed or always) or self._scale_known == number:
+            return
+        if armed and self._lanes.is_beside(here()):
+            return
+        scale = getattr(scaler, "_scale", None)
+        value = read_number(scale) if isinstance(scale, torch.Tensor) else None
+        if value is not None:
+            self._scale_known = number
+            self._scalars.measured(GRAD_SCALE, value)
+
+    def on_skip(self, optimizer: Any, scaler: Any) -> None:
+        """Mixed precision did not let an optimizer step; the step has ended all the same."""
+        if self._ending.over:
+            return
+        with self._together:
+            if self._turns.elsewhere(ends=True) is None:
+                self.note_scale(scaler, always=True)
+                self._train.skipped = True
+            self._scalars.measured(SKIPPED_STEP, 1.0)
+            self._scalars.note("the optimizer's step was skipped: a gradient is not finite")
+        self._idle.after_optimizer(optimizer, None, None)
+
+    # -- the program writes its parameters itself ----------------------------------------------
+
+    def announce(self) -> None:
+        """Hears of `backward` before it runs, as long as updates by hand may end steps."""
+        by_hand = any(lane.hand.possible and not lane.clock.explicit for lane in self._lanes)
+        self._losses.announce(self._on_backward if by_hand else None)
+
+    def _on_backward(self, tensors: Any) -> None:
+        """`backward` is about to be called, in a program whose optimizers nobody has seen step."""
+        if self._ending.over:
+            return
+        lane = self._turns.elsewhere()
+        if lane is not None:
+            if lane.hand.over():
+                self._report_by_hand()
+                lane.hand.active = True
+                self._end_elsewhere(lane)
+            lane.hand.backward(tensors)
+            self.announce()
+            return
+        if self._turns.hand.over():
+            self._begun_unseen = True  # what was called until now belongs to the next step
+            try:
+                self.end_by_hand()
+            finally:
+                self._begun_unseen = False
+        hand = self._turns.hand
+        hand.backward(tensors)
+        if not hand.possible:  # an optimizer holds what is trained: no more to hear
+            self.announce()
+        if hand.active and not self._state.armed and self._state.number + 1 >= self._quiet:
+            self._watch.install()
+            self._state.reconsider()
+            self._hooks.stance.force_if_needed()
+
+    def on_backward_done(self, whole: bool) -> None:
+        """`backward` has ended, while a step is recorded; `whole`: for all that it came to."""
+        self._hooks.on_backward_done(whole=whole, by_hand=self._turns.hand.pending)
+
+    def end_by_hand(self) -> None:
+        """The program has written its parameters: a step is over."""
+        hand = self._turns.hand
+        if not hand.active:
+            hand.active = True
+            self._report_by_hand()
+        self._state.any_ended = True
+        if self._state.armed:
+            self._declared.tracer.after_hand(self._train)
+        self.end()
+
+    def _report_by_hand(self) -> None:
+        if not self._is_by_hand_reported:
+            self._is_by_hand_reported = True
+            self._reporter.say("steps", BY_HAND)
+
+    # -- the program says that a step ends -----------------------------------------------------
+
+    def by_program(self) -> None:
+        """The program says that a step ends here."""
+        if self._ending.over:
+            return
+        with self._together:
+            lane = self._turns.elsewhere(ends=True)
+            if lane is None:
+                self._followed_by_program()
+                return
+            lane.hand.give_way()
+            self.announce()
+            if lane.clock.by_program():
+                self._end_elsewhere(lane)
+
+    def _followed_by_program(self) -> None:
+        if self._turns.hand.possible:
+            self._turns.hand.give_way()
+            self.announce()
+        if self._declared.tracer.inside:
+            self._reporter.warn("comgra.step() does nothing inside the call of a module")
+        elif self._turns.clock.by_program():
+            self._state.any_ended = True
+            self.end()
+
+    # -- a step ends ---------------------------------------------------------------------------
+
+    def end(self) -> None:
+        """The step in progress has ended; the next one begins."""
+        with self._together:
+            self._end_followed()
+        self._ended()
+
+    def _end_followed(self) -> None:
+        lanes, lane, state = self._lanes, self._lanes.followed, self._state
+        scalars, agenda = self._scalars, self._declared.agenda
+        if lane.saying is not scalars.saying:
+            scalars.turn_to(lane.saying)
+        lane.clock.end()
+        lane.hand.end_step()
+        self._optimizers.begin_step()
+        self._called.begin_step()
+        if self.resumption is not None:
+            self._settle_resumption(self.resumption)
+        number = state.number
+        scalars.end_step(number, agenda.labels)
+        if self._ending.requested:
+            self._ending.when_safe()
+            return
+        cost, once = None, 0.0
+        if state.armed:
+            lane.record = number
+            state.tuned_before = state.trained > 0 and not state.in_training_mode
+            lane.calls = bool(state.trained or state.aside)
+            cost = self._records.close_step()
+            if cost is not None:
+                once = self._train.once + self._declared.compiled.take_compiling()
+        elif agenda.typed:
+            agenda.end(recorded=False)
+        seen = self._idle.counted() + 1
+        self._declared.budget.step_ended(cost, agenda.ended, steps=seen, once=once)
+        state.end(steps=1 + lanes.passed)
+        lanes.passed = lanes.refused = 0
+        lane.waits = True
+        if lanes.several:
+            self.end_unfinished(lanes.prune())
+        self._roots.evaluating = False
+        if self._incoming:
+            self._adopt()
+        self.begin()
+        self._begin_rest()
+
+    def _settle_resumption(self, resumption: Resumption) -> None:
+        """The first step of a resumed training ends: by now it is known which one it is."""
+        self.resumption = None
+        self._state.number, text = resumption.settle()
+        self._scalars.resume(self._state.number, text)
+        self._declared.agenda.resume(self._state.number)
+        self._quiet = 0.0
+
+    def _adopt(self) -> None:
+        """Goes by a changed spec from the step that is about to begin."""
+        while self._incoming:
+            spec, note = self._incoming.popleft()
+            number = self._state.number
+            self._scalars.note(note if spec is None else f"{note}, from step {number} on")
+            if spec is not None:
+                self._records.finish_evaluation()
+                self._hooks.disarm()
+                self._change(spec)
+                self._quiet = 0.0
+
+    def end_unfinished(self, lanes: Iterable[Lane]) -> None:
+        """Threads have ended, and the program: maybe after an update by hand."""
+        for lane in lanes:
+            if lane.hand.over():
+                self._end_elsewhere(lane)
+        self._scalars.turn_to(self._lanes.followed.saying)
+
+    def _end_elsewhere(self, lane: Lane) -> None:
+        """A step of a thread ends while one of another is recorded, or about to be."""
+        lane.clock.end()
+        lane.hand.end_step()
+        lane.waits = True
+        self.signs += 1
+        number = self._state.number + self._lanes.passed
+        if self._records.begun or self._lanes.passed:
+            self._lanes.passed += 1
+            number += 1
+        else:  # the other one may never begin its step: it keeps no number for it
+            self._state.number += 1
+        if lane.saying is not self._scalars.saying:
+            self._scalars.turn_to(lane.saying)
+        self._scalars.end_step(number, lane.labels)
+        lane.labels = {}
+
+    # -- a step begins -------------------------------------------------------------------------
+
+    def begin(self) -> None:
+        """A step begins: it is captured, or a call decides that, or it is only counted."""
+        state, hooks = self._state, self._hooks
+        plan = self._plan()
+        if plan is Plan.ARM:
+            state.begin(plan)
+            hooks.arm(thread=self._turns.thread_to_follow())
+        else:
+            if state.armed or self._evaluation.open:
+                self._records.finish_evaluation()
+                hooks.disarm()
+            state.begin(plan)
+        labelled = plan is Plan.ARM and self._declared.labeller is not None
+        if plan is Plan.WATCH or labelled:
+            self._watch.install()
+            # Compiled code must not find the hook; what the first step compiles is not known yet.
+            (hooks.stance.force_if_needed if state.number else hooks.stance.force)()
+        elif self._watch.waiting:
+            self._watch.remove()
+            if not self._declared.tracer.installed:
+                hooks.stance.restore()
+
+    def _plan(self) -> Plan:
+        declared, lanes, plan = self._declared, self._lanes, Plan.WAIT
+        number = self._state.number
+        if number >= self._quiet:
+            agenda = declared.agenda
+            if declared.keeps and self._kept_enough:
+                declared.keeps = False
+                agenda.stop_keeping()
+            plan = agenda.plan(number)
+            self._quiet = agenda.quiet_until
+            self._state.deferred = declared.keeps or agenda.typed
+        if lanes.several:
+            self._quiet = -math.inf
+            plan = self._turns.in_turn(plan, keeps=declared.keeps)
+        if self._begun_unseen:  # it stays due
+            lanes.owed = lanes.owed or (lanes.several and plan is Plan.ARM)
+            plan = Plan.WAIT
+        return plan
+
+    def _begin_rest(self) -> None:
+        """Counts the next steps only, unless there is more to do in each."""
+        state, lanes = self._state, self._lanes
+        busy = (
+            state.armed
+            or self._evaluation.open
+            or self._watch.waiting
+            or self._declared.budget.attentive
+            or self._declared.agenda.typed
+            or self._scalars.talks
+            or self._called.watched
+            or lanes.several
+            or self._nested
+        )
+        step = state.count_from_here()
+        steps = min(self._quiet - 1 - step, self._pace.steps(step))
+        lane = lanes.followed
+        self._losses.follow(lane.helper or lane.thread)
+        owner = None if busy else lane.clock.simple
+        self._idle.begin(owner or 0, int(max(steps, 0)))
+        if self._ending.over or self._ending.requested or self._incoming:
+            self._idle.end()  # another thread may have asked meanwhile
+
+    # -- the call of a model decides -----------------------------------------------------------
+
+    def enter(self, module: nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> bool:
+        """A call begins for which no hook runs; returns whether one was waited for."""
+        if not self._watch.waiting:
+            return False
+        if self._on_watched_call(module, args, kwargs):
+            self._watch.remove()
+        return True
+
+    def _on_watched_call(
+        self, module: nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any]
+    ) -> bool:
+        """An outermost module is called; returns whether that decides about the step."""
+        with self._together:
+            if self._lanes.several and (
+                is_within_call(sys._getframe(1)) or not self._turns.turn_here()
+            ):
+                return False  # another thread has begun to wait within this call
+            try:
+                return self._decides(module, args, kwargs)
+            except Exception as error:
+                self._ending.fault(error)
+                return True
+
+    def _decides(self, module: nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> bool:
+        declared = self._declared
+        attached = declared.tracer.installed
+        if self._turns.hand.over():
+            self.end_by_hand()
+        gradient, training_mode = torch.is_grad_enabled(), in_training(module)
+        kind = self._roots.kind(module, training_mode=training_mode, gradient=gradient)
+        training = kind is not RootCall.EVALUATION
+        # a teacher is not called with what tells the type of a step
+        comes_before = kind is not RootCall.TRAINING and declared.labeller is not None
+        if not training:
+            self._records.begin_evaluation()
+        elif not has_parameters(module) or comes_before:
+            return False  # a transform of the data, perhaps
+        else:
+            self._decide(module, args, kwargs)
+        if declared.tracer.installed and not attached:
+            declared.tracer.enter(module, args, kwargs)
+            declared.beside.enter(module, args, kwargs)
+        elif training and not attached:
+            self._hooks.stance.restore()
+        return training
+
+    def _decide(self, module: nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> None:
+        """Arms in the middle of the step if its labels say so."""
+        agenda, labeller = self._declared.agenda, self._declared.labeller
+        if labeller is not None:
+            agenda.declare(labeller(module, args, kwargs))
+        watching = self._state.stage is Stage.WATCHING
+        if watching and self._state.decide(due=agenda.due):
+            self._hooks.arm(thread=self._turns.thread_to_follow())
+
+
+def _classes(optimizer: Any) -> list[str]:
+    return [base.__name__ for base in type(optimizer).__mro__]

@@ -1,0 +1,177 @@
+"""Every private name of torch that this package uses: what torch may change without notice.
+
+Much of what a program does can only be seen in private parts of torch. They are named here, and
+nowhere else (`tests/test_torch_private.py`), so that a new torch is checked against one file.
+
+- `SEEN` lists what is imported, with the versions it was seen in: 2.6 is the oldest torch that is
+  supported, 2.13 the newest that this was tested with. Where an older one lacks something,
+  `available` says so, and what needs it is not done.
+- `ATTRIBUTES` lists attributes of torch's objects, which are used where the objects are. The
+  variables of torch's own running functions are in `hooks/call_context.py`, which returns None for
+  one that a torch does not have.
+
+Each is imported when it is first asked for: torch imports its compiler late, and so do we.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable
+from contextlib import AbstractContextManager
+from importlib import import_module
+from types import ModuleType
+from typing import Any
+
+import torch
+
+# What is called most often, and what it returns; the rest has no types in torch either.
+graph_task: Callable[[], int]
+tracing_state: Callable[[], object]
+function_modes: Callable[[], int]
+dispatch_modes: Callable[[], int]
+without_functions: Callable[[], AbstractContextManager[None]]
+is_functorch_wrapped: Callable[[torch.Tensor], bool]
+
+SINCE_2_6 = "2.6 to 2.13"
+SINCE_2_13 = "2.13"
+
+SEEN = {
+    # torch._C: states of this thread, and guards that change them
+    "without_functions": ("torch._C.DisableTorchFunction", SINCE_2_6),
+    "without_keys": ("torch._C._ExcludeDispatchKeyGuard", SINCE_2_6),
+    "inference_mode": ("torch._C._InferenceMode", SINCE_2_6),
+    "DispatchKey": ("torch._C.DispatchKey", SINCE_2_6),
+    "DispatchKeySet": ("torch._C.DispatchKeySet", SINCE_2_6),
+    "graph_task": ("torch._C._current_graph_task_id", SINCE_2_6),
+    "tracing_state": ("torch._C._get_tracing_state", SINCE_2_6),
+    "function_modes": ("torch._C._len_torch_function_stack", SINCE_2_6),
+    "function_mode_at": ("torch._C._get_function_stack_at", SINCE_2_6),
+    "pop_function_mode": ("torch._C._pop_torch_function_stack", SINCE_2_6),
+    "push_function_mode": ("torch._C._push_on_torch_function_stack", SINCE_2_6),
+    "dispatch_modes": ("torch._C._len_torch_dispatch_stack", SINCE_2_6),
+    "no_own_dispatch": ("torch._C._disabled_torch_dispatch_impl", SINCE_2_6),
+    "transforms_active": ("torch._C._are_functorch_transforms_active", SINCE_2_6),
+    "functorch": ("torch._C._functorch", SINCE_2_6),
+    "is_functorch_wrapped": ("torch._C._functorch.is_functorch_wrapped_tensor", SINCE_2_6),
+    "TensorBase": ("torch._C.TensorBase", SINCE_2_6),
+    "ScriptFunction": ("torch._C.ScriptFunction", SINCE_2_6),
+    "ScriptMethod": ("torch._C.ScriptMethod", SINCE_2_6),
+    "ParameterDict": ("torch._C.ParameterDict", SINCE_2_6),
+    "BufferDict": ("torch._C.BufferDict", SINCE_2_6),
+    "ModuleDict": ("torch._C.ModuleDict", SINCE_2_6),
+    # operators, classes of tensors, transforms
+    "OperatorBase": ("torch._ops.OperatorBase", SINCE_2_6),
+    "OpOverloadPacket": ("torch._ops.OpOverloadPacket", SINCE_2_6),
+    "SingleLevelFunction": ("torch.autograd.function._SingleLevelFunction", SINCE_2_6),
+    "FunctionalTensor": ("torch._subclasses.functional_tensor.FunctionalTensor", SINCE_2_6),
+    "of_vmap": ("torch._functorch.vmap", SINCE_2_6),
+    "of_transforms": ("torch._functorch.eager_transforms", SINCE_2_6),
+    "place_of_shard": (
+        "torch.distributed.tensor._utils.compute_local_shape_and_global_offset",
+        SINCE_2_6,
+    ),
+    "BatchNorm": ("torch.nn.modules.batchnorm._BatchNorm", SINCE_2_6),
+    "torch_pytree": ("torch.utils._pytree", SINCE_2_6),
+    # the call of a module, and the steps of optimizers
+    "module_call": ("torch.nn.Module._call_impl", SINCE_2_6),
+    # the compiler
+    "of_evaluation": ("torch._C._dynamo.eval_frame", SINCE_2_6),
+    "fx_tracing": ("torch.fx._symbolic_trace", SINCE_2_6),
+    "control_flow": ("torch._higher_order_ops.utils", SINCE_2_6),
+    "convert_frame": ("torch._dynamo.convert_frame", SINCE_2_6),
+    "dynamo_config": ("torch._dynamo.config", SINCE_2_6),
+    "dynamo_decorators": ("torch._dynamo.decorators", SINCE_2_6),
+    "dynamo_types": ("torch._dynamo.types", SINCE_2_6),
+    "eval_frame": ("torch._dynamo.eval_frame", SINCE_2_6),
+    "pgo": ("torch._dynamo.pgo", SINCE_2_6),
+    "AotAutograd": ("torch._dynamo.backends.common.AotAutograd", SINCE_2_6),
+    "functorch_config": ("torch._functorch.config", SINCE_2_6),
+    "inductor_config": ("torch._inductor.config", SINCE_2_6),
+    "InductorBackend": ("torch._TorchCompileInductorWrapper", SINCE_2_6),
+    "EffectType": ("torch._library.effects.EffectType", SINCE_2_13),
+    "graph_compile": ("torch._functorch._aot_autograd.graph_compile", SINCE_2_13),
+    "inductor_passes": ("torch._inductor.custom_graph_pass", SINCE_2_6),
+    "effectful_operator": ("torch.library._register_effectful_op", SINCE_2_13),
+}
+"""By the name here: the name in torch, and the versions it was seen in."""
+
+ATTRIBUTES = {
+    "_parameters": "torch.nn.Module",
+    "_buffers": "torch.nn.Module",
+    "_modules": "torch.nn.Module",
+    "_forward_hooks": "torch.nn.Module",
+    "_forward_pre_hooks": "torch.nn.Module",
+    "_forward_pre_hooks_with_kwargs": "torch.nn.Module",
+    "_version": "torch.Tensor",
+    "_base": "torch.Tensor",
+    "_backward_hooks": "torch.Tensor",
+    "_is_zerotensor": "torch.Tensor",
+    "_cdata": "torch.UntypedStorage",
+    "_offsets": "nested tensors of the layout jagged",
+    "_ragged_idx": "nested tensors of the layout jagged",
+    "_scale": "torch.amp.GradScaler",
+    "_is_fx_tracing_flag": "torch.fx._symbolic_trace",
+    "_global_optimizer_pre_hooks": "torch.optim.optimizer",
+    "_global_optimizer_post_hooks": "torch.optim.optimizer",
+    "_global_forward_hooks": "torch.nn.modules.module",
+    "_global_forward_pre_hooks": "torch.nn.modules.module",
+    "_add_batch_dim": "torch._functorch.vmap",
+    "_remove_batch_dim": "torch._functorch.vmap",
+    "_wrap_for_grad": "torch._functorch.eager_transforms",
+    "_unwrap_for_grad": "torch._functorch.eager_transforms",
+    "_set_compilation_env": "torch._higher_order_ops.utils",
+    "_set_stance": "torch._dynamo.eval_frame",
+    "_stance": "torch._dynamo.eval_frame",
+    "_callback_from_stance": "torch._dynamo.eval_frame",
+    "_next_isolate_recompiles_id": "torch._dynamo.eval_frame, 2.13",
+    "_CODE_STATE": "torch._dynamo.pgo",
+    "_clone_with_backend": "what torch._dynamo.convert_frame makes of a backend",
+    "_torchdynamo_orig_backend": "what torch._dynamo.convert_frame makes of a backend, 2.13",
+    "_FrameAction": "torch._C._dynamo.eval_frame",
+    "_FrameExecStrategy": "torch._C._dynamo.eval_frame",
+    "_orig_mod": "what torch.compile makes of a module",
+    "_fsdp_wrapped_module": "torch.distributed.fsdp.FullyShardedDataParallel",
+    "_checkpoint_wrapped_module": "the wrapper of torch's checkpoint_wrapper",
+}
+"""By the name: what has it. Seen in 2.6 to 2.13 where nothing else is said."""
+
+WITHOUT_A_DEVICE = {"raw_stream": ("torch._C._cuda_getCurrentRawStream", SINCE_2_6)}
+"""What a torch that was built without CUDA does not have."""
+
+
+def _named(path: str) -> Any:
+    """Returns what has a dotted name; imports as little of torch as that takes."""
+    parts = path.split(".")
+    found: Any = torch
+    for number, part in enumerate(parts[1:], 2):
+        if not hasattr(found, part):
+            import_module(".".join(parts[:number]))
+        found = getattr(found, part)
+    return found
+
+
+def __getattr__(name: str) -> Any:
+    """Finds, once, what is not part of `torch._C`."""
+    known = SEEN.get(name) or WITHOUT_A_DEVICE.get(name)
+    if known is None:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    found = globals()[name] = _named(known[0])
+    return found
+
+
+def available(name: str) -> bool:
+    """Whether this torch has something, so that what needs it can be done."""
+    try:
+        __getattr__(name)
+    except (ImportError, AttributeError):
+        return False
+    return True
+
+
+def loaded(name: str) -> ModuleType | None:
+    """Returns a module of torch if the program has caused it to be imported.
+
+    Args:
+        name: as in `torch._dynamo.eval_frame`, one of the names here.
+    """
+    return sys.modules.get(SEEN[name][0])
