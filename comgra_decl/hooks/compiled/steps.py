@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING
 
+import torch
+
 from comgra_decl import torch_private
 from comgra_decl.hooks.compiled.completeness import Completeness
 from comgra_decl.hooks.compiled.functions import CompiledFunctions
