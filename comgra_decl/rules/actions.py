@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import logging
+import math
 import queue
 import threading
 import time
@@ -37,13 +38,21 @@ class Actions:
         note: takes a note of the run.
         loud: whether findings are logged as what they are; else as details. Of several ranks one
             is loud: what goes wrong in one goes wrong in all.
+        clock: returns seconds; limits the log to one line per second.
     """
 
     def __init__(
-        self, spec: FindingSpec, *, run: str, note: Callable[[Note], None], loud: bool = True
+        self,
+        spec: FindingSpec,
+        *,
+        run: str,
+        note: Callable[[Note], None],
+        loud: bool = True,
+        clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._spec, self._run, self._note, self._loud = spec, run, note, loud
-        self._logged = -_PAUSE
+        self._clock = clock
+        self._logged = -math.inf
         self._held_back = 0
         self._messenger = None if spec.notify is None else Messenger(spec.notify)
         self._requests: list[Request] = []
@@ -69,7 +78,7 @@ class Actions:
             self.reason = f"{finding.rule}: {finding.message} {finding.advice}"
 
     def _write_line(self, finding: Finding) -> None:
-        now = time.monotonic()
+        now = self._clock()
         if now - self._logged < _PAUSE and finding.severity != "error":
             self._held_back += 1
             return

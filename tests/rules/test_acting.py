@@ -39,6 +39,34 @@ def test_one_rank_says_aloud_what_all_of_them_note(
     assert [(note.step, note.text) for note in notes] == [(30, "dead_units: 0 is dead.")]
 
 
+def test_the_log_takes_one_finding_per_second_and_counts_the_others(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    now = [100.0]
+    actions = Actions(FindingSpec(), run="r", note=lambda _: None, clock=lambda: now[0])
+    with caplog.at_level(logging.INFO):
+        for second in (100.0, 100.5, 100.99, 101.0, 101.5, 102.5):
+            now[0] = second
+            actions(replace(FOUND, message=f"at {second}."))
+    more = "more: see `comgra-decl diagnose`"
+    assert [
+        record.getMessage().removeprefix("comgra: dead_units: ") for record in caplog.records
+    ] == [
+        "at 100.0. Revive it.",
+        f"at 101.0. Revive it. (2 {more})",
+        f"at 102.5. Revive it. (1 {more})",
+    ]
+
+
+def test_an_error_is_logged_however_soon_it_follows(caplog: pytest.LogCaptureFixture) -> None:
+    actions = Actions(FindingSpec(), run="r", note=lambda _: None, clock=lambda: 5.0)
+    with caplog.at_level(logging.INFO):
+        for severity in ("warning", "error", "warning", "error"):
+            actions(replace(FOUND, severity=severity))
+    assert [record.levelname for record in caplog.records] == ["WARNING", "ERROR", "ERROR"]
+    assert "(1 more" in caplog.records[-1].getMessage()
+
+
 @pytest.mark.parametrize(("keep", "steps"), [("never", []), ("error", [7]), ("warning", [30, 7])])
 def test_findings_that_are_bad_enough_ask_for_their_steps_once(keep: Any, steps: list[int]) -> None:
     actions = Actions(FindingSpec(keep=keep), run="r", note=lambda _: None)

@@ -96,6 +96,16 @@ def test_updates_of_a_ten_millionth_change_nothing(ratio: float, found: int) -> 
     )
 
 
+@pytest.mark.parametrize(("size", "found"), [(0.0, 0), (0.9e-3, 0), (1.1e-3, 1)])
+def test_a_weight_that_begins_near_zero_may_grow(size: float, found: int) -> None:
+    """As LoRA's B, gates and zero-initialised residual branches do."""
+    tape, a, b = network()
+    for step in range(10):
+        grown = np.full((4, 4), size if step < 6 else max(100 * size, 1.0))
+        tape.record({a: WEIGHT, b: grown})
+    assert len(tape.findings(GrowingWeight())) == found
+
+
 def test_a_weight_that_grows_to_twelve_times_its_size_grows_without_end() -> None:
     tape, a, b = network()
     for step in range(10):
