@@ -69,7 +69,7 @@ class HookManager:
     Args:
         spec: what to capture and when.
         sink: receives each closed record on the training thread; must be quick.
-        on_fault: told once about an error of our own; tracing has stopped by then.
+        on_fault: called once with an error of our own; tracing has stopped by then.
         scalars: receives the numbers and notes of all steps now and then, like `sink`.
         meter: what recording costs outside the training thread.
         ready: called before a step is recorded; what it raises ends the tracing like a fault.

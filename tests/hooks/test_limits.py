@@ -73,9 +73,11 @@ def test_a_record_that_a_thread_does_not_begin_is_taken_over_after_four_refusals
 
 def test_a_record_that_has_begun_is_given_up_after_a_thousand_steps_of_others() -> None:
     found = lanes(records=[0, 0])
-    for passed, stale in ((999, False), (1000, True)):
-        found.passed = passed
-        assert found.stale is stale
+    stale = []
+    for found.passed in (999, 1000):
+        stale.append(found.stale)
+    assert stale == [False, True]
+    assert training_threads._STALE == 1000
 
 
 def test_the_outputs_behind_a_loss_are_looked_for_among_two_thousand_functions() -> None:

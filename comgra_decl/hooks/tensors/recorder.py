@@ -148,7 +148,7 @@ class TensorRecorder:
             return []
 
     def _awaits(self, tensor: torch.Tensor) -> bool:
-        """Whether a gradient may reach a tensor."""
+        """Whether a gradient may reach a tensor; that of compiled code is known in another way."""
         return tensor.requires_grad
 
     def hook(self, tensor: torch.Tensor, hook: Callable[[torch.Tensor], None]) -> None:
