@@ -183,8 +183,8 @@ def test_the_update_ratio_is_made_of_both_norms(recorded: tuple[Run, Kept]) -> N
         found = run.slot("first", role="weight", of=pass_).series("update_ratio")
         np.testing.assert_allclose(found, ratios, rtol=1e-4)
         heat = run.heat("update_ratio", of=pass_)
-        slot = run.slots.query("node == 'first' and role == 'weight' and `pass` == @pass_").index[0]
-        np.testing.assert_allclose(heat.loc[slot], ratios, rtol=1e-4)
+        slot = ("first", "weight", 0, pass_)
+        np.testing.assert_allclose(heat[slot], ratios, rtol=1e-4)
         assert run.row(2)["update_ratio"][slot] == pytest.approx(ratios[2], rel=1e-4)
     of_one = [run.slot("first", role="weight").samples("update_ratio")[n] for n in (0, 1)]
     np.testing.assert_allclose(of_one[0], ratios, rtol=1e-4)

@@ -11,6 +11,8 @@ from typing import Any
 import pytest
 
 from comgra_decl.errors import ComgraError
+from comgra_decl.query.arrays import Arrays
+from comgra_decl.query.slot import Slot
 from comgra_decl.viewer.dashboard import Dashboard
 from comgra_decl.viewer.model.catalogue import Catalogue
 from comgra_decl.viewer.prefetching import Ahead
@@ -27,19 +29,24 @@ def short_rests(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.fixture
-def reads(dashboard: Dashboard, monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, Any]]:
+def reads(monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, Any]]:
     """Every question that the run answers: what and about which node or step."""
     asked: list[tuple[str, Any]] = []
-    run = dashboard._view.run  # type: ignore[union-attr]
-    for name in ("row", "sample_row", "series", "histograms", "value"):
-        method: Callable[..., Any] = getattr(run, name)
 
-        def ask(first: Any, *more: Any, name: str = name, method: Any = method, **by: Any) -> Any:
-            answer = method(first, *more, **by)  # gradients have no values here, which is quick
-            asked.append((name, first))
+    def listen(owner: type, name: str, question: str, about: Callable[..., Any]) -> None:
+        method: Callable[..., Any] = getattr(owner, name)
+
+        def ask(self: Any, *given: Any, **by: Any) -> Any:
+            answer = method(self, *given, **by)  # gradients have no values here, which is quick
+            asked.append((question, about(self, *given)))
             return answer
 
-        monkeypatch.setattr(run, name, ask)
+        monkeypatch.setattr(owner, name, ask)
+
+    listen(Arrays, "row", "row", lambda _, step: step)
+    listen(Slot, "row", "sample_row", lambda slot, _: slot.node)
+    for name in ("series", "histograms", "value"):
+        listen(Slot, name, name, lambda slot, *_: slot.node)
     return asked
 
 
@@ -163,18 +170,18 @@ def test_scales_of_a_painted_graph_are_read_ahead(
     dashboard: Dashboard, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     asked: list[str] = []
-    run = dashboard._view.run  # type: ignore[union-attr]
-    heat = run.heat
+    statistics = dashboard._view.run.statistics  # type: ignore[union-attr]
+    heat = Arrays.heat
 
-    def ask(name: str, **by: Any) -> Any:
+    def ask(self: Arrays, name: str, **by: Any) -> Any:
         asked.append(name)
-        return heat(name, **by)
+        return heat(self, name, **by)
 
-    monkeypatch.setattr(run, "heat", ask)
+    monkeypatch.setattr(Arrays, "heat", ask)
     rested(dashboard, lambda: dashboard.change(section="inspect", node="head", colour="kind"))
     assert asked == []
     rested(dashboard, lambda: dashboard.change(colour="forward"))
-    assert set(asked) | {dashboard.state.statistic} == set(run.statistics)
+    assert set(asked) | {dashboard.state.statistic} == set(statistics)
     asked.clear()
     dashboard.change(statistic="max")
     assert asked == []
