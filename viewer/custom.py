@@ -34,7 +34,7 @@ class Look:
     """What the page shows; passed to every custom view.
 
     Attributes:
-        run: Open run; use `run.series(...)`, `run.value(...)` and so on.
+        run: Open run; use `run.slot(...)`, `run.row(...)` and so on.
         step: The recorded step.
         type: Step type; "" for all training steps (`type_=look.type or None`).
         node: The selected node.

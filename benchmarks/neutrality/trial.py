@@ -288,9 +288,9 @@ def _check_mean(verdict: Verdict, run: Any, node: str, mean: float, *, calls_bef
     role = next(r for r in mine.role if r.startswith("output"))
     verdict.means += 1
     for iteration in mine.iteration[mine.role == role]:
-        slot = {"role": role, "iteration": iteration}
-        recorded = float(run.series(node, "mean", **slot).iloc[0])
-        size = float(run.series(node, "abs_mean", **slot).iloc[0])
+        slot = run.slot(node, role=role, iteration=int(iteration))
+        recorded = float(slot.series("mean").iloc[0])
+        size = float(slot.series("abs_mean").iloc[0])
         if abs(recorded - mean) <= _TOLERANCE * max(size, abs(mean)) + 1e-12:
             return
         if iteration >= calls_before:

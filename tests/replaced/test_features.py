@@ -72,7 +72,7 @@ def test_r06_a_step_has_as_many_iterations_as_calls(tmp_path: Path) -> None:
     last = run.slot("memory", iteration=3).series("mean")
     assert np.isnan(last[0])
     assert np.isfinite(last[1])
-    assert run.slots.iteration[run.row(0).index].max() == 1
+    assert run.row(0).index.get_level_values("iteration").max() == 1
     assert run.structure(0) != run.structure(1)
 
 
@@ -118,11 +118,7 @@ def test_r10_statistics_over_the_values(tmp_path: Path) -> None:
     net = Net()
     weight = net.head.weight.detach().numpy().copy()
     run = traced(tmp_path, ALL | WEIGHTS, lambda: classify(net), stats=stats)
-    slots = run.slots
-    (slot,) = slots.index[
-        (slots.node == "head") & (slots.role == "weight") & (slots["pass"] == "forward")
-    ]
-    row = run.row(0).loc[slot]
+    row = run.row(0).loc[("head", "weight", 0, "forward")]
     expected = {
         "mean": weight.mean(),
         "abs_mean": np.abs(weight).mean(),

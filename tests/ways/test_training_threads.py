@@ -122,8 +122,7 @@ def compare(run: Run, trained: list[Trained], *, records: int = 1) -> None:
     assert list(run.steps) == sorted(set(run.steps))
     for step in run.steps:
         one, k = by_loss[losses[losses.step == step].value.item()]
-        slots = run.slots.loc[run.row(step).index]
-        nodes = set(slots.node) - {"input", "loss"}
+        nodes = set(run.row(step).index.get_level_values("node")) - {"input", "loss"}
         models = {name.split(".")[0] for name in nodes}
         assert models == {"Sequential", "0", "1", "2"} or len(models) == 1, nodes
         assert len(nodes) == 4, nodes

@@ -110,8 +110,8 @@ def test_an_overview_is_a_line_per_tensor(view: RunView) -> None:
     got = table(overview_csv(view, at(view, statistic="l2"), "grad"))
     heat = view.run.heat("l2", of="grad")
     line = got[(got["node"] == "embed") & (got["role"] == "output")]
-    slot = view.passes("embed", "output", 0)["grad"].id
-    np.testing.assert_array_equal(line.iloc[:, 3:].to_numpy(float), [heat.loc[slot]])
+    known = heat["embed", "output", 0, "grad"]
+    np.testing.assert_array_equal(line.iloc[:, 3:].to_numpy(float), [known])
 
 
 def test_a_kpi_holds_every_type(view: RunView) -> None:
@@ -137,7 +137,7 @@ def test_tables_hold_what_the_pane_shows(view: RunView) -> None:
     where = at(view, node="embed", step=4, statistic="std")
     got = table(statistics_csv(view, where))
     whole = got[got["of"] == "batch"].set_index("statistic")["forward"]
-    row = view.run.row(4).loc[chosen(view, where).id]
+    row = view.run.row(4).loc[("embed", "output", 0, "forward")]
     np.testing.assert_array_equal(whole, row[whole.index].to_numpy(float))
     assert (got["of"].str.startswith("sample")).sum() == view.run.sample_count
     modules = table(modules_csv(view, where)).set_index("module")
@@ -154,6 +154,6 @@ def test_tables_hold_what_the_pane_shows(view: RunView) -> None:
 def test_the_graph_is_a_line_per_node(view: RunView) -> None:
     where = at(view, step=4, statistic="l2")
     got = table(graph_csv(view, where, graph_of(view, where), "grad")).set_index("node")
-    slot = view.passes("embed", "output", 0)["grad"].id
-    assert got["grad l2"]["embed"] == view.run.row(4)["l2"][slot]
+    known = view.run.row(4)["l2"]
+    assert got["grad l2"]["embed"] == known["embed", "output", 0, "grad"]
     assert got["kind"]["embed"] == "computed"
