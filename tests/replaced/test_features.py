@@ -118,7 +118,7 @@ def test_r10_statistics_over_the_values(tmp_path: Path) -> None:
     net = Net()
     weight = net.head.weight.detach().numpy().copy()
     run = traced(tmp_path, ALL | WEIGHTS, lambda: classify(net), stats=stats)
-    row = run.row(0).loc[("head", "weight", 0, "forward")]
+    row = run.row(0).xs(("head", "weight", 0, "forward"))
     expected = {
         "mean": weight.mean(),
         "abs_mean": np.abs(weight).mean(),

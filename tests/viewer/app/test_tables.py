@@ -137,7 +137,7 @@ def test_tables_hold_what_the_pane_shows(view: RunView) -> None:
     where = at(view, node="embed", step=4, statistic="std")
     got = table(statistics_csv(view, where))
     whole = got[got["of"] == "batch"].set_index("statistic")["forward"]
-    row = view.run.row(4).loc[("embed", "output", 0, "forward")]
+    row = view.run.row(4).xs(("embed", "output", 0, "forward"))
     np.testing.assert_array_equal(whole, row[whole.index].to_numpy(float))
     assert (got["of"].str.startswith("sample")).sum() == view.run.sample_count
     modules = table(modules_csv(view, where)).set_index("module")
