@@ -70,13 +70,15 @@ def is_nested_step(frame: FrameType | None, optimizer: object) -> bool:
     Torch wraps the `step` of each class of which there is an optimizer, with hooks. One that calls
     `super().step()` passes through two of them in a single step.
     """
-    steps = 0
-    while frame is not None and steps < 2:
+    steps: list[FrameType] = []
+    while frame is not None:
         if frame.f_code is OPTIMIZER_STEP:
-            given = torch_variable(frame, "args")
-            steps += bool(given) and given[0] is optimizer
+            steps.append(frame)
         frame = frame.f_back
-    return steps > 1
+    if len(steps) < 2:  # nearly always; looking at the variables of a frame copies them
+        return False
+    given = [torch_variable(step, "args") for step in steps]
+    return sum(bool(args) and args[0] is optimizer for args in given) > 1
 
 
 def is_within_call(frame: FrameType | None) -> bool:

@@ -283,6 +283,8 @@ class StepClock:
             taken: the optimizers that stepped in the step that has just ended.
         """
         doubt, self._in_doubt = self._in_doubt, False
+        if not (doubt or self._apart):
+            return
         if doubt:
             self._apart[taken] += 1
             if self._apart[taken] > _PATIENCE * (1 + self._apart.total() - self._apart[taken]):

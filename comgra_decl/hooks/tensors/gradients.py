@@ -31,7 +31,8 @@ class Backwards:
         self.current: str | None = None  # the pass of the backward that is running
         self._first: tuple[Place, ...] | None = None  # from where the first loss was backwarded
         self._passes: dict[str | None, str] = {}  # by the loss's name; for all steps
-        self._known: dict[tuple[Place, ...], str] = {}  # the same, by where `backward` is called
+        # the same, by where `backward` is called, and in which line of which file that is
+        self._known: dict[tuple[Place, ...], tuple[str, tuple[str, int]]] = {}
         self._lines: dict[str, list[tuple[str, int]]] = {}  # of each pass, in this step
 
     def begin_step(self) -> None:
@@ -46,13 +47,14 @@ class Backwards:
     def begin(self) -> str:
         """Returns the pass that begins with the `backward` that is being called."""
         places = calling_places()
-        base = self._known.get(places)
-        if base is None:
+        known = self._known.get(places)
+        if known is None:
             if len(self._known) >= _MOST_CALLERS:
                 self._known.clear()
-            base = self._known[places] = self._base(places)
+            line = _line(*places[0]) if places else ("", 0)
+            known = self._known[places] = self._base(places), line
+        base, line = known
         lines = self._lines.setdefault(base, [])
-        line = _line(*places[0]) if places else ("", 0)
         if line not in lines:
             lines.append(line)
         self.current = _numbered(base, lines.index(line) + 1)
