@@ -13,6 +13,7 @@ from pydantic import ValidationError
 from comgra_decl.errors import SpecError, did_you_mean
 from comgra_decl.rules.base import Rule
 from comgra_decl.rules.expression import ExpressionError
+from comgra_decl.rules.own import expression_rule, imported_rule, unimported_rule
 from comgra_decl.spec.problems import explain
 
 if TYPE_CHECKING:
@@ -110,8 +111,6 @@ def _append_own(
     built: list[Rule], problems: list[str], name: str, entry: Any, *, trust: bool
 ) -> None:
     """Adds a rule that the user has declared: an expression, or a class of theirs."""
-    from comgra_decl.rules.own import expression_rule, imported_rule, unimported_rule
-
     if isinstance(entry, Mapping) and "when" in entry:
         _append(built, problems, expression_rule(name, entry), name, entry)
     elif isinstance(entry, Mapping) and "_target_" in entry:

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 from numpy.typing import NDArray
 
+from comgra_decl.errors import SpecError
 from comgra_decl.records import SKIPPED_STEP
 from comgra_decl.rules.base import Rule
 from comgra_decl.rules.catalogue import build
@@ -212,3 +213,26 @@ def _numbers(table: pd.DataFrame) -> Iterator[Numbers]:
     for (name, type_), part in table.groupby(["name", "type"], sort=False):
         steps = part["step"].to_numpy(np.int64)
         yield Numbers(str(name), str(type_), steps, part["value"].to_numpy(np.float64))
+
+
+def stored(run: Run) -> Diagnosis | None:
+    """Returns the findings of a run as they were stored, with chains and evidence, best first.
+
+    Reads one small document and no record. None where no rule has looked at the run: `rules: off`,
+    or no record yet.
+    """
+    document = run.document("findings")
+    if document is None:
+        return None
+    unchecked = [Unchecked(rule, why) for rule, why in sorted(document["unchecked"].items())]
+    checked = [name for name in _names(run) if name not in document["unchecked"]]
+    findings = [Finding.from_json(content) for content in document["findings"]]
+    return beside(run, Diagnosis(findings, unchecked, checked, len(steps_shown(run))))
+
+
+def _names(run: Run) -> list[str]:
+    """Returns the rules of the run's spec; none where one of them is no longer at hand."""
+    try:
+        return [rule.name for rule in build(run.spec.rules)]  # imports none of them
+    except SpecError:
+        return []

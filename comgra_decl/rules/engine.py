@@ -12,9 +12,8 @@ import numpy as np
 
 from comgra_decl.records import SlotInfo, Structure
 from comgra_decl.rules.base import Rule, Scene, SlotRule
-from comgra_decl.rules.cause import Causes
+from comgra_decl.rules.causes import Causes, Unusual
 from comgra_decl.rules.finding import Finding, best_first
-from comgra_decl.rules.unusual import Unusual
 from comgra_decl.rules.window import Numbers, Window
 
 _log = logging.getLogger("comgra_decl")

@@ -6,10 +6,14 @@ looks at all slots of a window at once.
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import NDArray
+
+if TYPE_CHECKING:
+    from comgra_decl.rules.table import SlotTable
+    from comgra_decl.rules.window import Window
 
 Matrix = NDArray[np.float64]
 Bools = NDArray[np.bool_]
@@ -203,3 +207,53 @@ class Previous:
         """Returns the latest value of each of the slots, NaN where there is none."""
         self._known = grown(self._known, int(at.max(initial=-1)) + 1, np.nan)
         return np.asarray(self._known[at], np.float64)
+
+
+class ClassCounts:
+    """How often each class occurs among the targets that are integers, one per sample.
+
+    Attributes:
+        by_slot: the number of targets of each class, by slot and class.
+    """
+
+    fewest = 8
+    """Smaller batches are not counted."""
+
+    def __init__(self) -> None:
+        self.by_slot: dict[int, dict[int, int]] = {}
+
+    def look(self, window: Window) -> None:
+        """Adds the next records; those with more classes than bins are left out."""
+        for slot in window.table.remembered(ClassCounts, _classes).tolist():
+            found = window.details.histograms(slot)
+            enough = window.samples(np.array([slot]))[:, 0] >= self.fewest
+            if found is not None and enough.any():
+                counts, ranges = found
+                enough &= np.isfinite(ranges).all(1)  # else the record has no such target
+                _count(self.by_slot.setdefault(slot, {}), counts[enough], ranges[enough])
+
+    @property
+    def most(self) -> int:
+        """The number of counted targets of the slot with most."""
+        return max((sum(known.values()) for known in self.by_slot.values()), default=0)
+
+
+def _classes(table: SlotTable) -> Slots:
+    return np.flatnonzero(table.scalar_targets & table.where(lambda info: "int" in info.dtype))
+
+
+def _count(known: dict[int, int], counts: NDArray[np.int_], ranges: NDArray[np.float64]) -> None:
+    if not len(ranges):
+        return
+    if not (ranges == ranges[:1]).all():  # nearly always all batches have the same classes
+        for row, ends in zip(counts, ranges, strict=True):
+            _count(known, row[None], ends[None])
+        return
+    (low, high), total = ranges[0].tolist(), counts.sum(0)
+    if not total.any() or high - low > len(total):
+        return
+    width = (high - low) / len(total)
+    bins = np.flatnonzero(total)
+    classes = np.rint(low + (bins + 0.5) * width).astype(int)
+    for number, count in zip(classes.tolist(), total[bins].tolist(), strict=True):
+        known[number] = known.get(number, 0) + count

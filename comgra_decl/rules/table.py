@@ -16,6 +16,9 @@ from comgra_decl.rules.finding import Place
 T = TypeVar("T")
 Mask = NDArray[np.bool_]
 
+RECTIFIERS = ("ReLU", "ReLU6", "Threshold", "Hardtanh", "Hardswish", "SquaredReLU")
+"""Classes of modules that return zero for a whole range of inputs."""
+
 
 class SlotTable:
     """All slots by their number; an object is never changed, `extended` gives a longer one."""
@@ -117,6 +120,36 @@ class SlotTable:
     def parameter_gradients(self) -> Mask:
         """Which are gradients of parameters, as the optimizer used them."""
         return self.where(lambda i: i.kind == "parameter" and i.key.pass_ == "grad")
+
+    @cached_property
+    def weight_gradients(self) -> Mask:
+        """Which are gradients of parameters with at least two dimensions, without raw ones."""
+        return self.where(
+            lambda i: (
+                i.kind == "parameter"
+                and is_gradient(i.key.pass_)
+                and i.key.pass_ != "grad:raw"
+                and len(i.shape) > 1
+            )
+        )
+
+    @cached_property
+    def layer_gradients(self) -> Mask:
+        """Which are gradients of computed tensors or, where there are none, of weights."""
+        outputs = self.output_gradients & self.where(lambda info: info.key.pass_ == "grad")
+        return outputs if outputs.any() else self.weight_gradients
+
+    @cached_property
+    def targets(self) -> Mask:
+        """Which are targets with a batch dimension."""
+        return self.where(
+            lambda i: i.kind == "target" and i.key.pass_ == "forward" and i.batch_dim is not None
+        )
+
+    @cached_property
+    def scalar_targets(self) -> Mask:
+        """Which are targets with one number per sample."""
+        return self.targets & self.where(lambda info: len(info.shape) == 1)
 
 
 def is_gradient(pass_: str) -> bool:

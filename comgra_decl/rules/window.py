@@ -19,6 +19,9 @@ from comgra_decl.rules.table import SlotTable, elements_of, samples_of
 
 Floats = NDArray[np.float32]
 
+VARYING = ("mean", "std", "min", "max", "abs_mean", "l2")
+"""Statistics of a sample by which the samples of a batch can be told apart."""
+
 
 class Details(Protocol):
     """What few rules look at, of few slots; read when asked for."""
@@ -111,6 +114,20 @@ class Window:
     def samples(self, at: NDArray[np.int64]) -> NDArray[np.float64]:
         """Returns samples in the batch, [k, len(at)]; 1 where there is no batch dimension."""
         return self.of_shape(samples_of, at)
+
+    def variation(self, at: NDArray[np.int64]) -> NDArray[np.float64]:
+        """Returns how much the samples of a batch differ, [k, len(at)].
+
+        That is the largest standard deviation over the batch of any statistic in `VARYING`,
+        relative to the largest magnitude of that statistic. NaN where nothing is recorded or
+        everything is zero.
+        """
+        most = np.full((len(self), len(at)), np.nan)
+        for name in (name for name in VARYING if self.has(name)):
+            size = self.read(name, at, "abs_max")
+            varied = np.where(size > 0, self.read(name, at, "std") / size, np.nan)
+            most = np.fmax(most, varied)
+        return most
 
     def reshaped(self, row: int) -> dict[int, SlotInfo]:
         """Returns the slots that have another shape in a record than the slot table says."""

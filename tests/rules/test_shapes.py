@@ -17,9 +17,9 @@ from torch import nn
 import comgra_decl as comgra
 from comgra_decl.records import STATISTICS, SlotInfo, SlotKey
 from comgra_decl.rules import Window, diagnose
-from comgra_decl.rules.attention.collapse import AttentionCollapse
+from comgra_decl.rules.attention.patterns import AttentionCollapse
 from comgra_decl.rules.data.targets import SingleClass, Unshuffled
-from comgra_decl.rules.paths import steps_between
+from comgra_decl.rules.graph import steps_between
 from comgra_decl.rules.structure.probabilities import ProbabilitiesAsLogits
 from comgra_decl.rules.structure.sigmoid_twice import SigmoidTwice
 from comgra_decl.rules.structure.small_batch import SmallBatchNorm

@@ -8,11 +8,9 @@ import numpy as np
 from numpy.typing import NDArray
 from pydantic import Field
 
-from comgra_decl.rules.activations.dead import RECTIFIERS
-from comgra_decl.rules.base import Scene
+from comgra_decl.rules.base import SampledParameters, SampledRule, Scene
 from comgra_decl.rules.memory import Bools, Slots
-from comgra_decl.rules.sampled import SampledParameters, SampledRule
-from comgra_decl.rules.table import Mask, SlotTable
+from comgra_decl.rules.table import RECTIFIERS, Mask, SlotTable
 from comgra_decl.rules.window import Window
 from comgra_decl.spec.base import Int, Number
 

@@ -40,6 +40,7 @@ class RankCollapse(SlotRule):
     )
     explained_by = ("nonfinite", "exploding_gradient", "input_independence")
     Parameters = RankParameters
+    any_statistic = RANKS
     lowest, evidence = True, "share of its first rank"
     needs = "weights, with `stats: [..., effective_rank]`"
 
@@ -60,12 +61,6 @@ class RankCollapse(SlotRule):
         rank = window.read(name, at).astype(np.float64)
         share = rank / self._early.look(at, rank)
         return share < self.parameters.fall, share
-
-    def missing(self, scene: Scene) -> str | None:
-        """Returns why it could not look."""
-        if not any(name in scene.statistics for name in RANKS):
-            return "no rank is recorded; add `effective_rank` or `stable_rank` to `stats`"
-        return super().missing(scene)
 
     def sentence(self, scene: Scene, slot: int) -> str:
         """Says how far it has fallen."""

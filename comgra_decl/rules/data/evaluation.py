@@ -10,8 +10,8 @@ from numpy.typing import NDArray
 from pydantic import Field
 
 from comgra_decl.rules.base import Patient, Scene, SlotRule
+from comgra_decl.rules.graph import beyond_targets
 from comgra_decl.rules.memory import Bools, Previous, Slots
-from comgra_decl.rules.paths import beyond_targets
 from comgra_decl.rules.table import Mask, SlotTable
 from comgra_decl.rules.window import Window
 from comgra_decl.spec.base import Int, Number

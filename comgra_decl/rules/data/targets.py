@@ -9,9 +9,8 @@ from numpy.typing import NDArray
 from pydantic import Field
 
 from comgra_decl.rules.base import Patient, Rule, Scene, SlotRule
-from comgra_decl.rules.data.classes import FEWEST, ClassCounts, targets
 from comgra_decl.rules.finding import Finding
-from comgra_decl.rules.memory import Bools, Slots
+from comgra_decl.rules.memory import Bools, ClassCounts, Slots
 from comgra_decl.rules.table import Mask, SlotTable
 from comgra_decl.rules.window import Window
 from comgra_decl.spec.base import Int, Number
@@ -32,13 +31,13 @@ class SingleClass(SlotRule):
     source = "The debugging chapter's frozen ResNet: labels 0, 0, 0, 0, 0."
     advice = "Shuffle the data, and look at how labels are made."
     statistics = ("mean",)
-    fewest_samples = FEWEST
+    fewest_samples = ClassCounts.fewest
     lowest, evidence = True, "deviation between samples"
     needs = _NEEDS
 
     def wants(self, table: SlotTable) -> Mask:
         """Returns targets with one number per sample."""
-        return targets(table, one=True)
+        return table.scalar_targets
 
     def measure(self, window: Window, at: Slots) -> tuple[Bools, NDArray[Any]]:
         """Looks for no deviation between samples."""
@@ -86,13 +85,12 @@ class Unshuffled(Rule):
         """Adds up means and variances of the batches."""
         if not window.has("mean"):
             return
-        wanted = window.table.remembered(Unshuffled, targets)
-        for slot in np.flatnonzero(wanted).tolist():
+        for slot in np.flatnonzero(window.table.targets).tolist():
             at = np.array([slot])
             mean = window.read("mean", at)[:, 0].astype(np.float64)
             within = window.read("mean", at, "std")[:, 0].astype(np.float64) ** 2
             size = window.samples(at)[:, 0]
-            there = np.isfinite(mean) & np.isfinite(within) & (size >= FEWEST)
+            there = np.isfinite(mean) & np.isfinite(within) & (size >= ClassCounts.fewest)
             for m, v, n in zip(mean[there], within[there], size[there], strict=True):
                 sums = self._sums.setdefault(slot, np.zeros(4))
                 sums += (1, m, m * m, v / (n - 1))
@@ -121,7 +119,7 @@ class Unshuffled(Rule):
     def missing(self, scene: Scene) -> str | None:
         """Returns why it could not look."""
         if not self._sums:
-            return f"no target of at least {FEWEST} samples was recorded"
+            return f"no target of at least {ClassCounts.fewest} samples was recorded"
         most = max(sums[0] for sums in self._sums.values())
         least = self.parameters.least
         return None if most >= least else f"it takes {least} records; there are {int(most)}"

@@ -9,7 +9,6 @@ from numpy.typing import NDArray
 from pydantic import Field
 
 from comgra_decl.rules.base import Patient, Scene, SlotRule
-from comgra_decl.rules.gradients.sizes import weight_gradients
 from comgra_decl.rules.memory import Bools, Early, Previous, Slots
 from comgra_decl.rules.table import Mask, SlotTable
 from comgra_decl.rules.window import Window
@@ -60,7 +59,7 @@ class AccumulatedGradient(SlotRule):
 
     def wants(self, table: SlotTable) -> Mask:
         """Returns the gradients of weights whose layers' outputs have gradients, too."""
-        wanted = weight_gradients(table)
+        wanted = table.weight_gradients
         partner = _output_gradients(table)
         return wanted & table.where(lambda info: info.key.node in partner)
 

@@ -9,7 +9,6 @@ from numpy.typing import NDArray
 from pydantic import Field
 
 from comgra_decl.rules.base import Patient, Scene, SlotRule
-from comgra_decl.rules.gradients.sizes import gradients
 from comgra_decl.rules.memory import Bools, Early, Slots
 from comgra_decl.rules.table import Mask, SlotTable
 from comgra_decl.rules.window import Window
@@ -61,7 +60,7 @@ class ExplodingGradient(SlotRule):
 
     def wants(self, table: SlotTable) -> Mask:
         """Returns the gradients of outputs, or else of weights."""
-        return gradients(table)
+        return table.layer_gradients
 
     def measure(self, window: Window, at: Slots) -> tuple[Bools, NDArray[Any]]:
         """Compares with the other gradients of the step, and with those of the first steps."""

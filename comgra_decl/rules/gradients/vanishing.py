@@ -9,7 +9,6 @@ from numpy.typing import NDArray
 from pydantic import Field
 
 from comgra_decl.rules.base import Patient, Scene, SlotRule
-from comgra_decl.rules.gradients.sizes import gradients, largest_of_node
 from comgra_decl.rules.memory import Bools, Early, Slots, row_quantile
 from comgra_decl.rules.table import Mask, SlotTable
 from comgra_decl.rules.window import Window
@@ -61,14 +60,14 @@ class VanishingGradient(SlotRule):
 
     def wants(self, table: SlotTable) -> Mask:
         """Returns the gradients of outputs, or else of weights."""
-        return gradients(table)
+        return table.layer_gradients
 
     def measure(self, window: Window, at: Slots) -> tuple[Bools, NDArray[Any]]:
         """Compares each gradient with the upper quartile of its step."""
         size = window.read("l2", at).astype(np.float64)
         known = np.where(np.isfinite(size) & (size > 0), size, np.nan)
         enough = (~np.isnan(known)).sum(1) >= 4
-        share = largest_of_node(window.table, at, known) / row_quantile(known, 0.75)
+        share = _largest_of_node(window.table, at, known) / row_quantile(known, 0.75)
         share[~enough] = np.nan
         fallen = share < self.parameters.fall * self._early.look(at, share)
         return (share < self.parameters.ratio) | fallen, share
@@ -80,3 +79,23 @@ class VanishingGradient(SlotRule):
             f"The gradient dies on its way back: at {scene.table.place(slot)} it is {share:.1e} "
             "times that of the upper quartile of layers."
         )
+
+
+def _largest_of_node(
+    table: SlotTable, at: Slots, sizes: NDArray[np.float64]
+) -> NDArray[np.float64]:
+    """Returns, for each column, the largest size of all iterations of its tensor, [k, slots]."""
+    group = table.remembered((_largest_of_node, len(at)), lambda t: _group(t, at))
+    if group.max(initial=-1) == len(group) - 1:
+        return sizes
+    order = np.argsort(group, kind="stable")
+    starts = np.flatnonzero(np.diff(group[order], prepend=-1))
+    largest = np.fmax.reduceat(sizes[:, order], starts, axis=1)
+    return np.asarray(largest[:, group], np.float64)
+
+
+def _group(table: SlotTable, at: Slots) -> Slots:
+    """Numbers the tensors, all iterations of one alike."""
+    names = [(table.infos[slot].key.node, table.infos[slot].key.role) for slot in at.tolist()]
+    numbers = {name: number for number, name in enumerate(dict.fromkeys(names))}
+    return np.array([numbers[name] for name in names], np.int64)

@@ -10,8 +10,8 @@ from pydantic import Field
 
 from comgra_decl.rules.base import RuleParameters, Scene
 from comgra_decl.rules.finding import Finding
-from comgra_decl.rules.loss.curve import Curve, LossRule
-from comgra_decl.rules.paths import met
+from comgra_decl.rules.graph import met
+from comgra_decl.rules.loss_curve import Curve, LossRule
 from comgra_decl.spec.base import Int, Number
 
 

@@ -10,11 +10,10 @@ from numpy.typing import NDArray
 from pydantic import Field
 
 from comgra_decl.rules.base import RuleParameters, Scene
-from comgra_decl.rules.data.classes import ClassCounts
 from comgra_decl.rules.finding import Finding
-from comgra_decl.rules.loss.curve import Curve, LossRule
-from comgra_decl.rules.loss.initial import classes_of
-from comgra_decl.rules.loss.overfit import is_validation
+from comgra_decl.rules.graph import classes_of
+from comgra_decl.rules.loss_curve import Curve, LossRule, is_validation
+from comgra_decl.rules.memory import ClassCounts
 from comgra_decl.rules.window import Numbers, Window
 from comgra_decl.spec.base import Int, Number
 

@@ -11,8 +11,8 @@ from pydantic import Field
 
 from comgra_decl.rules.base import RuleParameters, Scene
 from comgra_decl.rules.finding import Finding
-from comgra_decl.rules.loss.curve import LossRule
-from comgra_decl.rules.paths import met
+from comgra_decl.rules.graph import classes_of
+from comgra_decl.rules.loss_curve import LossRule
 from comgra_decl.spec.base import Number
 
 
@@ -64,15 +64,3 @@ class InitialLoss(LossRule):
             f"ln({classes}) = {log(classes):.3f}.",
             evidence={"loss": loss, "guessing": log(classes), "classes": classes},
         )
-
-
-def classes_of(scene: Scene) -> int:
-    """Returns among how many classes an answer that meets a target chooses; 0 if none does."""
-    for answer, target in met(scene):
-        if "int" in target.dtype and "float" in answer.dtype:
-            if len(answer.shape) == len(target.shape) + 1:
-                at = 1 if len(target.shape) > 1 and answer.shape[2:] == target.shape[1:] else -1
-                return answer.shape[at]
-            if len(answer.shape) == 2 and len(target.shape) == 1:
-                return answer.shape[1]
-    return 0

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from fnmatch import fnmatchcase
 from typing import Annotated
 
 import numpy as np
@@ -10,12 +9,9 @@ from pydantic import Field
 
 from comgra_decl.rules.base import Rule, RuleParameters, Scene
 from comgra_decl.rules.finding import Finding
-from comgra_decl.rules.loss.curve import Curve
+from comgra_decl.rules.loss_curve import EVALUATION_TYPES, Curve, is_validation
 from comgra_decl.rules.window import Numbers
 from comgra_decl.spec.base import Int, Number
-
-_NAMES = ("*val*loss*", "*valid*loss*", "*eval*loss*", "*test*loss*", "*dev*loss*")
-_TYPES = ("eval", "val", "valid", "validation", "test")
 
 
 class OverfitParameters(RuleParameters):
@@ -56,7 +52,7 @@ class Overfitting(Rule):
 
     def hear(self, numbers: Numbers) -> None:
         """Takes losses of both kinds."""
-        if numbers.name == "loss" and numbers.type not in _TYPES:
+        if numbers.name == "loss" and numbers.type not in EVALUATION_TYPES:
             self._train.add(numbers.steps, numbers.values)
         elif is_validation(numbers):
             known = self._validation.setdefault(f"{numbers.name} ({numbers.type})", [])
@@ -101,11 +97,3 @@ class Overfitting(Rule):
         if not self._validation:
             return "nobody said a validation loss; say comgra.kpi('val_loss', value)"
         return None
-
-
-def is_validation(numbers: Numbers) -> bool:
-    """Whether these are losses of evaluations, by their name or type of execution."""
-    name = numbers.name.lower()
-    if numbers.type in _TYPES and "loss" in name:
-        return True
-    return any(fnmatchcase(name, pattern) for pattern in _NAMES)

@@ -11,7 +11,7 @@ from pydantic import Field
 
 from comgra_decl.rules.base import RuleParameters, Scene
 from comgra_decl.rules.finding import Finding
-from comgra_decl.rules.loss.curve import LossRule
+from comgra_decl.rules.loss_curve import LossRule
 from comgra_decl.spec.base import Int, Number
 
 

@@ -11,8 +11,8 @@ from pydantic import Field
 
 from comgra_decl.rules.base import Patient, Scene, SlotRule
 from comgra_decl.rules.finding import Finding
+from comgra_decl.rules.graph import sources_of
 from comgra_decl.rules.memory import Bools, Slots
-from comgra_decl.rules.paths import sources_of
 from comgra_decl.rules.table import Mask, SlotTable, is_gradient
 from comgra_decl.rules.window import Window
 from comgra_decl.spec.base import Int

@@ -9,8 +9,8 @@ from numpy.typing import NDArray
 from pydantic import Field
 
 from comgra_decl.rules.base import Patient, RuleParameters, Scene, SlotRule
+from comgra_decl.rules.graph import parts
 from comgra_decl.rules.memory import Bools, Slots
-from comgra_decl.rules.paths import parts
 from comgra_decl.rules.table import Mask, SlotTable
 from comgra_decl.rules.window import Window
 from comgra_decl.spec.base import Int, Number

@@ -5,7 +5,7 @@ from __future__ import annotations
 from comgra_decl.records import SlotInfo
 from comgra_decl.rules.base import Rule, Scene
 from comgra_decl.rules.finding import Finding
-from comgra_decl.rules.paths import met
+from comgra_decl.rules.graph import met
 
 
 class SilentBroadcasting(Rule):

@@ -10,8 +10,8 @@ from pydantic import Field
 
 from comgra_decl.records import SlotInfo
 from comgra_decl.rules.base import Patient, Scene, SlotRule
+from comgra_decl.rules.graph import single_sources
 from comgra_decl.rules.memory import Bools, Largest, Slots
-from comgra_decl.rules.paths import single_sources
 from comgra_decl.rules.table import Mask, SlotTable
 from comgra_decl.rules.window import Window
 from comgra_decl.spec.base import Int

@@ -8,8 +8,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from comgra_decl.rules.base import Scene, SlotRule
+from comgra_decl.rules.graph import answers, met
 from comgra_decl.rules.memory import Bools, Slots
-from comgra_decl.rules.paths import answers, met
 from comgra_decl.rules.table import Mask, SlotTable
 from comgra_decl.rules.window import Window
 

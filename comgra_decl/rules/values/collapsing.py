@@ -8,12 +8,11 @@ import numpy as np
 from numpy.typing import NDArray
 from pydantic import Field
 
-from comgra_decl.rules.base import Patient, Scene
+from comgra_decl.rules.base import Patient, Scene, SlotRule
+from comgra_decl.rules.graph import beyond_targets
 from comgra_decl.rules.memory import Bools, Early, Slots
-from comgra_decl.rules.paths import beyond_targets
 from comgra_decl.rules.table import Mask, SlotTable
-from comgra_decl.rules.values.variation import Varying
-from comgra_decl.rules.window import Window
+from comgra_decl.rules.window import VARYING, Window
 from comgra_decl.spec.base import Number
 
 
@@ -24,7 +23,7 @@ class CollapsingParameters(Patient):
     """The variation over the batch falls below this share of what it was at first."""
 
 
-class CollapsingOutput(Varying):
+class CollapsingOutput(SlotRule):
     """Outputs that become more and more the same for all samples."""
 
     name = "collapsing_output"
@@ -53,6 +52,8 @@ class CollapsingOutput(Varying):
         "dead_units",
     )
     Parameters = CollapsingParameters
+    any_statistic, lowest = VARYING, True
+    needs = "outputs with a batch dimension, {select: '**', capture: [output]}"
     fewest_samples = 4
     evidence = "share of its first variation"
 
@@ -66,7 +67,8 @@ class CollapsingOutput(Varying):
 
     def measure(self, window: Window, at: Slots) -> tuple[Bools, NDArray[Any]]:
         """Compares the variation over the batch with that of the first records."""
-        most = self.variation(window, at)
+        most = window.variation(at)
+        most = np.where(window.samples(at) >= self.fewest_samples, most, np.nan)
         share = most / self._early.look(at, most)
         return share < self.parameters.fall, share
 

@@ -8,12 +8,11 @@ import numpy as np
 from numpy.typing import NDArray
 from pydantic import Field
 
-from comgra_decl.rules.base import Patient, Scene
+from comgra_decl.rules.base import Patient, Scene, SlotRule
+from comgra_decl.rules.graph import answers
 from comgra_decl.rules.memory import Bools, Largest, Slots
-from comgra_decl.rules.paths import answers
 from comgra_decl.rules.table import Mask, SlotTable
-from comgra_decl.rules.values.variation import Varying
-from comgra_decl.rules.window import Window
+from comgra_decl.rules.window import VARYING, Window
 from comgra_decl.spec.base import Number
 
 _VARIED = 1e-2
@@ -26,7 +25,7 @@ class IndependentParameters(Patient):
     """Below this relative variation over the batch, all samples are the same."""
 
 
-class InputIndependence(Varying):
+class InputIndependence(SlotRule):
     """Outputs that are the same whatever the input is."""
 
     name = "input_independence"
@@ -47,6 +46,8 @@ class InputIndependence(Varying):
     )
     explained_by = ("nonfinite", "dead_units", "saturated", "large_update", "growing_weight")
     Parameters = IndependentParameters
+    any_statistic, lowest = VARYING, True
+    needs = "outputs with a batch dimension, {select: '**', capture: [output]}"
     fewest_samples = 2
     evidence, of_graph = "relative variation over the batch", True
 
@@ -62,7 +63,8 @@ class InputIndependence(Varying):
 
     def measure(self, window: Window, at: Slots) -> tuple[Bools, NDArray[Any]]:
         """Looks for the statistic that varies most."""
-        most = self.variation(window, at)
+        most = window.variation(at)
+        most = np.where(window.samples(at) >= self.fewest_samples, most, np.nan)
         varied = self._most.look(at, most) > _VARIED
         return (most < self.parameters.variation) & (varied | self._final[at]), most
 

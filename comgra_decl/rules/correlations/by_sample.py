@@ -8,11 +8,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from comgra_decl.records import SlotInfo
+from comgra_decl.rules.correlations import statistics as n
+from comgra_decl.rules.correlations.by_record import LEAST_STRENGTH, SAME
+from comgra_decl.rules.correlations.correlation import Correlation, Side
+from comgra_decl.rules.correlations.series import is_loss
 from comgra_decl.rules.finding import Place
-from comgra_decl.rules.together import numbers as n
-from comgra_decl.rules.together.correlation import Correlation, Side
-from comgra_decl.rules.together.moving import LEAST_STRENGTH, SAME
-from comgra_decl.rules.together.series import is_loss
 
 if TYPE_CHECKING:
     from comgra_decl.query import Run

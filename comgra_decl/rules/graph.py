@@ -77,6 +77,18 @@ def met(scene: Scene) -> Iterator[tuple[SlotInfo, SlotInfo]]:
                         yield _info(scene, structure, pair[0]), _info(scene, structure, pair[1])
 
 
+def classes_of(scene: Scene) -> int:
+    """Returns among how many classes an answer that meets a target chooses; 0 if none does."""
+    for answer, target in met(scene):
+        if "int" in target.dtype and "float" in answer.dtype:
+            if len(answer.shape) == len(target.shape) + 1:
+                at = 1 if len(target.shape) > 1 and answer.shape[2:] == target.shape[1:] else -1
+                return answer.shape[at]
+            if len(answer.shape) == 2 and len(target.shape) == 1:
+                return answer.shape[1]
+    return 0
+
+
 def parts(scene: Scene) -> dict[int, list[int]]:
     """Returns, for computed slots, those of the same shape that they are computed from, if many."""
     table = scene.table

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from abc import abstractmethod
+from fnmatch import fnmatchcase
 
 import numpy as np
 from numpy.typing import NDArray
@@ -126,3 +127,15 @@ class LossRule(Rule):
         if not count:
             return "no loss was heard; set `kpis: {loss: true}`, or say comgra.kpi('loss', value)"
         return None if count >= self.least else f"it takes {self.least} losses; there are {count}"
+
+
+_NAMES = ("*val*loss*", "*valid*loss*", "*eval*loss*", "*test*loss*", "*dev*loss*")
+EVALUATION_TYPES = ("eval", "val", "valid", "validation", "test")
+
+
+def is_validation(numbers: Numbers) -> bool:
+    """Whether these are losses of evaluations, by their name or type of execution."""
+    name = numbers.name.lower()
+    if numbers.type in EVALUATION_TYPES and "loss" in name:
+        return True
+    return any(fnmatchcase(name, pattern) for pattern in _NAMES)

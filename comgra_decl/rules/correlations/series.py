@@ -11,12 +11,11 @@ from numpy.typing import NDArray
 
 from comgra_decl.records import SlotInfo
 from comgra_decl.rules.base import Rule, SlotRule
+from comgra_decl.rules.correlations.correlation import Side
 from comgra_decl.rules.diagnosis import examined
 from comgra_decl.rules.engine import Engine
 from comgra_decl.rules.table import SlotTable
-from comgra_decl.rules.together.correlation import Side
-from comgra_decl.rules.together.numbers import Floats
-from comgra_decl.rules.window import Window
+from comgra_decl.rules.window import Floats, Window
 
 if TYPE_CHECKING:
     import pandas as pd
