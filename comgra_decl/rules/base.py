@@ -16,7 +16,25 @@ from comgra_decl.rules.finding import MOST_OTHERS, Finding, Severity
 from comgra_decl.rules.memory import Bools, Slots, Streak
 from comgra_decl.rules.table import Mask, SlotTable
 from comgra_decl.rules.window import Numbers, Window
-from comgra_decl.spec.base import Int, SpecModel
+from comgra_decl.spec.base import Int, Number, SpecModel
+
+Count = Annotated[Int, Field(ge=1)]
+"""A whole number, at least 1."""
+
+Positive = Annotated[Number, Field(gt=0)]
+"""A number above 0."""
+
+Share = Annotated[Number, Field(gt=0, le=1)]
+"""A number above 0, at most 1."""
+
+Fraction = Annotated[Number, Field(gt=0, lt=1)]
+"""A number above 0 and below 1."""
+
+Factor = Annotated[Number, Field(gt=1)]
+"""A number above 1."""
+
+Measured = tuple[Bools, NDArray[Any]]
+"""In which records and slots something is wrong, and the evidence, both [k, slots]."""
 
 
 class RuleParameters(SpecModel):
@@ -29,7 +47,7 @@ class RuleParameters(SpecModel):
 class Patient(RuleParameters):
     """What can be said of a rule that waits until something has been so for a while."""
 
-    patience: Annotated[Int, Field(ge=1)] = 5
+    patience: Count = 5
     """For so many records in a row it must be so."""
 
 
@@ -120,7 +138,7 @@ class Rule(ABC):
         `look` gets the same records without them: they are as if not recorded.
         """
 
-    def hear(self, numbers: Numbers) -> None:  # noqa: B027
+    def look_at_numbers(self, numbers: Numbers) -> None:  # noqa: B027
         """Takes the next numbers of one name and type of execution."""
 
     @abstractmethod
@@ -204,7 +222,7 @@ class SlotRule(Rule):
         """
 
     @abstractmethod
-    def measure(self, window: Window, at: Slots) -> tuple[Bools, NDArray[Any]]:
+    def measure(self, window: Window, at: Slots) -> Measured:
         """Returns in which records and slots it is so, and the evidence, both [k, len(at)]."""
 
     @abstractmethod
@@ -222,11 +240,11 @@ class SlotRule(Rule):
             return
         with np.errstate(all="ignore"):
             hit, evidence = self.measure(window, at)
-        there = window.there[:, at]
+        there = window.present[:, at]
         if self.fewest_samples > 1:
             there = there & (window.samples(at) >= self.fewest_samples)
         self.streak.look(
-            window.steps, at, hit=hit & there, there=there, evidence=np.asarray(evidence)
+            window.steps, at, hit=hit & there, present=there, evidence=np.asarray(evidence)
         )
 
     def columns(self, table: SlotTable) -> Slots:
@@ -306,10 +324,10 @@ class SlotRule(Rule):
 class SampledParameters(Patient):
     """What can be said of a rule that looks at some of the records."""
 
-    every: Annotated[Int, Field(ge=1)] = 10
+    every: Count = 10
     """Every so many records are looked at, since their values have to be read."""
 
-    patience: Annotated[Int, Field(ge=1)] = 3
+    patience: Count = 3
     """For so many of these in a row it must be so."""
 
 

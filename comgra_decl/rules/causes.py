@@ -161,11 +161,11 @@ class Unusual:
                 sizes -= np.log10(window.elements(self._at)) / 2
         finite = np.where(np.isfinite(sizes), sizes, np.nan)
         own = finite - self._early.look(self._at, finite)
-        there = window.there[:, self._at]
+        there = window.present[:, self._at]
         among = np.where(np.isnan(own), self._to_siblings(finite), np.nan)
         for streak, distance in ((self._own, own), (self._among, among)):
             far = np.abs(np.nan_to_num(distance)) > DECADES
-            streak.look(window.steps, self._at, hit=far, there=there, evidence=np.abs(distance))
+            streak.look(window.steps, self._at, hit=far, present=there, evidence=np.abs(distance))
 
     def _learn(self, table: SlotTable) -> None:
         self._table, self._at = table, np.flatnonzero(table.floating)

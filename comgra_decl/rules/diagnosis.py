@@ -165,7 +165,7 @@ def feed(engine: Engine, run: Run, *, until: int | None = None) -> None:
         if len(rows):
             engine.look(window.only(rows, window.first))
     for numbers in _numbers(kpis):
-        engine.hear(numbers)
+        engine.look_at_numbers(numbers)
 
 
 def steps_shown(run: Run) -> NDArray[np.int64]:

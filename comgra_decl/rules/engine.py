@@ -113,11 +113,11 @@ class Engine:
         for method, part in _in_turn(window, first, first_evaluation) if comparing else ():
             self._each(method, part, comparing)
 
-    def hear(self, numbers: Numbers) -> None:
+    def look_at_numbers(self, numbers: Numbers) -> None:
         """Takes the next numbers of one name and type of execution."""
         if len(numbers.steps):
             self.scene.last_step = max(self.scene.last_step, int(numbers.steps.max()))
-            self._each("hear", numbers, self._rules)
+            self._each("look_at_numbers", numbers, self._rules)
 
     def _each(self, method: str, seen: Window | Numbers, rules: Sequence[Rule]) -> None:
         for rule in rules:

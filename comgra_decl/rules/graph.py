@@ -12,7 +12,7 @@ from comgra_decl.rules.base import Scene
 from comgra_decl.rules.table import elements_of
 
 
-def answers(scene: Scene) -> set[int]:
+def predictions(scene: Scene) -> set[int]:
     """Returns the slots that hold what the network answers: what enters the loss, as it is.
 
     That is what meets a target; where there is none, what enters the loss itself; and what it is
@@ -26,7 +26,7 @@ def answers(scene: Scene) -> set[int]:
     return found
 
 
-def before_answers(scene: Scene) -> set[int]:
+def predictions_and_logits(scene: Scene) -> set[int]:
     """Returns the answers, and what they are made of by modules without weights: the logits.
 
     It goes back from each answer to the last layer with weights, as long as a tensor is computed
@@ -35,7 +35,7 @@ def before_answers(scene: Scene) -> set[int]:
     table, sources, alike = scene.table, sources_of(scene), _of_one_size(scene)
     weighted = {node for node, _ in scene.parameters}
     weighted |= {info.key.node for info in table.infos if info.kind == "parameter"}
-    found = answers(scene)
+    found = predictions(scene)
     waiting = sorted(found)
     for slot in waiting:
         inside = {i for i in sources.get(slot, []) if table.infos[i].kind == "computed"}
@@ -48,7 +48,7 @@ def before_answers(scene: Scene) -> set[int]:
     return found
 
 
-def beyond_targets(scene: Scene) -> set[int]:
+def computed_from_targets(scene: Scene) -> set[int]:
     """Returns the slots that are computed from targets: losses and their parts."""
     found: set[int] = set()
     for structure in scene.structures.values():
@@ -63,7 +63,7 @@ def beyond_targets(scene: Scene) -> set[int]:
     return found
 
 
-def met(scene: Scene) -> Iterator[tuple[SlotInfo, SlotInfo]]:
+def target_pairs(scene: Scene) -> Iterator[tuple[SlotInfo, SlotInfo]]:
     """Yields pairs of a computed tensor and the target that it meets in one call."""
     seen = set()
     for structure in scene.structures.values():
@@ -79,7 +79,7 @@ def met(scene: Scene) -> Iterator[tuple[SlotInfo, SlotInfo]]:
 
 def classes_of(scene: Scene) -> int:
     """Returns among how many classes an answer that meets a target chooses; 0 if none does."""
-    for answer, target in met(scene):
+    for answer, target in target_pairs(scene):
         if "int" in target.dtype and "float" in answer.dtype:
             if len(answer.shape) == len(target.shape) + 1:
                 at = 1 if len(target.shape) > 1 and answer.shape[2:] == target.shape[1:] else -1
@@ -89,7 +89,7 @@ def classes_of(scene: Scene) -> int:
     return 0
 
 
-def parts(scene: Scene) -> dict[int, list[int]]:
+def combined(scene: Scene) -> dict[int, list[int]]:
     """Returns, for computed slots, those of the same shape that they are computed from, if many."""
     table = scene.table
     found: dict[int, list[int]] = {}
@@ -111,7 +111,7 @@ def parts(scene: Scene) -> dict[int, list[int]]:
     return found
 
 
-def steps_between(scene: Scene) -> Iterator[tuple[int, int]]:
+def same_shape_edges(scene: Scene) -> Iterator[tuple[int, int]]:
     """Yields (source, sink) of all edges between computed slots of one shape, each once."""
     seen = set()
     for structure in scene.structures.values():
@@ -140,7 +140,7 @@ def sources_of(scene: Scene) -> dict[int, list[int]]:
 def single_sources(scene: Scene) -> NDArray[np.int64]:
     """Returns, for each slot, the one slot of its shape that it is computed from; else -1."""
     before: dict[int, set[int]] = {}
-    for source, sink in steps_between(scene):
+    for source, sink in same_shape_edges(scene):
         before.setdefault(sink, set()).add(source)
     found = np.full(len(scene.table), -1, np.int64)
     for sink, sources in before.items():

@@ -184,13 +184,13 @@ class LiveRules:
         pairs = list(zip(said.names, said.types, strict=True))
         for name, type_ in dict.fromkeys(pairs):
             at = np.array([i for i, pair in enumerate(pairs) if pair == (name, type_)])
-            self._engine.hear(Numbers(name, type_, said.steps[at], said.values[at]))
+            self._engine.look_at_numbers(Numbers(name, type_, said.steps[at], said.values[at]))
 
     def _hear_records(self, batch: StepBatch) -> None:
         for info, kpis in zip(batch.steps, batch.kpis, strict=True):
             for name, value in kpis.items():
                 step, number = np.array([info.step]), np.array([value], np.float64)
-                self._engine.hear(Numbers(name, info.type, step, number))
+                self._engine.look_at_numbers(Numbers(name, info.type, step, number))
 
     def _conclude(self) -> dict[str, Any]:
         """Works out what was found; returns the document if it is another one."""

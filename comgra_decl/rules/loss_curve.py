@@ -93,7 +93,7 @@ class LossRule(Rule):
         self.several = False
         """Whether steps have more than one loss, as of networks that train against each other."""
 
-    def hear(self, numbers: Numbers) -> None:
+    def look_at_numbers(self, numbers: Numbers) -> None:
         """Takes the next losses."""
         self.several = self.several or numbers.name.startswith("loss[")
         if numbers.name == "loss":

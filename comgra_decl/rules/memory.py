@@ -63,7 +63,7 @@ class Streak:
         self.worst_step = np.zeros(0, np.int64)
 
     def look(
-        self, steps: NDArray[np.int64], at: Slots, *, hit: Bools, there: Bools, evidence: Matrix
+        self, steps: NDArray[np.int64], at: Slots, *, hit: Bools, present: Bools, evidence: Matrix
     ) -> bool:
         """Takes whether it holds in [k, slots], and the evidence; returns whether a streak is on.
 
@@ -71,15 +71,15 @@ class Streak:
             steps: of the records, [k].
             at: the slots of the columns.
             hit: where it holds.
-            there: where the slot was recorded.
+            present: where the slot was recorded.
             evidence: the number that tells how bad it is.
         """
         self._grow(int(at.max(initial=-1)) + 1)
-        hit = hit & there
-        self.seen[at] += there.sum(0)
+        hit = hit & present
+        self.seen[at] += present.sum(0)
         if not hit.any() and not self._count[at].any():
             return False
-        running = self._running(hit, there, at)
+        running = self._running(hit, present, at)
         begins = np.where(hit & (running == 1), steps[:, None], -1)
         began = np.maximum.accumulate(begins, axis=0)
         began = np.where(began < 0, self._began[at], began)
@@ -90,9 +90,9 @@ class Streak:
         self._mark(steps, at, on, began, evidence)
         return True
 
-    def _running(self, hit: Bools, there: Bools, at: Slots) -> NDArray[np.int64]:
+    def _running(self, hit: Bools, present: Bools, at: Slots) -> NDArray[np.int64]:
         total = np.cumsum(hit, axis=0)
-        ended = np.maximum.accumulate(np.where(there & ~hit, total, -1), axis=0)
+        ended = np.maximum.accumulate(np.where(present & ~hit, total, -1), axis=0)
         running: NDArray[np.int64] = np.where(ended < 0, total + self._count[at], total - ended)
         return running
 

@@ -9,16 +9,25 @@ from typing import Annotated, Any, ClassVar
 
 import numpy as np
 from numpy.typing import NDArray
-from pydantic import Field
 
-from comgra_decl.records import SlotInfo
-from comgra_decl.rules.base import Patient, Rule, Scene, SlotRule
+from comgra_decl.rules.api import (
+    Count,
+    Field,
+    Finding,
+    Mask,
+    Measured,
+    Numbers,
+    Patient,
+    Rule,
+    Scene,
+    SlotInfo,
+    SlotRule,
+    Slots,
+    SlotTable,
+    Streak,
+    Window,
+)
 from comgra_decl.rules.expression import Expression, ExpressionError, parse
-from comgra_decl.rules.finding import Finding
-from comgra_decl.rules.memory import Bools, Slots, Streak
-from comgra_decl.rules.table import Mask, SlotTable
-from comgra_decl.rules.window import Numbers, Window
-from comgra_decl.spec.base import Int
 from comgra_decl.spec.globs import matches
 from comgra_decl.spec.nodes import Glob
 
@@ -31,7 +40,7 @@ class OwnParameters(Patient):
     when: Annotated[str, Field(min_length=1)]
     """The expression that must hold; see `docs/findings.md`."""
 
-    patience: Annotated[Int, Field(ge=1)] = 1
+    patience: Count = 1
     """For so many records in a row it must hold."""
 
     node: Glob = "**"
@@ -84,7 +93,7 @@ class _OwnRule(SlotRule):
             and fnmatchcase(info.kind, said.kind)
         )
 
-    def measure(self, window: Window, at: Slots) -> tuple[Bools, NDArray[Any]]:
+    def measure(self, window: Window, at: Slots) -> Measured:
         """Works out the expression."""
 
         def read(name: str, over_batch: str) -> NDArray[Any]:
@@ -124,7 +133,7 @@ class _OwnNumberRule(Rule):
         self._streak = Streak(parameters.patience)
         self._types: dict[str, int] = {}
 
-    def hear(self, numbers: Numbers) -> None:
+    def look_at_numbers(self, numbers: Numbers) -> None:
         """Takes the next numbers."""
         if numbers.name != self.parameters.kpi:
             return
@@ -134,7 +143,11 @@ class _OwnNumberRule(Rule):
             hit = _truth(self._expression, lambda name, _: known[name], at, (len(numbers.steps), 1))
         there = np.ones_like(hit)
         self._streak.look(
-            numbers.steps, at, hit=hit, there=there, evidence=np.asarray(known["value"], np.float64)
+            numbers.steps,
+            at,
+            hit=hit,
+            present=there,
+            evidence=np.asarray(known["value"], np.float64),
         )
 
     def findings(self, scene: Scene) -> list[Finding]:

@@ -141,7 +141,7 @@ class Window:
         return replace(info, shape=tuple(self.shapes[int(code) - 1]))
 
     @cached_property
-    def there(self) -> NDArray[np.bool_]:
+    def present(self) -> NDArray[np.bool_]:
         """Which slots each record has, [k, n]."""
         return ~np.isnan(self.aggregates[:, :, self.statistics.index("nonfinite"), 0])
 

@@ -2,27 +2,32 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Any
+from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
-from pydantic import Field
 
-from comgra_decl.rules.base import Patient, Scene, SlotRule
-from comgra_decl.rules.graph import single_sources
-from comgra_decl.rules.memory import Bools, Slots
-from comgra_decl.rules.table import RECTIFIERS, Mask, SlotTable
-from comgra_decl.rules.window import Window
-from comgra_decl.spec.base import Number
+from comgra_decl.rules.api import (
+    RECTIFIERS,
+    Mask,
+    Measured,
+    Patient,
+    Scene,
+    Share,
+    SlotRule,
+    Slots,
+    SlotTable,
+    Window,
+    single_sources,
+)
 
 
 class DeadParameters(Patient):
     """What can be said of `dead_units`."""
 
-    share: Annotated[Number, Field(gt=0, le=1)] = 0.5
+    share: Share = 0.5
     """So many of a layer's units are dead."""
 
-    zeros: Annotated[Number, Field(gt=0, le=1)] = 0.98
+    zeros: Share = 0.98
     """So much of a rectifier's output is zero."""
 
 
@@ -64,7 +69,7 @@ class DeadUnits(SlotRule):
         )
         return rectified | (biases & table.where(lambda i: i.dtype != "float16"))
 
-    def measure(self, window: Window, at: Slots) -> tuple[Bools, NDArray[Any]]:
+    def measure(self, window: Window, at: Slots) -> Measured:
         """Looks at the share of zeros."""
         zeros = window.read("zero_fraction", at).astype(np.float64)
         bias = window.table.parameter_gradients[at]

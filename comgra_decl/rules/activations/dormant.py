@@ -2,17 +2,24 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Any
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
-from pydantic import Field
 
-from comgra_decl.rules.base import SampledParameters, SampledRule, Scene
-from comgra_decl.rules.memory import Bools, Slots
-from comgra_decl.rules.table import RECTIFIERS, Mask, SlotTable
-from comgra_decl.rules.window import Window
-from comgra_decl.spec.base import Int, Number
+from comgra_decl.rules.api import (
+    RECTIFIERS,
+    Count,
+    Fraction,
+    Mask,
+    Measured,
+    SampledParameters,
+    SampledRule,
+    Scene,
+    Slots,
+    SlotTable,
+    Window,
+)
 
 _ACTIVATIONS = (*RECTIFIERS, "LeakyReLU", "ELU", "GELU", "SiLU", "Mish", "Softplus")
 _FEWEST = 4  # units
@@ -21,19 +28,19 @@ _FEWEST = 4  # units
 class DormantParameters(SampledParameters):
     """What can be said of `dormant_units`."""
 
-    every: Annotated[Int, Field(ge=1)] = 20
+    every: Count = 20
     """Every so many records are looked at, since their values have to be read."""
 
-    patience: Annotated[Int, Field(ge=1)] = 1
+    patience: Count = 1
     """For so many times in a row it must be so, each of `looks` of these records."""
 
-    looks: Annotated[Int, Field(ge=1)] = 10
+    looks: Count = 10
     """Over so many of these records a unit's activity is averaged."""
 
-    activity: Annotated[Number, Field(gt=0, lt=1)] = 0.025
+    activity: Fraction = 0.025
     """A unit is dormant below this share of the mean activity of its layer's units."""
 
-    share: Annotated[Number, Field(gt=0, lt=1)] = 0.5
+    share: Fraction = 0.5
     """More than this share of a layer's units are dormant."""
 
 
@@ -68,7 +75,7 @@ class DormantUnits(SampledRule):
         """Returns outputs of activation functions with several units."""
         return table.outputs & table.where(lambda i: i.module_class in _ACTIVATIONS)
 
-    def measure(self, window: Window, at: Slots) -> tuple[Bools, NDArray[Any]]:
+    def measure(self, window: Window, at: Slots) -> Measured:
         """Adds up activities; judges them whenever there are enough."""
         share = np.full((len(window), len(at)), np.nan)
         for row, column, values in self.measured(window, at):

@@ -2,27 +2,32 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Any
+from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
-from pydantic import Field
 
-from comgra_decl.rules.base import Patient, Scene, SlotRule
-from comgra_decl.rules.graph import single_sources
-from comgra_decl.rules.memory import Bools, Slots
-from comgra_decl.rules.table import Mask, SlotTable
-from comgra_decl.rules.window import Window
-from comgra_decl.spec.base import Int, Number
+from comgra_decl.rules.api import (
+    Count,
+    Fraction,
+    Mask,
+    Measured,
+    Patient,
+    Scene,
+    SlotRule,
+    Slots,
+    SlotTable,
+    Window,
+    single_sources,
+)
 
 
 class DropoutParameters(Patient):
     """What can be said of `heavy_dropout`."""
 
-    patience: Annotated[Int, Field(ge=1)] = 5
+    patience: Count = 5
     """For so many records in a row it must be so."""
 
-    kept: Annotated[Number, Field(gt=0, lt=1)] = 0.25
+    kept: Fraction = 0.25
     """Of what enters, less than this share is left."""
 
 
@@ -55,7 +60,7 @@ class HeavyDropout(SlotRule):
         dropout = table.where(lambda i: "Dropout" in i.module_class and i.key.role == "output")
         return table.outputs & dropout & (self._sources >= 0)
 
-    def measure(self, window: Window, at: Slots) -> tuple[Bools, NDArray[Any]]:
+    def measure(self, window: Window, at: Slots) -> Measured:
         """Compares the zeros on both sides."""
         left = 1 - window.read("zero_fraction", at).astype(np.float64)
         before = 1 - window.read("zero_fraction", self._sources[at]).astype(np.float64)

@@ -2,17 +2,22 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Any
+from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
-from pydantic import Field
 
-from comgra_decl.rules.base import Patient, Scene, SlotRule
-from comgra_decl.rules.memory import Bools, Early, Slots
-from comgra_decl.rules.table import Mask, SlotTable
-from comgra_decl.rules.window import Window
-from comgra_decl.spec.base import Number
+from comgra_decl.rules.api import (
+    Early,
+    Fraction,
+    Mask,
+    Measured,
+    Patient,
+    Scene,
+    SlotRule,
+    Slots,
+    SlotTable,
+    Window,
+)
 
 RANKS = ("effective_rank", "stable_rank")
 
@@ -20,7 +25,7 @@ RANKS = ("effective_rank", "stable_rank")
 class RankParameters(Patient):
     """What can be said of `rank_collapse`."""
 
-    fall: Annotated[Number, Field(gt=0, lt=1)] = 0.2
+    fall: Fraction = 0.2
     """Below this share of its first rank, a matrix has collapsed."""
 
 
@@ -52,7 +57,7 @@ class RankCollapse(SlotRule):
         """Returns weights and outputs; where they have no rank, it is NaN."""
         return table.parameters | table.outputs
 
-    def measure(self, window: Window, at: Slots) -> tuple[Bools, NDArray[Any]]:
+    def measure(self, window: Window, at: Slots) -> Measured:
         """Compares with the first rank."""
         name = next((name for name in RANKS if window.has(name)), None)
         if name is None:

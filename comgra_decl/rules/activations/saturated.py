@@ -2,24 +2,26 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Any
-
 import numpy as np
-from numpy.typing import NDArray
-from pydantic import Field
 
-from comgra_decl.rules.base import Patient, Scene, SlotRule
-from comgra_decl.rules.graph import answers
-from comgra_decl.rules.memory import Bools, Slots
-from comgra_decl.rules.table import Mask, SlotTable
-from comgra_decl.rules.window import Window
-from comgra_decl.spec.base import Number
+from comgra_decl.rules.api import (
+    Fraction,
+    Mask,
+    Measured,
+    Patient,
+    Scene,
+    SlotRule,
+    Slots,
+    SlotTable,
+    Window,
+    predictions,
+)
 
 
 class SaturatedParameters(Patient):
     """What can be said of `saturated`."""
 
-    slope: Annotated[Number, Field(gt=0, lt=1)] = 0.06
+    slope: Fraction = 0.06
     """The mean slope is less than this share of the steepest one."""
 
 
@@ -48,7 +50,7 @@ class Saturated(SlotRule):
         """Returns outputs of Tanh and Sigmoid."""
         return table.outputs & table.where(lambda i: i.module_class in ("Tanh", "Sigmoid"))
 
-    def measure(self, window: Window, at: Slots) -> tuple[Bools, NDArray[Any]]:
+    def measure(self, window: Window, at: Slots) -> Measured:
         """Computes the mean slope from the output."""
         square = window.read("l2", at).astype(np.float64) ** 2 / window.elements(at)
         mean = window.read("mean", at).astype(np.float64)
@@ -58,7 +60,7 @@ class Saturated(SlotRule):
 
     def chosen(self, scene: Scene, fired: Slots) -> Slots:
         """Leaves out what the network answers."""
-        return fired[~np.isin(fired, list(answers(scene)))]
+        return fired[~np.isin(fired, list(predictions(scene)))]
 
     def sentence(self, scene: Scene, slot: int) -> str:
         """Says how flat it is."""

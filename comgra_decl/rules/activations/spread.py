@@ -2,33 +2,43 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Any
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
-from pydantic import Field
 
-from comgra_decl.rules.base import Patient, Scene, SlotRule
-from comgra_decl.rules.graph import before_answers, beyond_targets
-from comgra_decl.rules.memory import Bools, Early, Slots, row_quantile
-from comgra_decl.rules.table import Mask, SlotTable
-from comgra_decl.rules.window import Window
-from comgra_decl.spec.base import Int, Number
+from comgra_decl.rules.api import (
+    Count,
+    Early,
+    Factor,
+    Mask,
+    Measured,
+    Patient,
+    Positive,
+    Scene,
+    SlotRule,
+    Slots,
+    SlotTable,
+    Window,
+    computed_from_targets,
+    predictions_and_logits,
+    row_quantile,
+)
 
 
 class InitialisationParameters(Patient):
     """What can be said of `poor_initialisation`."""
 
-    patience: Annotated[Int, Field(ge=1)] = 3
+    patience: Count = 3
     """For so many records in a row it must be so."""
 
-    within: Annotated[Int, Field(ge=1)] = 10
+    within: Count = 10
     """So many first records are looked at."""
 
-    ratio: Annotated[Number, Field(gt=1)] = 30.0
+    ratio: Factor = 30.0
     """A layer whose spread is so many times that of all layers, or so small a part, is odd."""
 
-    small: Annotated[Number, Field(gt=0)] = 0.01
+    small: Positive = 0.01
     """A network whose layers have a median spread below this is odd."""
 
 
@@ -64,7 +74,7 @@ class PoorInitialisation(SlotRule):
             lambda i: i.key.node in nodes and i.key.role == "output" and not _embeds(i.module_class)
         )
 
-    def measure(self, window: Window, at: Slots) -> tuple[Bools, NDArray[Any]]:
+    def measure(self, window: Window, at: Slots) -> Measured:
         """Compares the layers of a step."""
         limit = self.parameters.ratio
         spread = window.read("std", at).astype(np.float64)
@@ -89,13 +99,13 @@ class PoorInitialisation(SlotRule):
 class DriftParameters(Patient):
     """What can be said of `activation_drift`."""
 
-    patience: Annotated[Int, Field(ge=1)] = 3
+    patience: Count = 3
     """For so many records in a row it must be so."""
 
-    growth: Annotated[Number, Field(gt=1)] = 100.0
+    growth: Factor = 100.0
     """So many times its first size is too much."""
 
-    fall: Annotated[Number, Field(gt=1)] = 1000.0
+    fall: Factor = 1000.0
     """So small a part of its first size is too little."""
 
 
@@ -130,7 +140,7 @@ class ActivationDrift(SlotRule):
         """Returns outputs."""
         return table.outputs
 
-    def measure(self, window: Window, at: Slots) -> tuple[Bools, NDArray[Any]]:
+    def measure(self, window: Window, at: Slots) -> Measured:
         """Compares with what it was at first."""
         spread = window.read("std", at).astype(np.float64)
         if window.has("mean"):
@@ -144,7 +154,7 @@ class ActivationDrift(SlotRule):
 
     def chosen(self, scene: Scene, fired: Slots) -> Slots:
         """Leaves out losses, and answers with their logits."""
-        free = beyond_targets(scene) | before_answers(scene)
+        free = computed_from_targets(scene) | predictions_and_logits(scene)
         return fired[~np.isin(fired, list(free))]
 
     def sentence(self, scene: Scene, slot: int) -> str:

@@ -4,18 +4,26 @@ from __future__ import annotations
 
 from abc import abstractmethod
 from math import nan
-from typing import Annotated, Any
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
-from pydantic import Field
 
-from comgra_decl.records import SlotInfo
-from comgra_decl.rules.base import Patient, SampledParameters, SampledRule, Scene, SlotRule
-from comgra_decl.rules.memory import Bools, Slots
-from comgra_decl.rules.table import Mask, SlotTable
-from comgra_decl.rules.window import Window
-from comgra_decl.spec.base import Number
+from comgra_decl.rules.api import (
+    Factor,
+    Fraction,
+    Mask,
+    Measured,
+    Patient,
+    SampledParameters,
+    SampledRule,
+    Scene,
+    SlotInfo,
+    SlotRule,
+    Slots,
+    SlotTable,
+    Window,
+)
 
 FEWEST_TOKENS = 4
 """Attention to fewer tokens has no pattern."""
@@ -35,7 +43,7 @@ def tokens_of(info: SlotInfo) -> float:
 class AttentionParameters(Patient):
     """What can be said of `attention_collapse`."""
 
-    tokens: Annotated[Number, Field(gt=1)] = 1.1
+    tokens: Factor = 1.1
     """An attention that is spread over fewer tokens than this looks at one only."""
 
 
@@ -73,7 +81,7 @@ class AttentionCollapse(SlotRule):
         """Returns what could be attention by its shape."""
         return table.outputs & table.where(could_be_attention)
 
-    def measure(self, window: Window, at: Slots) -> tuple[Bools, NDArray[Any]]:
+    def measure(self, window: Window, at: Slots) -> Measured:
         """Counts the tokens that rows are spread over."""
         tokens = window.of_shape(tokens_of, at)
         rows = window.elements(at) / tokens
@@ -100,7 +108,7 @@ class AttentionCollapse(SlotRule):
 class PatternParameters(SampledParameters):
     """What can be said of rules about patterns of attention."""
 
-    share: Annotated[Number, Field(gt=0, lt=1)] = 0.9
+    share: Fraction = 0.9
     """So much of all attention is too much."""
 
 
@@ -125,7 +133,7 @@ class _Pattern(SampledRule):
         sums = np.asarray(values, np.float64).sum(-1)
         return bool((values >= 0).all() and np.abs(sums - 1).max() < 1e-2)
 
-    def measure(self, window: Window, at: Slots) -> tuple[Bools, NDArray[Any]]:
+    def measure(self, window: Window, at: Slots) -> Measured:
         """Looks at the values of each record."""
         share = np.full((len(window), len(at)), np.nan)
         for row, column, values in self.measured(window, at):

@@ -113,7 +113,7 @@ def _watch(rule: SlotRule, hits: list[NDArray[np.bool_]]) -> None:
 
     def watched(window: Window, at: Any) -> Any:
         hit, evidence = measure(window, at)
-        fired = np.asarray(hit, bool) & window.there[:, at]
+        fired = np.asarray(hit, bool) & window.present[:, at]
         hits.append(np.asarray(fired.any(axis=1), bool))
         return hit, evidence
 

@@ -3,18 +3,26 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Annotated, Any
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
-from pydantic import Field
 
-from comgra_decl.rules.base import Patient, Scene, SlotRule
-from comgra_decl.rules.graph import beyond_targets
-from comgra_decl.rules.memory import Bools, Previous, Slots
-from comgra_decl.rules.table import Mask, SlotTable
-from comgra_decl.rules.window import Window
-from comgra_decl.spec.base import Int, Number
+from comgra_decl.rules.api import (
+    Bools,
+    Count,
+    Factor,
+    Mask,
+    Measured,
+    Patient,
+    Previous,
+    Scene,
+    SlotRule,
+    Slots,
+    SlotTable,
+    Window,
+    computed_from_targets,
+)
 
 _MOST_WAITING = 64  # evaluations in a row: a run may evaluate on and on after its training
 
@@ -33,10 +41,10 @@ class _Evaluation:
 class EvaluationParameters(Patient):
     """What can be said of `evaluation_gap`."""
 
-    patience: Annotated[Int, Field(ge=1)] = 2
+    patience: Count = 2
     """For so many recorded evaluations in a row it must be so."""
 
-    factor: Annotated[Number, Field(gt=1)] = 3.0
+    factor: Factor = 3.0
     """A spread that differs by this factor is another one."""
 
 
@@ -92,13 +100,13 @@ class EvaluationGap(SlotRule):
             return
         with np.errstate(all="ignore"):
             _, ratios = self.measure(window, at)
-        spreads, there = window.read("std", at).astype(np.float64), window.there[:, at]
+        spreads, there = window.read("std", at).astype(np.float64), window.present[:, at]
         for row in range(min(len(window), _MOST_WAITING - len(self._waiting))):
             self._waiting.append(
                 _Evaluation(int(window.steps[row]), at, there[row], spreads[row], ratios[row])
             )
 
-    def measure(self, window: Window, at: Slots) -> tuple[Bools, NDArray[Any]]:
+    def measure(self, window: Window, at: Slots) -> Measured:
         """Divides the spread by that of the training step before."""
         ratio = _divided(window.read("std", at).astype(np.float64), self._train.known(at))
         return self._off(ratio, ratio)[0], ratio
@@ -110,7 +118,7 @@ class EvaluationGap(SlotRule):
             np.array([evaluation.step]),
             evaluation.at,
             hit=hit[None],
-            there=evaluation.there[None],
+            present=evaluation.there[None],
             evidence=factor[None],
         )
 
@@ -123,7 +131,7 @@ class EvaluationGap(SlotRule):
 
     def chosen(self, scene: Scene, fired: Slots) -> Slots:
         """Leaves out losses."""
-        return fired[~np.isin(fired, list(beyond_targets(scene)))]
+        return fired[~np.isin(fired, list(computed_from_targets(scene)))]
 
     def missing(self, scene: Scene) -> str | None:
         """Returns why it could not look."""

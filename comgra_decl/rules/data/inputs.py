@@ -2,32 +2,36 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Any
-
 import numpy as np
-from numpy.typing import NDArray
-from pydantic import Field
 
-from comgra_decl.rules.base import Patient, Scene, SlotRule
-from comgra_decl.rules.memory import Bools, Slots
-from comgra_decl.rules.table import Mask, SlotTable
-from comgra_decl.rules.window import Window
-from comgra_decl.spec.base import Int, Number
+from comgra_decl.rules.api import (
+    Count,
+    Factor,
+    Fraction,
+    Mask,
+    Measured,
+    Patient,
+    Scene,
+    SlotRule,
+    Slots,
+    SlotTable,
+    Window,
+)
 
 
 class InputParameters(Patient):
     """What can be said of `input_scale`."""
 
-    patience: Annotated[Int, Field(ge=1)] = 3
+    patience: Count = 3
     """For so many records in a row it must be so."""
 
-    largest: Annotated[Number, Field(gt=1)] = 30.0
+    largest: Factor = 30.0
     """A mean magnitude above this is too large."""
 
-    smallest: Annotated[Number, Field(gt=0, lt=1)] = 1e-3
+    smallest: Fraction = 1e-3
     """A mean magnitude below this is too small."""
 
-    offset: Annotated[Number, Field(gt=1)] = 10.0
+    offset: Factor = 10.0
     """A mean of so many standard deviations is too far from zero."""
 
 
@@ -57,7 +61,7 @@ class InputScale(SlotRule):
             lambda i: i.kind == "input" and i.key.pass_ == "forward" and i.batch_dim is not None
         )
 
-    def measure(self, window: Window, at: Slots) -> tuple[Bools, NDArray[Any]]:
+    def measure(self, window: Window, at: Slots) -> Measured:
         """Looks at size and offset."""
         size = window.read("abs_mean", at).astype(np.float64)
         mean = np.abs(window.read("mean", at).astype(np.float64))

@@ -6,14 +6,24 @@ from typing import Annotated, Any
 
 import numpy as np
 from numpy.typing import NDArray
-from pydantic import Field
 
-from comgra_decl.rules.base import Patient, Rule, Scene, SlotRule
-from comgra_decl.rules.finding import Finding
-from comgra_decl.rules.memory import Bools, ClassCounts, Slots
-from comgra_decl.rules.table import Mask, SlotTable
-from comgra_decl.rules.window import Window
-from comgra_decl.spec.base import Int, Number
+from comgra_decl.rules.api import (
+    ClassCounts,
+    Count,
+    Factor,
+    Field,
+    Finding,
+    Int,
+    Mask,
+    Measured,
+    Patient,
+    Rule,
+    Scene,
+    SlotRule,
+    Slots,
+    SlotTable,
+    Window,
+)
 
 _NEEDS = "targets, which are recorded where the loss is seen to meet one"
 
@@ -39,7 +49,7 @@ class SingleClass(SlotRule):
         """Returns targets with one number per sample."""
         return table.scalar_targets
 
-    def measure(self, window: Window, at: Slots) -> tuple[Bools, NDArray[Any]]:
+    def measure(self, window: Window, at: Slots) -> Measured:
         """Looks for no deviation between samples."""
         deviation = window.read("mean", at, "std")
         return deviation == 0, np.asarray(deviation)
@@ -52,10 +62,10 @@ class SingleClass(SlotRule):
 class OrderParameters(Patient):
     """What can be said of `unshuffled`."""
 
-    patience: Annotated[Int, Field(ge=1)] = 1
+    patience: Count = 1
     """Not used: all records count."""
 
-    ratio: Annotated[Number, Field(gt=1)] = 6.0
+    ratio: Factor = 6.0
     """The variance of the batches' means is so many times what chance makes of it."""
 
     least: Annotated[Int, Field(ge=5)] = 10
@@ -128,7 +138,7 @@ class Unshuffled(Rule):
 class ImbalanceParameters(Patient):
     """What can be said of `class_imbalance`."""
 
-    ratio: Annotated[Number, Field(gt=1)] = 10.0
+    ratio: Factor = 10.0
     """The most frequent class is so many times as frequent as the rarest."""
 
     least: Annotated[Int, Field(ge=10)] = 500

@@ -2,29 +2,38 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Any
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
-from pydantic import Field
 
-from comgra_decl.rules.base import Patient, Scene, SlotRule
-from comgra_decl.rules.memory import Bools, Early, Previous, Slots
-from comgra_decl.rules.table import Mask, SlotTable
-from comgra_decl.rules.window import Window
-from comgra_decl.spec.base import Number
+from comgra_decl.rules.api import (
+    Early,
+    Factor,
+    Fraction,
+    Mask,
+    Measured,
+    Patient,
+    Previous,
+    Scene,
+    Share,
+    SlotRule,
+    Slots,
+    SlotTable,
+    Window,
+)
 
 
 class AccumulatedParameters(Patient):
     """What can be said of `accumulated_gradient`."""
 
-    growth: Annotated[Number, Field(gt=1)] = 3.0
+    growth: Factor = 3.0
     """Gradients of weights grow by so much, against those of the outputs they make."""
 
-    change: Annotated[Number, Field(gt=0, lt=1)] = 0.4
+    change: Fraction = 0.4
     """From record to record, a mean changes by less than this share of itself."""
 
-    share: Annotated[Number, Field(gt=0, le=1)] = 0.7
+    share: Share = 0.7
     """In so many of the weights it must be so at once."""
 
 
@@ -63,7 +72,7 @@ class AccumulatedGradient(SlotRule):
         partner = _output_gradients(table)
         return wanted & table.where(lambda info: info.key.node in partner)
 
-    def measure(self, window: Window, at: Slots) -> tuple[Bools, NDArray[Any]]:
+    def measure(self, window: Window, at: Slots) -> Measured:
         """Follows the ratio of both gradients."""
         others = window.table.remembered((_partners, len(at)), lambda t: _partners(t, at))
         ratio = window.read("l2", at) / window.read("l2", others)

@@ -2,29 +2,36 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Any
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
-from pydantic import Field
 
-from comgra_decl.rules.base import Patient, Scene, SlotRule
-from comgra_decl.rules.memory import Bools, Early, Slots
-from comgra_decl.rules.table import Mask, SlotTable
-from comgra_decl.rules.window import Window
-from comgra_decl.spec.base import Int, Number
+from comgra_decl.rules.api import (
+    Count,
+    Early,
+    Factor,
+    Mask,
+    Measured,
+    Patient,
+    Scene,
+    SlotRule,
+    Slots,
+    SlotTable,
+    Window,
+)
 
 
 class ExplodingParameters(Patient):
     """What can be said of `exploding_gradient`."""
 
-    patience: Annotated[Int, Field(ge=1)] = 2
+    patience: Count = 2
     """For so many records in a row it must be so."""
 
-    growth: Annotated[Number, Field(gt=1)] = 100.0
+    growth: Factor = 100.0
     """So many times what all gradients together, and this one, were at first is too much."""
 
-    ratio: Annotated[Number, Field(gt=1)] = 1000.0
+    ratio: Factor = 1000.0
     """So many times the largest gradient near the loss is too much."""
 
 
@@ -62,7 +69,7 @@ class ExplodingGradient(SlotRule):
         """Returns the gradients of outputs, or else of weights."""
         return table.layer_gradients
 
-    def measure(self, window: Window, at: Slots) -> tuple[Bools, NDArray[Any]]:
+    def measure(self, window: Window, at: Slots) -> Measured:
         """Compares with the other gradients of the step, and with those of the first steps."""
         size = window.read("l2", at).astype(np.float64)
         known = np.where(np.isfinite(size) & (size > 0), size, np.nan)

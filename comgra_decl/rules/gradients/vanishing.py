@@ -2,29 +2,37 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Any
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
-from pydantic import Field
 
-from comgra_decl.rules.base import Patient, Scene, SlotRule
-from comgra_decl.rules.memory import Bools, Early, Slots, row_quantile
-from comgra_decl.rules.table import Mask, SlotTable
-from comgra_decl.rules.window import Window
-from comgra_decl.spec.base import Int, Number
+from comgra_decl.rules.api import (
+    Count,
+    Early,
+    Fraction,
+    Mask,
+    Measured,
+    Patient,
+    Scene,
+    SlotRule,
+    Slots,
+    SlotTable,
+    Window,
+    row_quantile,
+)
 
 
 class VanishingParameters(Patient):
     """What can be said of `vanishing_gradient`."""
 
-    patience: Annotated[Int, Field(ge=1)] = 10
+    patience: Count = 10
     """For so many records in a row it must be so; the keys of attention begin like this."""
 
-    ratio: Annotated[Number, Field(gt=0, lt=1)] = 1e-3
+    ratio: Fraction = 1e-3
     """A gradient is too small below this share of the upper quartile of all gradients."""
 
-    fall: Annotated[Number, Field(gt=0, lt=1)] = 1e-3
+    fall: Fraction = 1e-3
     """Below this part of the share that it had at first, it has died during the training."""
 
 
@@ -62,7 +70,7 @@ class VanishingGradient(SlotRule):
         """Returns the gradients of outputs, or else of weights."""
         return table.layer_gradients
 
-    def measure(self, window: Window, at: Slots) -> tuple[Bools, NDArray[Any]]:
+    def measure(self, window: Window, at: Slots) -> Measured:
         """Compares each gradient with the upper quartile of its step."""
         size = window.read("l2", at).astype(np.float64)
         known = np.where(np.isfinite(size) & (size > 0), size, np.nan)

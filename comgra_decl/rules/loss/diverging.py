@@ -6,19 +6,24 @@ from typing import Annotated
 
 import numpy as np
 from numpy.typing import NDArray
-from pydantic import Field
 
-from comgra_decl.rules.base import RuleParameters, Scene
-from comgra_decl.rules.finding import Finding
-from comgra_decl.rules.graph import met
-from comgra_decl.rules.loss_curve import Curve, LossRule
-from comgra_decl.spec.base import Int, Number
+from comgra_decl.rules.api import (
+    Curve,
+    Factor,
+    Field,
+    Finding,
+    Int,
+    LossRule,
+    RuleParameters,
+    Scene,
+    target_pairs,
+)
 
 
 class DivergingParameters(RuleParameters):
     """What can be said of `loss_diverges`."""
 
-    growth: Annotated[Number, Field(gt=1)] = 2.0
+    growth: Factor = 2.0
     """So many times the smallest mean of a part of the curve."""
 
     least: Annotated[Int, Field(ge=10)] = 20
@@ -90,7 +95,7 @@ class LossDiverges(LossRule):
 class NegativeParameters(RuleParameters):
     """What can be said of `negative_loss`."""
 
-    growth: Annotated[Number, Field(gt=1)] = 10.0
+    growth: Factor = 10.0
     """A loss of numbers that falls to so many times its first, negative mean has no end."""
 
 
@@ -126,7 +131,7 @@ class NegativeLoss(LossRule):
     def judge(self, scene: Scene, type_: str) -> Finding | None:
         """Asks what the targets are."""
         count, first = self._negative.get(type_, [0, 0])
-        classes = any("int" in target.dtype for _, target in met(scene))
+        classes = any("int" in target.dtype for _, target in target_pairs(scene))
         if not classes:
             return self._endless(scene, type_, count, first)
         if count < max(3, 0.1 * self._heard[type_]):

@@ -6,18 +6,23 @@ from typing import Annotated
 
 import numpy as np
 from numpy.typing import NDArray
-from pydantic import Field
 
-from comgra_decl.rules.base import RuleParameters, Scene
-from comgra_decl.rules.finding import Finding
-from comgra_decl.rules.loss_curve import Curve, LossRule
-from comgra_decl.spec.base import Int, Number
+from comgra_decl.rules.api import (
+    Curve,
+    Field,
+    Finding,
+    Fraction,
+    Int,
+    LossRule,
+    RuleParameters,
+    Scene,
+)
 
 
 class FlatParameters(RuleParameters):
     """What can be said of `loss_not_falling`."""
 
-    fall: Annotated[Number, Field(gt=0, lt=1)] = 0.02
+    fall: Fraction = 0.02
     """The loss must have fallen by this share of its first value."""
 
     least: Annotated[Int, Field(ge=10)] = 60

@@ -7,15 +7,23 @@ from typing import Annotated, Any
 
 import numpy as np
 from numpy.typing import NDArray
-from pydantic import Field
 
-from comgra_decl.rules.base import RuleParameters, Scene
-from comgra_decl.rules.finding import Finding
-from comgra_decl.rules.graph import classes_of
-from comgra_decl.rules.loss_curve import Curve, LossRule, is_validation
-from comgra_decl.rules.memory import ClassCounts
-from comgra_decl.rules.window import Numbers, Window
-from comgra_decl.spec.base import Int, Number
+from comgra_decl.rules.api import (
+    ClassCounts,
+    Count,
+    Curve,
+    Field,
+    Finding,
+    Fraction,
+    Int,
+    LossRule,
+    Numbers,
+    RuleParameters,
+    Scene,
+    Window,
+    classes_of,
+    is_validation,
+)
 
 _NEAR = (0.7, 1.7)  # of ln C: a first loss outside is no mean cross-entropy, or not a beginner's
 
@@ -23,17 +31,17 @@ _NEAR = (0.7, 1.7)  # of ln C: a first loss outside is no mean cross-entropy, or
 class GuessingParameters(RuleParameters):
     """What can be said of `no_better_than_guessing`."""
 
-    gain: Annotated[Number, Field(gt=0, lt=1)] = 0.03
+    gain: Fraction = 0.03
     """The loss is not below what guessing costs by this share of it."""
 
-    learned: Annotated[Number, Field(gt=0, lt=1)] = 0.2
+    learned: Fraction = 0.2
     """The training's loss is below what guessing costs by this share of it, and the validation's
     is not below it at all: what was learned was learned by heart."""
 
     least: Annotated[Int, Field(ge=20)] = 100
     """So many losses must have been heard, and twice as many targets counted."""
 
-    patience: Annotated[Int, Field(ge=1)] = 3
+    patience: Count = 3
     """So many validations are needed."""
 
 
@@ -90,12 +98,12 @@ class NoBetterThanGuessing(LossRule):
         """Counts classes."""
         self._counts.look(window)
 
-    def hear(self, numbers: Numbers) -> None:
+    def look_at_numbers(self, numbers: Numbers) -> None:
         """Takes losses of both kinds."""
         if is_validation(numbers):
             self._take_validation(f"{numbers.name} ({numbers.type})", numbers)
         else:
-            super().hear(numbers)
+            super().look_at_numbers(numbers)
 
     def take(self, type_: str, steps: NDArray[np.int64], values: NDArray[np.float64]) -> None:
         """Adds to the curve."""

@@ -3,23 +3,17 @@
 from __future__ import annotations
 
 from math import log
-from typing import Annotated
 
 import numpy as np
 from numpy.typing import NDArray
-from pydantic import Field
 
-from comgra_decl.rules.base import RuleParameters, Scene
-from comgra_decl.rules.finding import Finding
-from comgra_decl.rules.graph import classes_of
-from comgra_decl.rules.loss_curve import LossRule
-from comgra_decl.spec.base import Number
+from comgra_decl.rules.api import Factor, Finding, LossRule, RuleParameters, Scene, classes_of
 
 
 class InitialParameters(RuleParameters):
     """What can be said of `initial_loss`."""
 
-    factor: Annotated[Number, Field(gt=1)] = 1.7
+    factor: Factor = 1.7
     """So many times ln(classes) is too much."""
 
 

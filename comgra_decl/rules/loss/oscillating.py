@@ -6,12 +6,17 @@ from typing import Annotated
 
 import numpy as np
 from numpy.typing import NDArray
-from pydantic import Field
 
-from comgra_decl.rules.base import RuleParameters, Scene
-from comgra_decl.rules.finding import Finding
-from comgra_decl.rules.loss_curve import LossRule
-from comgra_decl.spec.base import Int, Number
+from comgra_decl.rules.api import (
+    Field,
+    Finding,
+    Int,
+    LossRule,
+    Number,
+    Positive,
+    RuleParameters,
+    Scene,
+)
 
 
 class OscillatingParameters(RuleParameters):
@@ -20,7 +25,7 @@ class OscillatingParameters(RuleParameters):
     correlation: Annotated[Number, Field(gt=-1, lt=0)] = -0.5
     """The correlation of neighbouring losses is below this; that of independent ones is 0."""
 
-    size: Annotated[Number, Field(gt=0)] = 0.2
+    size: Positive = 0.2
     """The standard deviation is above this share of the mean."""
 
     window: Annotated[Int, Field(ge=20, le=10_000)] = 50

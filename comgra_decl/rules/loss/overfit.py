@@ -2,28 +2,33 @@
 
 from __future__ import annotations
 
-from typing import Annotated
-
 import numpy as np
-from pydantic import Field
 
-from comgra_decl.rules.base import Rule, RuleParameters, Scene
-from comgra_decl.rules.finding import Finding
-from comgra_decl.rules.loss_curve import EVALUATION_TYPES, Curve, is_validation
-from comgra_decl.rules.window import Numbers
-from comgra_decl.spec.base import Int, Number
+from comgra_decl.rules.api import (
+    EVALUATION_TYPES,
+    Count,
+    Curve,
+    Finding,
+    Numbers,
+    Positive,
+    Rule,
+    RuleParameters,
+    Scene,
+    Share,
+    is_validation,
+)
 
 
 class OverfitParameters(RuleParameters):
     """What can be said of `overfitting`."""
 
-    rise: Annotated[Number, Field(gt=0)] = 0.1
+    rise: Positive = 0.1
     """The validation loss rises by this share of its smallest value."""
 
-    gap: Annotated[Number, Field(gt=0, le=1)] = 0.8
+    gap: Share = 0.8
     """The training's loss is below this share of the validation's."""
 
-    patience: Annotated[Int, Field(ge=1)] = 3
+    patience: Count = 3
     """For so many validations in a row it must be so."""
 
 
@@ -50,7 +55,7 @@ class Overfitting(Rule):
         self._train = Curve()
         self._validation: dict[str, list[tuple[int, float]]] = {}
 
-    def hear(self, numbers: Numbers) -> None:
+    def look_at_numbers(self, numbers: Numbers) -> None:
         """Takes losses of both kinds."""
         if numbers.name == "loss" and numbers.type not in EVALUATION_TYPES:
             self._train.add(numbers.steps, numbers.values)

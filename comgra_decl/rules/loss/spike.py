@@ -7,21 +7,26 @@ from typing import Annotated
 
 import numpy as np
 from numpy.typing import NDArray
-from pydantic import Field
 
-from comgra_decl.rules.base import RuleParameters, Scene
-from comgra_decl.rules.finding import Finding
-from comgra_decl.rules.loss_curve import LossRule
-from comgra_decl.spec.base import Int, Number
+from comgra_decl.rules.api import (
+    Factor,
+    Field,
+    Finding,
+    Int,
+    LossRule,
+    Positive,
+    RuleParameters,
+    Scene,
+)
 
 
 class SpikeParameters(RuleParameters):
     """What can be said of `loss_spike`."""
 
-    sigmas: Annotated[Number, Field(gt=0)] = 8.0
+    sigmas: Positive = 8.0
     """So many standard deviations above the mean of the window."""
 
-    times: Annotated[Number, Field(gt=1)] = 3.0
+    times: Factor = 3.0
     """And so many times that mean."""
 
     window: Annotated[Int, Field(ge=20, le=10_000)] = 64

@@ -2,23 +2,28 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Any
+from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
-from pydantic import Field
 
-from comgra_decl.rules.base import Patient, Scene, SlotRule
-from comgra_decl.rules.memory import Bools, Previous, Slots
-from comgra_decl.rules.table import Mask, SlotTable
-from comgra_decl.rules.window import Window
-from comgra_decl.spec.base import Int
+from comgra_decl.rules.api import (
+    Count,
+    Mask,
+    Measured,
+    Patient,
+    Previous,
+    Scene,
+    SlotRule,
+    Slots,
+    SlotTable,
+    Window,
+)
 
 
 class FrozenParameters(Patient):
     """What can be said of `frozen_parameter_moves`."""
 
-    patience: Annotated[Int, Field(ge=1)] = 2
+    patience: Count = 2
     """For so many records in a row it must be so."""
 
 
@@ -51,7 +56,7 @@ class FrozenMoves(SlotRule):
         """Returns the parameters themselves."""
         return table.parameters
 
-    def measure(self, window: Window, at: Slots) -> tuple[Bools, NDArray[Any]]:
+    def measure(self, window: Window, at: Slots) -> Measured:
         """Compares the l2 norm with the one before."""
         norm = window.read("l2", at).astype(np.float64)
         before = self._before.look(at, norm)

@@ -2,17 +2,24 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Any
+from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
-from pydantic import Field
 
-from comgra_decl.rules.base import Patient, Scene, SlotRule
-from comgra_decl.rules.memory import Bools, Early, Largest, Slots
-from comgra_decl.rules.table import Mask, SlotTable
-from comgra_decl.rules.window import Window
-from comgra_decl.spec.base import Int, Number
+from comgra_decl.rules.api import (
+    Count,
+    Early,
+    Factor,
+    Largest,
+    Mask,
+    Measured,
+    Patient,
+    Scene,
+    SlotRule,
+    Slots,
+    SlotTable,
+    Window,
+)
 
 _TINY = 1e-3  # a root mean square below which a weight counts as having begun at zero
 
@@ -20,10 +27,10 @@ _TINY = 1e-3  # a root mean square below which a weight counts as having begun a
 class GrowingParameters(Patient):
     """What can be said of `growing_weight`."""
 
-    patience: Annotated[Int, Field(ge=1)] = 3
+    patience: Count = 3
     """For so many records in a row it must be so."""
 
-    growth: Annotated[Number, Field(gt=1)] = 10.0
+    growth: Factor = 10.0
     """So many times its first size is too much."""
 
 
@@ -53,7 +60,7 @@ class GrowingWeight(SlotRule):
         """Returns weights."""
         return table.parameters & table.where(lambda info: len(info.shape) > 1)
 
-    def measure(self, window: Window, at: Slots) -> tuple[Bools, NDArray[Any]]:
+    def measure(self, window: Window, at: Slots) -> Measured:
         """Compares with what it was at first."""
         norm = window.read("l2", at).astype(np.float64)
         early = self._early.look(at, norm)

@@ -3,19 +3,14 @@
 from __future__ import annotations
 
 from math import prod
-from typing import Annotated
 
-from pydantic import Field
-
-from comgra_decl.rules.base import Rule, RuleParameters, Scene
-from comgra_decl.rules.finding import MOST_OTHERS, Finding, Place
-from comgra_decl.spec.base import Number
+from comgra_decl.rules.api import MOST_OTHERS, Finding, Place, Rule, RuleParameters, Scene, Share
 
 
 class ManyFrozenParameters(RuleParameters):
     """What can be said of `frozen_parameters`."""
 
-    share: Annotated[Number, Field(gt=0, le=1)] = 0.5
+    share: Share = 0.5
     """So many of all elements of parameters cannot be trained."""
 
 

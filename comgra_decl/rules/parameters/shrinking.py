@@ -2,26 +2,32 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Any
+from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
-from pydantic import Field
 
-from comgra_decl.rules.base import Patient, Scene, SlotRule
-from comgra_decl.rules.memory import Bools, Early, Slots
-from comgra_decl.rules.table import Mask, SlotTable
-from comgra_decl.rules.window import Window
-from comgra_decl.spec.base import Int, Number
+from comgra_decl.rules.api import (
+    Count,
+    Early,
+    Fraction,
+    Mask,
+    Measured,
+    Patient,
+    Scene,
+    SlotRule,
+    Slots,
+    SlotTable,
+    Window,
+)
 
 
 class ShrinkingParameters(Patient):
     """What can be said of `shrinking_weight`."""
 
-    patience: Annotated[Int, Field(ge=1)] = 3
+    patience: Count = 3
     """For so many records in a row it must be so."""
 
-    share: Annotated[Number, Field(gt=0, lt=1)] = 0.1
+    share: Fraction = 0.1
     """Below this share of its first size a weight has faded."""
 
 
@@ -56,7 +62,7 @@ class ShrinkingWeight(SlotRule):
         """Returns weights."""
         return table.parameters & table.where(lambda info: len(info.shape) > 1)
 
-    def measure(self, window: Window, at: Slots) -> tuple[Bools, NDArray[Any]]:
+    def measure(self, window: Window, at: Slots) -> Measured:
         """Compares with what it was at first."""
         norm = window.read("l2", at).astype(np.float64)
         share = norm / self._early.look(at, norm)

@@ -6,14 +6,21 @@ from collections.abc import Collection, Sequence
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
-from comgra_decl.records import SlotKey
-from comgra_decl.rules.base import Scene, SlotRule
-from comgra_decl.rules.finding import MOST_OTHERS, Finding, Place
-from comgra_decl.rules.memory import Bools, Previous, Slots
-from comgra_decl.rules.table import Mask, SlotTable
-from comgra_decl.rules.window import Window
+from comgra_decl.rules.api import (
+    MOST_OTHERS,
+    Finding,
+    Mask,
+    Measured,
+    Place,
+    Previous,
+    Scene,
+    SlotKey,
+    SlotRule,
+    Slots,
+    SlotTable,
+    Window,
+)
 
 _SAID = {
     "none": "never had a gradient",
@@ -53,7 +60,7 @@ class Untrained(SlotRule):
         gradients = table.parameter_gradients
         return gradients if gradients.any() else table.parameters
 
-    def measure(self, window: Window, at: Slots) -> tuple[Bools, NDArray[Any]]:
+    def measure(self, window: Window, at: Slots) -> Measured:
         """Looks for gradients of exactly zero, or for parameters that stay what they are."""
         if window.table.parameter_gradients[at].all():
             size = window.read("abs_max", at).astype(np.float64)

@@ -2,17 +2,26 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Any
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
-from pydantic import Field
 
-from comgra_decl.rules.base import Patient, Scene, SlotRule
-from comgra_decl.rules.memory import Bools, Previous, Slots, grown
-from comgra_decl.rules.table import Mask, SlotTable
-from comgra_decl.rules.window import Window
-from comgra_decl.spec.base import Int, Number
+from comgra_decl.rules.api import (
+    Bools,
+    Count,
+    Mask,
+    Measured,
+    Patient,
+    Positive,
+    Previous,
+    Scene,
+    SlotRule,
+    Slots,
+    SlotTable,
+    Window,
+    grown,
+)
 
 _TINY = 1e-3  # a root mean square below which a weight counts as having begun at zero
 _FIRST = 15  # so many first records of such weights are left alone
@@ -21,10 +30,10 @@ _FIRST = 15  # so many first records of such weights are left alone
 class LargeParameters(Patient):
     """What can be said of `large_update`."""
 
-    patience: Annotated[Int, Field(ge=1)] = 3
+    patience: Count = 3
     """For so many records in a row it must be so."""
 
-    ratio: Annotated[Number, Field(gt=0)] = 0.2
+    ratio: Positive = 0.2
     """An update is too large above this share of its parameter."""
 
 
@@ -59,7 +68,7 @@ class LargeUpdate(SlotRule):
         """Returns weights; biases begin at zero."""
         return table.parameters & table.where(lambda info: len(info.shape) > 1)
 
-    def measure(self, window: Window, at: Slots) -> tuple[Bools, NDArray[Any]]:
+    def measure(self, window: Window, at: Slots) -> Measured:
         """Divides the update, or what is known of it, by the weight."""
         weight = window.read("l2", at).astype(np.float64)
         updates = window.table.remembered((LargeUpdate, len(at)), lambda t: _updates(t, at))
@@ -94,10 +103,10 @@ class LargeUpdate(SlotRule):
 class SmallParameters(Patient):
     """What can be said of `small_update`."""
 
-    patience: Annotated[Int, Field(ge=1)] = 10
+    patience: Count = 10
     """For so many records in a row it must be so."""
 
-    ratio: Annotated[Number, Field(gt=0)] = 1e-6
+    ratio: Positive = 1e-6
     """An update is too small below this share of its parameter."""
 
 
@@ -132,7 +141,7 @@ class SmallUpdate(SlotRule):
         mask[weights[(_updates(table, weights) >= 0) | (_others(table, weights, "grad") >= 0)]] = 1
         return mask
 
-    def measure(self, window: Window, at: Slots) -> tuple[Bools, NDArray[Any]]:
+    def measure(self, window: Window, at: Slots) -> Measured:
         """Divides the update by the weight."""
         updates = _updates(window.table, at)
         known = window.read("l2", np.maximum(updates, 0)) / window.read("l2", at)

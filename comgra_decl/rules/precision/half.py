@@ -2,18 +2,24 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Any
+from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
-from pydantic import Field
 
-from comgra_decl.rules.base import Patient, Scene, SlotRule
-from comgra_decl.rules.graph import steps_between
-from comgra_decl.rules.memory import Bools, Slots
-from comgra_decl.rules.table import Mask, SlotTable, is_gradient
-from comgra_decl.rules.window import Window
-from comgra_decl.spec.base import Int, Number
+from comgra_decl.rules.api import (
+    Count,
+    Mask,
+    Measured,
+    Patient,
+    Scene,
+    Share,
+    SlotRule,
+    Slots,
+    SlotTable,
+    Window,
+    is_gradient,
+    same_shape_edges,
+)
 
 LARGEST = 65504.0
 """The largest float16."""
@@ -25,10 +31,10 @@ SMALLEST_NORMAL = 2.0**-14
 class OverflowParameters(Patient):
     """What can be said of `half_overflow`."""
 
-    patience: Annotated[Int, Field(ge=1)] = 1
+    patience: Count = 1
     """For so many records in a row it must be so."""
 
-    share: Annotated[Number, Field(gt=0, le=1)] = 0.5
+    share: Share = 0.5
     """Of the largest float16, 65504, that is too much."""
 
 
@@ -55,7 +61,7 @@ class HalfOverflow(SlotRule):
         """Returns float16 values of the forward pass."""
         return table.where(lambda i: i.dtype == "float16" and i.key.pass_ == "forward")
 
-    def measure(self, window: Window, at: Slots) -> tuple[Bools, NDArray[Any]]:
+    def measure(self, window: Window, at: Slots) -> Measured:
         """Looks at the largest magnitude of all samples; a mask is not about to overflow."""
         size = window.read("abs_max", at, "abs_max")
         hit = size > self.parameters.share * LARGEST
@@ -77,7 +83,7 @@ _HOPS = 3  # modules without weights that may follow a layer: a norm, dropout, a
 class UnderflowParameters(Patient):
     """What can be said of `half_underflow`."""
 
-    share: Annotated[Number, Field(gt=0, le=1)] = 0.5
+    share: Share = 0.5
     """So much of a gradient is exactly zero."""
 
 
@@ -112,7 +118,7 @@ class HalfUnderflow(SlotRule):
     def _followed(self, table: SlotTable) -> list[Slots]:
         weighted = {node for node, _ in self.scene.parameters}
         after = np.full(len(table), -1, np.int64)
-        for source, sink in steps_between(self.scene):
+        for source, sink in same_shape_edges(self.scene):
             if table.infos[sink].key.node not in weighted:
                 after[source] = sink
         found = [after]
@@ -120,7 +126,7 @@ class HalfUnderflow(SlotRule):
             found.append(np.where(found[-1] < 0, -1, after[found[-1]]))
         return found
 
-    def measure(self, window: Window, at: Slots) -> tuple[Bools, NDArray[Any]]:
+    def measure(self, window: Window, at: Slots) -> Measured:
         """Compares zeros with those of the forward pass."""
         zeros = window.read("zero_fraction", at).astype(np.float64)
         lost = zeros > self.parameters.share

@@ -3,25 +3,31 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import Annotated, Any
+from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
-from pydantic import Field
 
-from comgra_decl.rules.base import Patient, Scene, SlotRule
-from comgra_decl.rules.finding import Finding
-from comgra_decl.rules.graph import sources_of
-from comgra_decl.rules.memory import Bools, Slots
-from comgra_decl.rules.table import Mask, SlotTable, is_gradient
-from comgra_decl.rules.window import Window
-from comgra_decl.spec.base import Int
+from comgra_decl.rules.api import (
+    Bools,
+    Count,
+    Finding,
+    Mask,
+    Measured,
+    Patient,
+    Scene,
+    SlotRule,
+    Slots,
+    SlotTable,
+    Window,
+    is_gradient,
+    sources_of,
+)
 
 
 class NonfiniteParameters(Patient):
     """What can be said of `nonfinite`."""
 
-    patience: Annotated[Int, Field(ge=1)] = 1
+    patience: Count = 1
     """For so many records in a row it must be so."""
 
 
@@ -59,7 +65,7 @@ class Nonfinite(SlotRule):
         """Returns all slots that hold floating-point numbers."""
         return table.floating
 
-    def measure(self, window: Window, at: Slots) -> tuple[Bools, NDArray[Any]]:
+    def measure(self, window: Window, at: Slots) -> Measured:
         """Counts what is not finite."""
         count = window.read("nonfinite", at, "abs_max")
         hit = count > 0

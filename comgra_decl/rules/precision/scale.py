@@ -6,25 +6,34 @@ from collections import deque
 from typing import Annotated, Any
 
 import numpy as np
-from pydantic import Field
 
-from comgra_decl.records import GRAD_SCALE, SKIPPED_STEP
-from comgra_decl.rules.base import Rule, RuleParameters, Scene
-from comgra_decl.rules.finding import Finding, Severity
-from comgra_decl.rules.window import Numbers, Window
-from comgra_decl.spec.base import Int, Number
+from comgra_decl.rules.api import (
+    GRAD_SCALE,
+    SKIPPED_STEP,
+    Field,
+    Finding,
+    Fraction,
+    Int,
+    Numbers,
+    Positive,
+    Rule,
+    RuleParameters,
+    Scene,
+    Severity,
+    Window,
+)
 
 
 class ScaleParameters(RuleParameters):
     """What can be said of `gradient_scale`."""
 
-    smallest: Annotated[Number, Field(gt=0)] = 1.0
+    smallest: Positive = 1.0
     """A scale below this means that the loss is scaled down instead of up."""
 
     calibration: Annotated[Int, Field(ge=0)] = 50
     """In so many first steps the scale may still be looking for its size."""
 
-    share: Annotated[Number, Field(gt=0, lt=1)] = 0.05
+    share: Fraction = 0.05
     """Afterwards so large a share of steps may be skipped,"""
 
     window: Annotated[Int, Field(ge=20)] = 200
@@ -71,7 +80,7 @@ class GradientScale(Rule):
     def _allowed(self) -> float:
         return float(self.parameters.share * self.parameters.window)
 
-    def hear(self, numbers: Numbers) -> None:
+    def look_at_numbers(self, numbers: Numbers) -> None:
         """Takes scales, and steps that were skipped."""
         if numbers.name == GRAD_SCALE:
             self._heard = True

@@ -2,27 +2,35 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Any
+from typing import Annotated
 
 import numpy as np
-from numpy.typing import NDArray
-from pydantic import Field
 
-from comgra_decl.rules.base import Patient, RuleParameters, Scene, SlotRule
-from comgra_decl.rules.graph import parts
-from comgra_decl.rules.memory import Bools, Slots
-from comgra_decl.rules.table import Mask, SlotTable
-from comgra_decl.rules.window import Window
-from comgra_decl.spec.base import Int, Number
+from comgra_decl.rules.api import (
+    Count,
+    Field,
+    Fraction,
+    Int,
+    Mask,
+    Measured,
+    Patient,
+    RuleParameters,
+    Scene,
+    SlotRule,
+    Slots,
+    SlotTable,
+    Window,
+    combined,
+)
 
 
 class BranchParameters(Patient):
     """What can be said of rules about branches."""
 
-    patience: Annotated[Int, Field(ge=1)] = 10
+    patience: Count = 10
     """For so many records in a row it must be so."""
 
-    ratio: Annotated[Number, Field(gt=0, lt=1)] = 1e-3
+    ratio: Fraction = 1e-3
     """A branch of less than this share of the largest one does not count."""
 
     after: Annotated[Int, Field(ge=0)] = 10
@@ -51,14 +59,14 @@ class _Branches(SlotRule):
 
     def _joined(self, table: SlotTable) -> list[Slots]:
         groups = []
-        for sources in parts(self.scene).values():
+        for sources in combined(self.scene).values():
             keys = [table.infos[slot].key._replace(pass_=self.pass_) for slot in sources]
             slots = [table.by_key[key] for key in keys if key in table.by_key]
             if len(slots) > 1:
                 groups.append(np.array(slots, np.int64))
         return groups
 
-    def measure(self, window: Window, at: Slots) -> tuple[Bools, NDArray[Any]]:
+    def measure(self, window: Window, at: Slots) -> Measured:
         """Compares each branch with the largest that it is joined with."""
         if not self._groups:
             return np.zeros((len(window), len(at)), np.bool_), np.zeros((len(window), len(at)))

@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-from comgra_decl.records import SlotInfo
-from comgra_decl.rules.base import Rule, Scene
-from comgra_decl.rules.finding import Finding
-from comgra_decl.rules.graph import met
+from comgra_decl.rules.api import Finding, Rule, Scene, SlotInfo, target_pairs
 
 
 class SilentBroadcasting(Rule):
@@ -25,7 +22,7 @@ class SilentBroadcasting(Rule):
 
     def findings(self, scene: Scene) -> list[Finding]:
         """Returns one finding for the first pair that does not fit."""
-        for answer, target in met(scene):
+        for answer, target in target_pairs(scene):
             if _misfit(answer, target):
                 shapes = f"{list(answer.shape)} and {list(target.shape)}"
                 return [
@@ -44,7 +41,7 @@ class SilentBroadcasting(Rule):
         """Returns why it could not look."""
         if scene.structure is None:
             return "no dependency graph is recorded; set `graph: true`"
-        if not any(met(scene)):
+        if not any(target_pairs(scene)):
             return "no call was seen in which an output meets a target"
         return None
 

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-from comgra_decl.records import SlotKey, Structure
-from comgra_decl.rules.base import Rule, Scene
-from comgra_decl.rules.finding import MOST_OTHERS, Finding, Place
+from comgra_decl.rules.api import MOST_OTHERS, Finding, Place, Rule, Scene, SlotKey, Structure
 
 
 class Detached(Rule):

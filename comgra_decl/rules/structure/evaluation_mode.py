@@ -2,19 +2,24 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Any
+from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
-from pydantic import Field
 
-from comgra_decl.records import SlotInfo
-from comgra_decl.rules.base import Patient, Scene, SlotRule
-from comgra_decl.rules.graph import single_sources
-from comgra_decl.rules.memory import Bools, Largest, Slots
-from comgra_decl.rules.table import Mask, SlotTable
-from comgra_decl.rules.window import Window
-from comgra_decl.spec.base import Int
+from comgra_decl.rules.api import (
+    Count,
+    Largest,
+    Mask,
+    Measured,
+    Patient,
+    Scene,
+    SlotInfo,
+    SlotRule,
+    Slots,
+    SlotTable,
+    Window,
+    single_sources,
+)
 
 _EXACT = 1e-4  # of the spread: float32 means of a batch are good to that
 _OFF = 2e-3  # of the spread: running means differ from a batch's by more
@@ -23,7 +28,7 @@ _OFF = 2e-3  # of the spread: running means differ from a batch's by more
 class EvaluationModeParameters(Patient):
     """What can be said of `training_in_evaluation_mode`."""
 
-    patience: Annotated[Int, Field(ge=1)] = 5
+    patience: Count = 5
     """For so many records in a row it must be so."""
 
 
@@ -74,15 +79,15 @@ class TrainingInEvaluationMode(SlotRule):
             return
         with np.errstate(all="ignore"):
             hit, evidence = self.measure(window, at)
-        there = window.there[:, at]
-        trained = window.there[:, window.table.parameter_gradients].any(1, keepdims=True)
+        there = window.present[:, at]
+        trained = window.present[:, window.table.parameter_gradients].any(1, keepdims=True)
         been = self._trained.look(at, np.full(there.shape, np.nan)) == 1
-        gone = ~there & ~window.there[:, window.table.computed].any(1, keepdims=True) & trained
+        gone = ~there & ~window.present[:, window.table.computed].any(1, keepdims=True) & trained
         hit |= gone & been
         evidence = np.where(gone, 1.0, evidence)
-        self.streak.look(window.steps, at, hit=hit, there=there | gone, evidence=evidence)
+        self.streak.look(window.steps, at, hit=hit, present=there | gone, evidence=evidence)
 
-    def measure(self, window: Window, at: Slots) -> tuple[Bools, NDArray[Any]]:
+    def measure(self, window: Window, at: Slots) -> Measured:
         """Tells both modes apart."""
         partner = self._partner[at]
         norm = window.table.parameters[partner]

@@ -5,13 +5,18 @@ from __future__ import annotations
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
-from comgra_decl.rules.base import Scene, SlotRule
-from comgra_decl.rules.graph import answers, met
-from comgra_decl.rules.memory import Bools, Slots
-from comgra_decl.rules.table import Mask, SlotTable
-from comgra_decl.rules.window import Window
+from comgra_decl.rules.api import (
+    Mask,
+    Measured,
+    Scene,
+    SlotRule,
+    Slots,
+    SlotTable,
+    Window,
+    predictions,
+    target_pairs,
+)
 
 
 class ProbabilitiesAsLogits(SlotRule):
@@ -35,7 +40,7 @@ class ProbabilitiesAsLogits(SlotRule):
         super().__init__(parameters)
         self._smallest_loss = float("inf")
 
-    def hear(self, numbers: Any) -> None:
+    def look_at_numbers(self, numbers: Any) -> None:
         """Remembers the smallest loss."""
         if numbers.name == "loss" and len(numbers.values):
             smallest = np.nanmin(np.append(numbers.values, np.inf))
@@ -45,7 +50,7 @@ class ProbabilitiesAsLogits(SlotRule):
         """Returns outputs that may be rows of classes."""
         return table.outputs & table.where(lambda i: len(i.shape) == 2 and i.batch_dim == 0)
 
-    def measure(self, window: Window, at: Slots) -> tuple[Bools, NDArray[Any]]:
+    def measure(self, window: Window, at: Slots) -> Measured:
         """Looks for rows that sum to 1."""
         classes = window.elements(at)
         total = window.read("mean", at) * classes
@@ -56,8 +61,8 @@ class ProbabilitiesAsLogits(SlotRule):
 
     def chosen(self, scene: Scene, fired: Slots) -> Slots:
         """Keeps answers to questions of class."""
-        final = answers(scene)
-        asked = any("int" in target.dtype for _, target in met(scene))
+        final = predictions(scene)
+        asked = any("int" in target.dtype for _, target in target_pairs(scene))
         keep = [
             slot in final and asked and self._smallest_loss >= 0.99 * self._bound(slot)
             for slot in fired.tolist()

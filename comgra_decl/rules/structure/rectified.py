@@ -7,11 +7,20 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from comgra_decl.rules.base import Scene, SlotRule
-from comgra_decl.rules.graph import answers, met, single_sources, steps_between
-from comgra_decl.rules.memory import Bools, Slots, grown
-from comgra_decl.rules.table import Mask, SlotTable
-from comgra_decl.rules.window import Window
+from comgra_decl.rules.api import (
+    Mask,
+    Measured,
+    Scene,
+    SlotRule,
+    Slots,
+    SlotTable,
+    Window,
+    grown,
+    predictions,
+    same_shape_edges,
+    single_sources,
+    target_pairs,
+)
 
 _SQUASHING = ("Sigmoid", "Softmax", "LogSoftmax", "LogSigmoid", "Tanh")
 _LEFT = 0.5  # of what is negative, so much or less is left
@@ -49,7 +58,7 @@ class RectifiedAnswer(SlotRule):
         self._sources = single_sources(self.scene)
         return self._sources >= 0
 
-    def measure(self, window: Window, at: Slots) -> tuple[Bools, NDArray[Any]]:
+    def measure(self, window: Window, at: Slots) -> Measured:
         """Compares the extremes of each tensor with those of its predecessor."""
         before = self._sources[at]
         same = window.read("max", at, "abs_max") == window.read("max", before, "abs_max")
@@ -69,20 +78,22 @@ class RectifiedAnswer(SlotRule):
 
     def chosen(self, scene: Scene, fired: Slots) -> Slots:
         """Keeps what is, or squashed becomes, an answer that should have both signs."""
-        table, final = scene.table, answers(scene)
+        table, final = scene.table, predictions(scene)
         # targets may turn up after the last window that had anything to measure
         lowest = grown(self._lowest_target, len(table), np.nan)
         squashed = {
             source
-            for source, sink in steps_between(scene)
+            for source, sink in same_shape_edges(scene)
             if sink in final and table.infos[sink].module_class in _SQUASHING
         }
         positive = {
             answer.id
-            for answer, target in met(scene)
+            for answer, target in target_pairs(scene)
             if "float" in target.dtype and lowest[target.id] >= 0
         }
-        signed = {slot for slot in final if slot not in positive} if any(met(scene)) else set()
+        signed = (
+            {slot for slot in final if slot not in positive} if any(target_pairs(scene)) else set()
+        )
         keys = {table.infos[slot].key.node for slot in squashed | signed}
         wanted = [table.infos[slot].key.node in keys for slot in fired.tolist()]
         return fired[np.array(wanted, np.bool_)]

@@ -6,14 +6,20 @@ from math import prod
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
-from comgra_decl.records import SlotInfo
-from comgra_decl.rules.base import Scene, SlotRule
-from comgra_decl.rules.graph import answers, met
-from comgra_decl.rules.memory import Bools, Slots, grown
-from comgra_decl.rules.table import Mask, SlotTable
-from comgra_decl.rules.window import Window
+from comgra_decl.rules.api import (
+    Mask,
+    Measured,
+    Scene,
+    SlotInfo,
+    SlotRule,
+    Slots,
+    SlotTable,
+    Window,
+    grown,
+    predictions,
+    target_pairs,
+)
 
 _LOW, _HIGH = 0.26, 0.74  # sigmoid(0 .. 1) is 0.5 .. 0.731, and 1 minus that from 0.269
 
@@ -46,7 +52,7 @@ class SigmoidTwice(SlotRule):
         """Returns outputs whose gradient is recorded."""
         return table.outputs & (_gradients(table) >= 0)
 
-    def measure(self, window: Window, at: Slots) -> tuple[Bools, NDArray[Any]]:
+    def measure(self, window: Window, at: Slots) -> Measured:
         """Looks at the answers and at their gradients."""
         table = window.table
         gradient = table.remembered(SigmoidTwice, _gradients)[at]
@@ -58,7 +64,7 @@ class SigmoidTwice(SlotRule):
         inside = positive & (window.read("max", at, "abs_max") <= 1)
         self._see_targets(window)
         self._left = grown(self._left, len(table), fill=False)
-        self._left[at] |= (~inside & window.there[:, at]).any(0)
+        self._left[at] |= (~inside & window.present[:, at]).any(0)
         return inside & (largest < _HIGH) & (usual > _LOW), largest
 
     def _see_targets(self, window: Window) -> None:
@@ -75,10 +81,10 @@ class SigmoidTwice(SlotRule):
         other = grown(self._other, len(scene.table), fill=False)
         asked = {
             answer.id
-            for answer, target in met(scene)
+            for answer, target in target_pairs(scene)
             if "float" in target.dtype and not other[target.id]
         }
-        handed_on = answers(scene) if asked else set()
+        handed_on = predictions(scene) if asked else set()
         asked |= handed_on
         infos = scene.table.infos
         logits = {infos[slot].key[:2] for slot in np.flatnonzero(self._left).tolist()}

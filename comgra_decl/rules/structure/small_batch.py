@@ -3,23 +3,28 @@
 from __future__ import annotations
 
 from math import nan, prod
-from typing import Annotated, Any
+from typing import Annotated
 
-from numpy.typing import NDArray
-from pydantic import Field
-
-from comgra_decl.records import SlotInfo
-from comgra_decl.rules.base import Patient, Scene, SlotRule
-from comgra_decl.rules.memory import Bools, Slots
-from comgra_decl.rules.table import Mask, SlotTable
-from comgra_decl.rules.window import Window
-from comgra_decl.spec.base import Int
+from comgra_decl.rules.api import (
+    Count,
+    Field,
+    Int,
+    Mask,
+    Measured,
+    Patient,
+    Scene,
+    SlotInfo,
+    SlotRule,
+    Slots,
+    SlotTable,
+    Window,
+)
 
 
 class SmallBatchParameters(Patient):
     """What can be said of `small_batch_norm`."""
 
-    patience: Annotated[Int, Field(ge=1)] = 3
+    patience: Count = 3
     """So many records must have it."""
 
     values: Annotated[Int, Field(ge=2)] = 8
@@ -49,7 +54,7 @@ class SmallBatchNorm(SlotRule):
         """Returns outputs of BatchNorm modules."""
         return table.outputs & table.where(lambda i: i.module_class.startswith("BatchNorm"))
 
-    def measure(self, window: Window, at: Slots) -> tuple[Bools, NDArray[Any]]:
+    def measure(self, window: Window, at: Slots) -> Measured:
         """Counts the values of a channel."""
         counts = window.of_shape(_values, at)
         return counts < self.parameters.values, counts

@@ -2,24 +2,30 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Any
+from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
-from pydantic import Field
 
-from comgra_decl.rules.base import Patient, Scene, SlotRule
-from comgra_decl.rules.graph import beyond_targets
-from comgra_decl.rules.memory import Bools, Early, Slots
-from comgra_decl.rules.table import Mask, SlotTable
-from comgra_decl.rules.window import VARYING, Window
-from comgra_decl.spec.base import Number
+from comgra_decl.rules.api import (
+    VARYING,
+    Early,
+    Fraction,
+    Mask,
+    Measured,
+    Patient,
+    Scene,
+    SlotRule,
+    Slots,
+    SlotTable,
+    Window,
+    computed_from_targets,
+)
 
 
 class CollapsingParameters(Patient):
     """What can be said of `collapsing_output`."""
 
-    fall: Annotated[Number, Field(gt=0, lt=1)] = 0.1
+    fall: Fraction = 0.1
     """The variation over the batch falls below this share of what it was at first."""
 
 
@@ -65,7 +71,7 @@ class CollapsingOutput(SlotRule):
         """Returns outputs of samples."""
         return table.outputs & table.where(lambda i: i.batch_dim is not None)
 
-    def measure(self, window: Window, at: Slots) -> tuple[Bools, NDArray[Any]]:
+    def measure(self, window: Window, at: Slots) -> Measured:
         """Compares the variation over the batch with that of the first records."""
         most = window.variation(at)
         most = np.where(window.samples(at) >= self.fewest_samples, most, np.nan)
@@ -74,7 +80,7 @@ class CollapsingOutput(SlotRule):
 
     def chosen(self, scene: Scene, fired: Slots) -> Slots:
         """Leaves out losses of single samples."""
-        return fired[~np.isin(fired, list(beyond_targets(scene)))]
+        return fired[~np.isin(fired, list(computed_from_targets(scene)))]
 
     def sentence(self, scene: Scene, slot: int) -> str:
         """Says how little samples differ."""

@@ -2,17 +2,25 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Any
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
-from pydantic import Field
 
-from comgra_decl.rules.base import Patient, Scene, SlotRule
-from comgra_decl.rules.memory import Bools, Slots, grown
-from comgra_decl.rules.table import Mask, SlotTable
-from comgra_decl.rules.window import Window
-from comgra_decl.spec.base import Int, Number
+from comgra_decl.rules.api import (
+    Bools,
+    Count,
+    Fraction,
+    Mask,
+    Measured,
+    Patient,
+    Scene,
+    SlotRule,
+    Slots,
+    SlotTable,
+    Window,
+    grown,
+)
 
 _FEWEST = 4  # so many units, or the same value may be chance
 
@@ -20,10 +28,10 @@ _FEWEST = 4  # so many units, or the same value may be chance
 class IdenticalParameters(Patient):
     """What can be said of `identical_units`."""
 
-    patience: Annotated[Int, Field(ge=1)] = 3
+    patience: Count = 3
     """For so many records in a row it must be so."""
 
-    spread: Annotated[Number, Field(gt=0, lt=1)] = 1e-5
+    spread: Fraction = 1e-5
     """Below this share of their mean magnitude, units do not differ."""
 
 
@@ -62,7 +70,7 @@ class IdenticalUnits(SlotRule):
         )
         return weights | biases | outputs
 
-    def measure(self, window: Window, at: Slots) -> tuple[Bools, NDArray[Any]]:
+    def measure(self, window: Window, at: Slots) -> Measured:
         """Compares the spread with the size."""
         size = window.read("abs_mean", at).astype(np.float64)
         spread = window.read("std", at).astype(np.float64)

@@ -2,18 +2,25 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Any
+from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
-from pydantic import Field
 
-from comgra_decl.rules.base import Patient, Scene, SlotRule
-from comgra_decl.rules.graph import answers
-from comgra_decl.rules.memory import Bools, Largest, Slots
-from comgra_decl.rules.table import Mask, SlotTable
-from comgra_decl.rules.window import VARYING, Window
-from comgra_decl.spec.base import Number
+from comgra_decl.rules.api import (
+    VARYING,
+    Bools,
+    Fraction,
+    Largest,
+    Mask,
+    Measured,
+    Patient,
+    Scene,
+    SlotRule,
+    Slots,
+    SlotTable,
+    Window,
+    predictions,
+)
 
 _VARIED = 1e-2
 
@@ -21,7 +28,7 @@ _VARIED = 1e-2
 class IndependentParameters(Patient):
     """What can be said of `input_independence`."""
 
-    variation: Annotated[Number, Field(gt=0, lt=1)] = 1e-3
+    variation: Fraction = 1e-3
     """Below this relative variation over the batch, all samples are the same."""
 
 
@@ -58,10 +65,10 @@ class InputIndependence(SlotRule):
 
     def wants(self, table: SlotTable) -> Mask:
         """Returns outputs of samples; learns which of them are answers."""
-        self._final = np.isin(np.arange(len(table)), list(answers(self.scene)))
+        self._final = np.isin(np.arange(len(table)), list(predictions(self.scene)))
         return table.outputs & table.where(lambda i: i.batch_dim is not None)
 
-    def measure(self, window: Window, at: Slots) -> tuple[Bools, NDArray[Any]]:
+    def measure(self, window: Window, at: Slots) -> Measured:
         """Looks for the statistic that varies most."""
         most = window.variation(at)
         most = np.where(window.samples(at) >= self.fewest_samples, most, np.nan)

@@ -6,14 +6,21 @@ from typing import Annotated, Any
 
 import numpy as np
 from numpy.typing import NDArray
-from pydantic import Field
 
-from comgra_decl.rules.base import Patient, Scene, SlotRule
-from comgra_decl.rules.graph import met
-from comgra_decl.rules.memory import Bools, Slots
-from comgra_decl.rules.table import Mask, SlotTable
-from comgra_decl.rules.window import Window
-from comgra_decl.spec.base import Int, Number
+from comgra_decl.rules.api import (
+    Count,
+    Field,
+    Mask,
+    Measured,
+    Number,
+    Patient,
+    Scene,
+    SlotRule,
+    Slots,
+    SlotTable,
+    Window,
+    target_pairs,
+)
 
 _FEWEST = 4  # recorded samples
 
@@ -21,7 +28,7 @@ _FEWEST = 4  # recorded samples
 class OneAnswerParameters(Patient):
     """What can be said of `one_answer`."""
 
-    patience: Annotated[Int, Field(ge=1)] = 15
+    patience: Count = 15
     """For so many records in a row it must be so; trainings often begin like this."""
 
     surety: Annotated[Number, Field(ge=0, lt=1)] = 0.5
@@ -61,13 +68,13 @@ class OneAnswer(SlotRule):
         """Returns answers [N, classes] that meet a target of classes."""
         self._targets = {
             answer.id: target.id
-            for answer, target in met(self.scene)
+            for answer, target in target_pairs(self.scene)
             if "int" in target.dtype and "float" in answer.dtype
             if len(answer.shape) == 2 and len(target.shape) == 1 and answer.batch_dim == 0
         }
         return table.where(lambda info: info.id in self._targets)
 
-    def measure(self, window: Window, at: Slots) -> tuple[Bools, NDArray[Any]]:
+    def measure(self, window: Window, at: Slots) -> Measured:
         """Looks at the recorded samples."""
         said = np.full((len(window), len(at)), np.nan)
         hit = np.zeros(said.shape, np.bool_)

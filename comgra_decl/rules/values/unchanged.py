@@ -5,13 +5,19 @@ from __future__ import annotations
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
-from comgra_decl.rules.base import Scene, SlotRule
-from comgra_decl.rules.graph import sources_of
-from comgra_decl.rules.memory import Bools, Previous, Slots
-from comgra_decl.rules.table import Mask, SlotTable
-from comgra_decl.rules.window import Window
+from comgra_decl.rules.api import (
+    Bools,
+    Mask,
+    Measured,
+    Previous,
+    Scene,
+    SlotRule,
+    Slots,
+    SlotTable,
+    Window,
+    sources_of,
+)
 
 _COMPARED = (("mean", "mean"), ("mean", "std"), ("l2", "mean"), ("l2", "std"))
 
@@ -62,7 +68,7 @@ class UnchangedOutput(SlotRule):
         self._starts = np.cumsum([0, *map(len, wanted.values())], dtype=np.int64)[:-1]
         return np.isin(np.arange(len(table)), [*wanted])
 
-    def measure(self, window: Window, at: Slots) -> tuple[Bools, NDArray[Any]]:
+    def measure(self, window: Window, at: Slots) -> Measured:
         """Compares each tensor, and what enters it, with the record before."""
         followed = self._followed
         same = np.ones((len(window), len(followed)), np.bool_)

@@ -2,15 +2,9 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import numpy as np
-from numpy.typing import NDArray
 
-from comgra_decl.rules.base import Scene, SlotRule
-from comgra_decl.rules.memory import Bools, Slots
-from comgra_decl.rules.table import Mask, SlotTable
-from comgra_decl.rules.window import Window
+from comgra_decl.rules.api import Mask, Measured, Scene, SlotRule, Slots, SlotTable, Window
 
 
 class AllZero(SlotRule):
@@ -36,7 +30,7 @@ class AllZero(SlotRule):
         """Returns outputs of modules."""
         return table.outputs & table.where(lambda i: bool(i.module_class))
 
-    def measure(self, window: Window, at: Slots) -> tuple[Bools, NDArray[Any]]:
+    def measure(self, window: Window, at: Slots) -> Measured:
         """Looks for a largest magnitude of zero."""
         size = window.read("abs_max", at, "abs_max")
         return size == 0, np.asarray(size)
