@@ -26,6 +26,7 @@ from comgra_decl.rules.base import (
     Scene,
     Share,
     SlotRule,
+    per_run,
 )
 from comgra_decl.rules.finding import MOST_OTHERS, Finding, Place, Severity
 from comgra_decl.rules.graph import (
@@ -39,7 +40,7 @@ from comgra_decl.rules.graph import (
     sources_of,
     target_pairs,
 )
-from comgra_decl.rules.loss_curve import EVALUATION_TYPES, Curve, LossRule, is_validation
+from comgra_decl.rules.loss_curve import EVALUATION_TYPES, Curve, CurveRule, LossRule, is_validation
 from comgra_decl.rules.memory import (
     Bools,
     ClassCounts,
@@ -66,6 +67,7 @@ __all__ = [
     "ClassCounts",
     "Count",
     "Curve",
+    "CurveRule",
     "Early",
     "Factor",
     "Field",
@@ -103,6 +105,7 @@ __all__ = [
     "grown",
     "is_gradient",
     "is_validation",
+    "per_run",
     "predictions",
     "predictions_and_logits",
     "row_quantile",

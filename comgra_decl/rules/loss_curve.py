@@ -8,7 +8,7 @@ from fnmatch import fnmatchcase
 import numpy as np
 from numpy.typing import NDArray
 
-from comgra_decl.rules.base import Rule, RuleParameters, Scene
+from comgra_decl.rules.base import Rule, Scene, per_run
 from comgra_decl.rules.finding import Finding
 from comgra_decl.rules.window import Numbers
 
@@ -87,11 +87,9 @@ def _joined(
 class LossRule(Rule):
     """A rule about the loss of the training, `loss` of its most frequent type of execution."""
 
-    def __init__(self, parameters: RuleParameters | None = None) -> None:
-        super().__init__(parameters)
-        self._heard: dict[str, int] = {}
-        self.several = False
-        """Whether steps have more than one loss, as of networks that train against each other."""
+    _heard: dict[str, int] = per_run(dict)
+    several = False
+    """Whether steps have more than one loss, as of networks that train against each other."""
 
     def look_at_numbers(self, numbers: Numbers) -> None:
         """Takes the next losses."""
@@ -110,8 +108,8 @@ class LossRule(Rule):
 
     @property
     def least(self) -> int:
-        """So many losses must have been heard."""
-        return 1
+        """How many losses it needs."""
+        return int(getattr(self.parameters, "least", 1))
 
     def findings(self, scene: Scene) -> list[Finding]:
         """Returns a finding about the type of execution with most losses."""
@@ -127,6 +125,17 @@ class LossRule(Rule):
         if not count:
             return "no loss was heard; set `kpis: {loss: true}`, or say comgra.kpi('loss', value)"
         return None if count >= self.least else f"it takes {self.least} losses; there are {count}"
+
+
+class CurveRule(LossRule):
+    """A rule about the whole curve of the loss."""
+
+    curves: dict[str, Curve] = per_run(dict)
+    """The curve of each type of execution."""
+
+    def take(self, type_: str, steps: NDArray[np.int64], values: NDArray[np.float64]) -> None:
+        """Adds the next losses to the curve."""
+        self.curves.setdefault(type_, Curve()).add(steps, values)
 
 
 _NAMES = ("*val*loss*", "*valid*loss*", "*eval*loss*", "*test*loss*", "*dev*loss*")

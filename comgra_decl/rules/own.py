@@ -26,6 +26,7 @@ from comgra_decl.rules.api import (
     SlotTable,
     Streak,
     Window,
+    per_run,
 )
 from comgra_decl.rules.expression import Expression, ExpressionError, parse
 from comgra_decl.spec.globs import matches
@@ -75,9 +76,12 @@ class _OwnRule(SlotRule):
     advice = ""
     needs = "the tensors that its `node`, `role`, `pass` and `kind` name"
 
-    def __init__(self, parameters: Any) -> None:
-        super().__init__(parameters)
-        self._expression = _parsed(parameters.when)
+    _expression: Expression
+
+    def reset(self) -> None:
+        """Forgets the run, and what the expression remembers of it."""
+        super().reset()
+        self._expression = parse(self.parameters.when)
         self.statistics = tuple(n for n in self._expression.names if n not in _OF_WINDOW)  # type: ignore[misc]
 
     def wants(self, table: SlotTable) -> Mask:
@@ -124,14 +128,18 @@ class _OwnNumberRule(Rule):
     source = _OwnRule.source
     advice = ""
 
-    def __init__(self, parameters: Any) -> None:
-        super().__init__(parameters)
-        self._expression = _parsed(parameters.when)
+    _types: dict[str, int] = per_run(dict)
+    _expression: Expression
+    _streak: Streak
+
+    def reset(self) -> None:
+        """Forgets the run, and what the expression remembers of it."""
+        super().reset()
+        self._expression = parse(self.parameters.when)
         unknown = [n for n in self._expression.names if n not in ("value", "step")]
         if unknown:
             raise ExpressionError(f"{unknown[0]!r} is not known of a KPI; there is value and step")
-        self._streak = Streak(parameters.patience)
-        self._types: dict[str, int] = {}
+        self._streak = Streak(self.parameters.patience)
 
     def look_at_numbers(self, numbers: Numbers) -> None:
         """Takes the next numbers."""
@@ -215,10 +223,6 @@ def imported_rule(name: str, path: str) -> type[Rule] | str:
     for fact in ("definition", "source", "advice"):
         facts.setdefault(fact, getattr(found, fact, ""))
     return type(found.__name__, (found,), facts)
-
-
-def _parsed(text: str) -> Expression:
-    return parse(text)
 
 
 def _truth(

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import numpy as np
 
 from comgra_decl.rules.api import (
@@ -56,9 +54,7 @@ class DeadUnits(SlotRule):
     evidence, of_graph = "share of zeros", True
     needs = "outputs or gradients of biases, {select: '**', capture: [output, parameter_grad]}"
 
-    def __init__(self, parameters: Any = None) -> None:
-        super().__init__(parameters)
-        self._sources: Slots = np.zeros(0, np.int64)
+    _sources: Slots = np.zeros(0, np.int64)
 
     def wants(self, table: SlotTable) -> Mask:
         """Returns rectifiers' outputs and the gradients of biases; learns what enters those."""

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import numpy as np
 from numpy.typing import NDArray
 
@@ -19,6 +17,7 @@ from comgra_decl.rules.api import (
     Slots,
     SlotTable,
     Window,
+    per_run,
 )
 
 _ACTIVATIONS = (*RECTIFIERS, "LeakyReLU", "ELU", "GELU", "SiLU", "Mish", "Softplus")
@@ -66,10 +65,8 @@ class DormantUnits(SampledRule):
     evidence, what = "share of dormant units", "activation"
     needs = "outputs of activation modules with `values: true`"
 
-    def __init__(self, parameters: Any = None) -> None:
-        super().__init__(parameters)
-        self._sums: dict[int, NDArray[np.float64]] = {}
-        self._looks: dict[int, int] = {}
+    _sums: dict[int, NDArray[np.float64]] = per_run(dict)
+    _looks: dict[int, int] = per_run(dict)
 
     def wants(self, table: SlotTable) -> Mask:
         """Returns outputs of activation functions with several units."""

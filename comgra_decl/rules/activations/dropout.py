@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import numpy as np
 
 from comgra_decl.rules.api import (
@@ -50,9 +48,7 @@ class HeavyDropout(SlotRule):
     lowest, evidence, of_graph = True, "share that is left", True
     needs = "outputs of Dropout modules and of what is before them, with `graph: true`"
 
-    def __init__(self, parameters: Any = None) -> None:
-        super().__init__(parameters)
-        self._sources: Slots = np.zeros(0, np.int64)
+    _sources: Slots = np.zeros(0, np.int64)
 
     def wants(self, table: SlotTable) -> Mask:
         """Returns outputs of Dropout modules that have one predecessor."""

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import numpy as np
 
 from comgra_decl.rules.api import (
@@ -17,6 +15,7 @@ from comgra_decl.rules.api import (
     Slots,
     SlotTable,
     Window,
+    per_run,
 )
 
 RANKS = ("effective_rank", "stable_rank")
@@ -49,9 +48,7 @@ class RankCollapse(SlotRule):
     lowest, evidence = True, "share of its first rank"
     needs = "weights, with `stats: [..., effective_rank]`"
 
-    def __init__(self, parameters: Any = None) -> None:
-        super().__init__(parameters)
-        self._early = Early(5)
+    _early = per_run(Early, 5)
 
     def wants(self, table: SlotTable) -> Mask:
         """Returns weights and outputs; where they have no rank, it is NaN."""

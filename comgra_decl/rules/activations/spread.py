@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import numpy as np
 from numpy.typing import NDArray
 
@@ -21,6 +19,7 @@ from comgra_decl.rules.api import (
     SlotTable,
     Window,
     computed_from_targets,
+    per_run,
     predictions_and_logits,
     row_quantile,
 )
@@ -132,9 +131,7 @@ class ActivationDrift(SlotRule):
     evidence = "times its first size"
     needs = "outputs, {select: '**', capture: [output]}"
 
-    def __init__(self, parameters: Any = None) -> None:
-        super().__init__(parameters)
-        self._early = Early(5)
+    _early = per_run(Early, 5)
 
     def wants(self, table: SlotTable) -> Mask:
         """Returns outputs."""

@@ -73,9 +73,7 @@ class AttentionCollapse(SlotRule):
     lowest, evidence = True, "tokens"
     needs = "attention probabilities, as the preset `attention` does"
 
-    def __init__(self, parameters: Any = None) -> None:
-        super().__init__(parameters)
-        self._seen = False
+    _seen = False
 
     def wants(self, table: SlotTable) -> Mask:
         """Returns what could be attention by its shape."""

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -22,6 +21,7 @@ from comgra_decl.rules.api import (
     SlotTable,
     Window,
     computed_from_targets,
+    per_run,
 )
 
 _MOST_WAITING = 64  # evaluations in a row: a run may evaluate on and on after its training
@@ -69,11 +69,9 @@ class EvaluationGap(SlotRule):
     evidence = "factor"
     needs = "outputs, and evaluations (`schedule.eval`)"
 
-    def __init__(self, parameters: Any = None) -> None:
-        super().__init__(parameters)
-        self._train = Previous()
-        self._waiting: list[_Evaluation] = []
-        self._judged = 0
+    _train = per_run(Previous)
+    _waiting: list[_Evaluation] = per_run(list)
+    _judged = 0
 
     def wants(self, table: SlotTable) -> Mask:
         """Returns outputs and inputs."""

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import numpy as np
 
 from comgra_decl.rules.api import (
@@ -15,6 +13,7 @@ from comgra_decl.rules.api import (
     Slots,
     SlotTable,
     Window,
+    per_run,
 )
 
 _NAMES = ("mean", "std", "l2", "abs_mean", "min", "max")
@@ -40,9 +39,7 @@ class RepeatedBatch(SlotRule):
     evidence = "deviation over the batch"
     needs = "inputs of the model, which are recorded where `nodes` selects its root"
 
-    def __init__(self, parameters: Any = None) -> None:
-        super().__init__(parameters)
-        self._before: dict[tuple[str, str], Previous] = {}
+    _before: dict[tuple[str, str], Previous] = per_run(dict)
 
     def wants(self, table: SlotTable) -> Mask:
         """Returns inputs and targets with a batch dimension, the first call's."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Any
+from typing import Annotated
 
 import numpy as np
 from numpy.typing import NDArray
@@ -23,6 +23,7 @@ from comgra_decl.rules.api import (
     Slots,
     SlotTable,
     Window,
+    per_run,
 )
 
 _NEEDS = "targets, which are recorded where the loss is seen to meet one"
@@ -87,9 +88,7 @@ class Unshuffled(Rule):
     explained_by = ("single_class",)
     Parameters = OrderParameters
 
-    def __init__(self, parameters: Any = None) -> None:
-        super().__init__(parameters)
-        self._sums: dict[int, NDArray[np.float64]] = {}  # n, mean, mean^2, variance / size, first
+    _sums: dict[int, NDArray[np.float64]] = per_run(dict)  # n, mean, mean^2, variance / size, first
 
     def look(self, window: Window) -> None:
         """Adds up means and variances of the batches."""
@@ -160,9 +159,7 @@ class ClassImbalance(Rule):
     explained_by = ("single_class",)
     Parameters = ImbalanceParameters
 
-    def __init__(self, parameters: Any = None) -> None:
-        super().__init__(parameters)
-        self._counts = ClassCounts()
+    _counts = per_run(ClassCounts)
 
     def look(self, window: Window) -> None:
         """Counts classes by the histograms of targets."""

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import numpy as np
 from numpy.typing import NDArray
 
@@ -21,6 +19,7 @@ from comgra_decl.rules.api import (
     Slots,
     SlotTable,
     Window,
+    per_run,
 )
 
 
@@ -61,10 +60,8 @@ class AccumulatedGradient(SlotRule):
         "parameter_grad]}"
     )
 
-    def __init__(self, parameters: Any = None) -> None:
-        super().__init__(parameters)
-        self._early = Early(3)
-        self._previous = {name: Previous() for name in ("mean", "min", "max")}
+    _early = per_run(Early, 3)
+    _previous = per_run(lambda: {name: Previous() for name in ("mean", "min", "max")})
 
     def wants(self, table: SlotTable) -> Mask:
         """Returns the gradients of weights whose layers' outputs have gradients, too."""

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import numpy as np
 from numpy.typing import NDArray
 
@@ -19,6 +17,7 @@ from comgra_decl.rules.api import (
     Slots,
     SlotTable,
     Window,
+    per_run,
 )
 
 
@@ -61,9 +60,8 @@ class ExplodingGradient(SlotRule):
     backwards, evidence = True, "times too large"
     needs = "gradients, such as {select: '**', capture: [output_grad]}"
 
-    def __init__(self, parameters: Any = None) -> None:
-        super().__init__(parameters)
-        self._early, self._early_total = Early(5), Early(5)
+    _early = per_run(Early, 5)
+    _early_total = per_run(Early, 5)
 
     def wants(self, table: SlotTable) -> Mask:
         """Returns the gradients of outputs, or else of weights."""

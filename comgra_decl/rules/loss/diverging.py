@@ -8,14 +8,14 @@ import numpy as np
 from numpy.typing import NDArray
 
 from comgra_decl.rules.api import (
-    Curve,
+    CurveRule,
     Factor,
     Field,
     Finding,
     Int,
-    LossRule,
     RuleParameters,
     Scene,
+    per_run,
     target_pairs,
 )
 
@@ -30,7 +30,7 @@ class DivergingParameters(RuleParameters):
     """So many losses must have been heard."""
 
 
-class LossDiverges(LossRule):
+class LossDiverges(CurveRule):
     """A loss that rises for good."""
 
     name = "loss_diverges"
@@ -49,26 +49,18 @@ class LossDiverges(LossRule):
     explained_by = ("nonfinite", "exploding_gradient", "accumulated_gradient")
     Parameters = DivergingParameters
 
-    def __init__(self, parameters: RuleParameters | None = None) -> None:
-        super().__init__(parameters)
-        self._curves: dict[str, Curve] = {}
-        self._nonfinite: dict[str, int] = {}
-
-    @property
-    def least(self) -> int:
-        """So many losses must have been heard."""
-        return int(self.parameters.least)
+    _nonfinite: dict[str, int] = per_run(dict)
 
     def take(self, type_: str, steps: NDArray[np.int64], values: NDArray[np.float64]) -> None:
         """Adds to the curve."""
-        self._curves.setdefault(type_, Curve()).add(steps, values)
+        super().take(type_, steps, values)
         wild = steps[~np.isfinite(values)]
         if len(wild):
             self._nonfinite.setdefault(type_, int(wild[0]))
 
     def judge(self, scene: Scene, type_: str) -> Finding | None:
         """Compares the end with the best and the first part."""
-        curve = self._curves[type_]
+        curve = self.curves[type_]
         if type_ in self._nonfinite:
             step = self._nonfinite[type_]
             text = f"The loss is not finite from step {step} on."
@@ -99,7 +91,7 @@ class NegativeParameters(RuleParameters):
     """A loss of numbers that falls to so many times its first, negative mean has no end."""
 
 
-class NegativeLoss(LossRule):
+class NegativeLoss(CurveRule):
     """A loss that is negative where it cannot be."""
 
     name = "negative_loss"
@@ -115,14 +107,11 @@ class NegativeLoss(LossRule):
     advice = "Look for a minus sign, or for nll_loss of probabilities instead of their logarithm."
     Parameters = NegativeParameters
 
-    def __init__(self, parameters: RuleParameters | None = None) -> None:
-        super().__init__(parameters)
-        self._negative: dict[str, list[int]] = {}  # how many, the first step
-        self._curves: dict[str, Curve] = {}
+    _negative: dict[str, list[int]] = per_run(dict)  # how many, the first step
 
     def take(self, type_: str, steps: NDArray[np.int64], values: NDArray[np.float64]) -> None:
         """Counts negative losses."""
-        self._curves.setdefault(type_, Curve()).add(steps, values)
+        super().take(type_, steps, values)
         below = steps[values < -1e-3]
         if len(below):
             known = self._negative.setdefault(type_, [0, int(below[0])])
@@ -145,7 +134,7 @@ class NegativeLoss(LossRule):
 
     def _endless(self, scene: Scene, type_: str, count: int, first: int) -> Finding | None:
         """Asks whether a loss of numbers, which may be negative, falls without end."""
-        curve = self._curves[type_]
+        curve = self.curves[type_]
         (start, _), (end, _) = curve.mean(0, 0.1), curve.mean(0.9, 1)
         often = count >= max(20, 0.9 * self._heard[type_])
         if self.several or not often or not end < self.parameters.growth * start < 0:

@@ -5,15 +5,13 @@ from __future__ import annotations
 from typing import Annotated
 
 import numpy as np
-from numpy.typing import NDArray
 
 from comgra_decl.rules.api import (
-    Curve,
+    CurveRule,
     Field,
     Finding,
     Fraction,
     Int,
-    LossRule,
     RuleParameters,
     Scene,
 )
@@ -29,7 +27,7 @@ class FlatParameters(RuleParameters):
     """So many losses must have been heard."""
 
 
-class LossNotFalling(LossRule):
+class LossNotFalling(CurveRule):
     """A loss that does not fall."""
 
     name = "loss_not_falling"
@@ -60,24 +58,11 @@ class LossNotFalling(LossRule):
     )
     Parameters = FlatParameters
 
-    def __init__(self, parameters: RuleParameters | None = None) -> None:
-        super().__init__(parameters)
-        self._curves: dict[str, Curve] = {}
-
-    @property
-    def least(self) -> int:
-        """So many losses must have been heard."""
-        return int(self.parameters.least)
-
-    def take(self, type_: str, steps: NDArray[np.int64], values: NDArray[np.float64]) -> None:
-        """Adds to the curve."""
-        self._curves.setdefault(type_, Curve()).add(steps, values)
-
     def judge(self, scene: Scene, type_: str) -> Finding | None:
         """Compares the beginning with the end."""
         if self.several:
             return None  # networks that train against each other keep each other's loss up
-        curve = self._curves[type_]
+        curve = self.curves[type_]
         first, first_error = curve.mean(0, 0.1)
         last, last_error = curve.mean(0.75, 1)
         noise = 3 * float(np.hypot(first_error, last_error))

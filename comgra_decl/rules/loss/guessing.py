@@ -6,23 +6,23 @@ from math import log
 from typing import Annotated, Any
 
 import numpy as np
-from numpy.typing import NDArray
 
 from comgra_decl.rules.api import (
     ClassCounts,
     Count,
     Curve,
+    CurveRule,
     Field,
     Finding,
     Fraction,
     Int,
-    LossRule,
     Numbers,
     RuleParameters,
     Scene,
     Window,
     classes_of,
     is_validation,
+    per_run,
 )
 
 _NEAR = (0.7, 1.7)  # of ln C: a first loss outside is no mean cross-entropy, or not a beginner's
@@ -45,7 +45,7 @@ class GuessingParameters(RuleParameters):
     """So many validations are needed."""
 
 
-class NoBetterThanGuessing(LossRule):
+class NoBetterThanGuessing(CurveRule):
     """Classifiers that know no more than how often each class comes."""
 
     name = "no_better_than_guessing"
@@ -83,16 +83,8 @@ class NoBetterThanGuessing(LossRule):
     )
     Parameters = GuessingParameters
 
-    def __init__(self, parameters: RuleParameters | None = None) -> None:
-        super().__init__(parameters)
-        self._counts = ClassCounts()
-        self._curves: dict[str, Curve] = {}
-        self._best: dict[str, tuple[int, int, float]] = {}  # how many, step and value of the least
-
-    @property
-    def least(self) -> int:
-        """So many losses must have been heard."""
-        return int(self.parameters.least)
+    _counts = per_run(ClassCounts)
+    _best: dict[str, tuple[int, int, float]] = per_run(dict)  # count, step and value of the least
 
     def look(self, window: Window) -> None:
         """Counts classes."""
@@ -105,10 +97,6 @@ class NoBetterThanGuessing(LossRule):
         else:
             super().look_at_numbers(numbers)
 
-    def take(self, type_: str, steps: NDArray[np.int64], values: NDArray[np.float64]) -> None:
-        """Adds to the curve."""
-        self._curves.setdefault(type_, Curve()).add(steps, values)
-
     def _take_validation(self, name: str, numbers: Numbers) -> None:
         for step, value in zip(numbers.steps.tolist(), numbers.values.tolist(), strict=True):
             count, at, best = self._best.get(name, (0, step, float("inf")))
@@ -118,7 +106,7 @@ class NoBetterThanGuessing(LossRule):
     def judge(self, scene: Scene, type_: str) -> Finding | None:
         """Compares both losses with the entropy of the labels."""
         entropy, classes = self._entropy(scene)
-        curve = self._curves[type_]
+        curve = self.curves[type_]
         start, _ = curve.mean(0, 0.02)
         if self.several or not entropy or not _NEAR[0] < start / log(classes) < _NEAR[1]:
             return None

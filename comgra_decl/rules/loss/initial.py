@@ -7,7 +7,15 @@ from math import log
 import numpy as np
 from numpy.typing import NDArray
 
-from comgra_decl.rules.api import Factor, Finding, LossRule, RuleParameters, Scene, classes_of
+from comgra_decl.rules.api import (
+    Factor,
+    Finding,
+    LossRule,
+    RuleParameters,
+    Scene,
+    classes_of,
+    per_run,
+)
 
 
 class InitialParameters(RuleParameters):
@@ -35,9 +43,7 @@ class InitialLoss(LossRule):
     explained_by = ("nonfinite", "input_scale", "poor_initialisation")
     Parameters = InitialParameters
 
-    def __init__(self, parameters: RuleParameters | None = None) -> None:
-        super().__init__(parameters)
-        self._first: dict[str, tuple[int, float]] = {}
+    _first: dict[str, tuple[int, float]] = per_run(dict)
 
     def take(self, type_: str, steps: NDArray[np.int64], values: NDArray[np.float64]) -> None:
         """Remembers the first one."""

@@ -16,6 +16,7 @@ from comgra_decl.rules.api import (
     Positive,
     RuleParameters,
     Scene,
+    per_run,
 )
 
 
@@ -47,10 +48,8 @@ class LossOscillates(LossRule):
     explained_by = ("nonfinite", "large_update", "loss_diverges", "exploding_gradient")
     Parameters = OscillatingParameters
 
-    def __init__(self, parameters: RuleParameters | None = None) -> None:
-        super().__init__(parameters)
-        self._open: dict[str, list[tuple[int, float]]] = {}
-        self._found: dict[str, tuple[int, int, float, float]] = {}
+    _open: dict[str, list[tuple[int, float]]] = per_run(dict)
+    _found: dict[str, tuple[int, int, float, float]] = per_run(dict)
 
     def take(self, type_: str, steps: NDArray[np.int64], values: NDArray[np.float64]) -> None:
         """Looks at each whole part."""

@@ -16,6 +16,7 @@ from comgra_decl.rules.api import (
     Scene,
     Share,
     is_validation,
+    per_run,
 )
 
 
@@ -50,10 +51,8 @@ class Overfitting(Rule):
     explained_by = ("nonfinite", "loss_diverges")
     Parameters = OverfitParameters
 
-    def __init__(self, parameters: RuleParameters | None = None) -> None:
-        super().__init__(parameters)
-        self._train = Curve()
-        self._validation: dict[str, list[tuple[int, float]]] = {}
+    _train = per_run(Curve)
+    _validation: dict[str, list[tuple[int, float]]] = per_run(dict)
 
     def look_at_numbers(self, numbers: Numbers) -> None:
         """Takes losses of both kinds."""

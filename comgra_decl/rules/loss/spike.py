@@ -17,6 +17,7 @@ from comgra_decl.rules.api import (
     Positive,
     RuleParameters,
     Scene,
+    per_run,
 )
 
 
@@ -67,9 +68,7 @@ class LossSpike(LossRule):
     explained_by = ("nonfinite", "exploding_gradient", "large_update", "loss_diverges")
     Parameters = SpikeParameters
 
-    def __init__(self, parameters: RuleParameters | None = None) -> None:
-        super().__init__(parameters)
-        self._past: dict[str, _Past] = {}
+    _past: dict[str, _Past] = per_run(dict)
 
     def take(self, type_: str, steps: NDArray[np.int64], values: NDArray[np.float64]) -> None:
         """Compares each loss with those before it."""

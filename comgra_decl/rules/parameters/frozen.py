@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import numpy as np
 
 from comgra_decl.rules.api import (
@@ -17,6 +15,7 @@ from comgra_decl.rules.api import (
     Slots,
     SlotTable,
     Window,
+    per_run,
 )
 
 
@@ -48,9 +47,7 @@ class FrozenMoves(SlotRule):
     evidence = "relative change"
     needs = "parameters, {select: '**', capture: [parameter]}, some with requires_grad=False"
 
-    def __init__(self, parameters: Any = None) -> None:
-        super().__init__(parameters)
-        self._before = Previous()
+    _before = per_run(Previous)
 
     def wants(self, table: SlotTable) -> Mask:
         """Returns the parameters themselves."""

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import numpy as np
 
 from comgra_decl.rules.api import (
@@ -19,6 +17,7 @@ from comgra_decl.rules.api import (
     Slots,
     SlotTable,
     Window,
+    per_run,
 )
 
 _TINY = 1e-3  # a root mean square below which a weight counts as having begun at zero
@@ -52,9 +51,8 @@ class GrowingWeight(SlotRule):
     evidence = "times its first size"
     needs = "parameters, {select: '**', capture: [parameter]}"
 
-    def __init__(self, parameters: Any = None) -> None:
-        super().__init__(parameters)
-        self._early, self._least = Early(3), Largest(smallest=True)
+    _early = per_run(Early, 3)
+    _least = per_run(Largest, smallest=True)
 
     def wants(self, table: SlotTable) -> Mask:
         """Returns weights."""

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import numpy as np
 
 from comgra_decl.rules.api import (
@@ -18,6 +16,7 @@ from comgra_decl.rules.api import (
     Slots,
     SlotTable,
     Window,
+    per_run,
 )
 
 
@@ -54,9 +53,7 @@ class ShrinkingWeight(SlotRule):
     lowest, evidence = True, "share of its first size"
     needs = "parameters, {select: '**', capture: [parameter]}"
 
-    def __init__(self, parameters: Any = None) -> None:
-        super().__init__(parameters)
-        self._early = Early(3)
+    _early = per_run(Early, 3)
 
     def wants(self, table: SlotTable) -> Mask:
         """Returns weights."""

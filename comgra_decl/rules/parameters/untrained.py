@@ -20,6 +20,7 @@ from comgra_decl.rules.api import (
     Slots,
     SlotTable,
     Window,
+    per_run,
 )
 
 _SAID = {
@@ -51,9 +52,7 @@ class Untrained(SlotRule):
     evidence = "size of its gradient"
     needs = "gradients of parameters, {select: '**', capture: [parameter_grad]}"
 
-    def __init__(self, parameters: Any = None) -> None:
-        super().__init__(parameters)
-        self._before: dict[str, Previous] = {}
+    _before: dict[str, Previous] = per_run(dict)
 
     def wants(self, table: SlotTable) -> Mask:
         """Returns gradients of parameters; without any, the parameters themselves."""

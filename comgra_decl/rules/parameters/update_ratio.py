@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import numpy as np
 from numpy.typing import NDArray
 
@@ -21,6 +19,7 @@ from comgra_decl.rules.api import (
     SlotTable,
     Window,
     grown,
+    per_run,
 )
 
 _TINY = 1e-3  # a root mean square below which a weight counts as having begun at zero
@@ -59,10 +58,9 @@ class LargeUpdate(SlotRule):
     evidence = "update / weight"
     needs = "parameters, {select: '**', capture: [parameter, update]}"
 
-    def __init__(self, parameters: Any = None) -> None:
-        super().__init__(parameters)
-        self._before, self._step = Previous(), Previous()
-        self._size = np.zeros(0)  # of each weight, when it was first seen
+    _before = per_run(Previous)
+    _step = per_run(Previous)
+    _size = np.zeros(0)  # of each weight, when it was first seen
 
     def wants(self, table: SlotTable) -> Mask:
         """Returns weights; biases begin at zero."""
@@ -129,10 +127,8 @@ class SmallUpdate(SlotRule):
     lowest, evidence = True, "update / weight"
     needs = "parameters and their gradients, {select: '**', capture: [parameter, parameter_grad]}"
 
-    def __init__(self, parameters: Any = None) -> None:
-        super().__init__(parameters)
-        self._step = Previous()
-        self._before = {name: Previous() for name in ("l2", "min", "max")}
+    _step = per_run(Previous)
+    _before = per_run(lambda: {name: Previous() for name in ("l2", "min", "max")})
 
     def wants(self, table: SlotTable) -> Mask:
         """Returns weights that have gradients, or updates that are recorded."""

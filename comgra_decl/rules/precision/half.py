@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import numpy as np
 
 from comgra_decl.rules.api import (
@@ -18,6 +16,7 @@ from comgra_decl.rules.api import (
     SlotTable,
     Window,
     is_gradient,
+    per_run,
     same_shape_edges,
 )
 
@@ -106,9 +105,7 @@ class HalfUnderflow(SlotRule):
     evidence, of_graph = "share of zeros", True
     needs = "float16 gradients; there is none in this run"
 
-    def __init__(self, parameters: Any = None) -> None:
-        super().__init__(parameters)
-        self._after: list[Slots] = []  # what each slot becomes, and what that becomes, ...
+    _after: list[Slots] = per_run(list)  # what each slot becomes, and what that becomes, ...
 
     def wants(self, table: SlotTable) -> Mask:
         """Returns float16 gradients; learns what follows each tensor."""

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import Any
 
 import numpy as np
 
@@ -20,6 +19,7 @@ from comgra_decl.rules.api import (
     SlotTable,
     Window,
     is_gradient,
+    per_run,
     sources_of,
 )
 
@@ -57,9 +57,7 @@ class Nonfinite(SlotRule):
     evidence = "elements"
     needs = "any tensor"
 
-    def __init__(self, parameters: Any = None) -> None:
-        super().__init__(parameters)
-        self._samples: dict[int, int] = {}
+    _samples: dict[int, int] = per_run(dict)
 
     def wants(self, table: SlotTable) -> Mask:
         """Returns all slots that hold floating-point numbers."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import deque
-from typing import Annotated, Any
+from typing import Annotated
 
 import numpy as np
 
@@ -66,19 +66,20 @@ class GradientScale(Rule):
     explained_by = ("nonfinite", "half_overflow")
     Parameters = ScaleParameters
 
-    def __init__(self, parameters: Any = None) -> None:
-        super().__init__(parameters)
-        self._latest: deque[int] = deque(maxlen=int(self._allowed) + 1)
-        self._skipped, self._last = 0, -1
-        self._often = -1  # the first step at which too many were skipped
-        self._heard = False
-        self._lowest = float("inf")
-        self._collapsed = -1  # the first step at which the scale was too small
-        self._slot = -1  # the first gradient of a skipped step that is not finite
+    _skipped = 0
+    _last = -1
+    _often = -1  # the first step at which too many were skipped
+    _heard = False
+    _lowest = float("inf")
+    _collapsed = -1  # the first step at which the scale was too small
+    _slot = -1  # the first gradient of a skipped step that is not finite
+    _latest: deque[int]  # the latest skipped steps, one more than may be
 
-    @property
-    def _allowed(self) -> float:
-        return float(self.parameters.share * self.parameters.window)
+    def reset(self) -> None:
+        """Forgets the run."""
+        super().reset()
+        allowed = float(self.parameters.share * self.parameters.window)
+        self._latest = deque(maxlen=int(allowed) + 1)
 
     def look_at_numbers(self, numbers: Numbers) -> None:
         """Takes scales, and steps that were skipped."""

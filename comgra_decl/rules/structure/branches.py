@@ -14,13 +14,13 @@ from comgra_decl.rules.api import (
     Mask,
     Measured,
     Patient,
-    RuleParameters,
     Scene,
     SlotRule,
     Slots,
     SlotTable,
     Window,
     combined,
+    per_run,
 )
 
 
@@ -45,9 +45,7 @@ class _Branches(SlotRule):
     lowest, evidence = True, "share of the largest branch"
     pass_, of_graph = "forward", True
 
-    def __init__(self, parameters: RuleParameters | None = None) -> None:
-        super().__init__(parameters)
-        self._groups: list[Slots] = []
+    _groups: list[Slots] = per_run(list)
 
     def wants(self, table: SlotTable) -> Mask:
         """Returns the branches."""

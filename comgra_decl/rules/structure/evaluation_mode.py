@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import numpy as np
 
 from comgra_decl.rules.api import (
@@ -18,6 +16,7 @@ from comgra_decl.rules.api import (
     Slots,
     SlotTable,
     Window,
+    per_run,
     single_sources,
 )
 
@@ -53,10 +52,8 @@ class TrainingInEvaluationMode(SlotRule):
     evidence, of_graph = "distance from training mode", True
     needs = "outputs of Dropout or BatchNorm modules, with `graph: true` and parameters"
 
-    def __init__(self, parameters: Any = None) -> None:
-        super().__init__(parameters)
-        self._trained = Largest()
-        self._partner: Slots = np.zeros(0, np.int64)
+    _trained = per_run(Largest)
+    _partner: Slots = np.zeros(0, np.int64)
 
     def wants(self, table: SlotTable) -> Mask:
         """Returns Dropouts with what enters them, and BatchNorms with their biases."""
@@ -74,8 +71,7 @@ class TrainingInEvaluationMode(SlotRule):
     def _take(self, window: Window) -> None:
         """Counts as hit, too, where a module is in no forward pass of a training any more."""
         at = self.columns(window.table)
-        self._able = window.has(*self.statistics)
-        if not self._able or not len(at) or not len(window):
+        if not window.has(*self.statistics) or not len(at) or not len(window):
             return
         with np.errstate(all="ignore"):
             hit, evidence = self.measure(window, at)

@@ -36,9 +36,7 @@ class ProbabilitiesAsLogits(SlotRule):
     evidence = "classes"
     needs = "outputs, {select: '**', capture: [output]}"
 
-    def __init__(self, parameters: Any = None) -> None:
-        super().__init__(parameters)
-        self._smallest_loss = float("inf")
+    _smallest_loss = float("inf")
 
     def look_at_numbers(self, numbers: Any) -> None:
         """Remembers the smallest loss."""

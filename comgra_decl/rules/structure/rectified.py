@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import numpy as np
 from numpy.typing import NDArray
 
@@ -48,10 +46,8 @@ class RectifiedAnswer(SlotRule):
     of_graph = True
     needs = "outputs of single layers, with `graph: true`"
 
-    def __init__(self, parameters: Any = None) -> None:
-        super().__init__(parameters)
-        self._lowest_target = np.zeros(0)
-        self._sources: Slots = np.zeros(0, np.int64)
+    _lowest_target = np.zeros(0)
+    _sources: Slots = np.zeros(0, np.int64)
 
     def wants(self, table: SlotTable) -> Mask:
         """Returns tensors with one predecessor of their own shape."""

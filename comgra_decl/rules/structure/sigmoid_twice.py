@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from math import prod
-from typing import Any
 
 import numpy as np
 
@@ -43,10 +42,8 @@ class SigmoidTwice(SlotRule):
     evidence = "largest gradient times answers"
     needs = "outputs and their gradients, {select: '**', capture: [output, output_grad]}"
 
-    def __init__(self, parameters: Any = None) -> None:
-        super().__init__(parameters)
-        self._other = np.zeros(0, np.bool_)  # targets that are not only zeros and ones
-        self._left = np.zeros(0, np.bool_)  # answers that were outside 0 .. 1
+    _other = np.zeros(0, np.bool_)  # targets that are not only zeros and ones
+    _left = np.zeros(0, np.bool_)  # answers that were outside 0 .. 1
 
     def wants(self, table: SlotTable) -> Mask:
         """Returns outputs whose gradient is recorded."""

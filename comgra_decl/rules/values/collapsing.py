@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import numpy as np
 
 from comgra_decl.rules.api import (
@@ -19,6 +17,7 @@ from comgra_decl.rules.api import (
     SlotTable,
     Window,
     computed_from_targets,
+    per_run,
 )
 
 
@@ -63,9 +62,7 @@ class CollapsingOutput(SlotRule):
     fewest_samples = 4
     evidence = "share of its first variation"
 
-    def __init__(self, parameters: Any = None) -> None:
-        super().__init__(parameters)
-        self._early = Early(5)
+    _early = per_run(Early, 5)
 
     def wants(self, table: SlotTable) -> Mask:
         """Returns outputs of samples."""

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import numpy as np
 from numpy.typing import NDArray
 
@@ -54,9 +52,7 @@ class IdenticalUnits(SlotRule):
     lowest, evidence = True, "spread between units"
     needs = "outputs or parameters, {select: '**', capture: [output, parameter]}"
 
-    def __init__(self, parameters: Any = None) -> None:
-        super().__init__(parameters)
-        self._constant = np.zeros(0, np.int64)  # 1: began constant, 0: did not, -1: not seen
+    _constant = np.zeros(0, np.int64)  # 1: began constant, 0: did not, -1: not seen
 
     def wants(self, table: SlotTable) -> Mask:
         """Returns weights, gradients of biases, and outputs of one number per unit."""

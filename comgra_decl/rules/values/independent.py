@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import numpy as np
 
 from comgra_decl.rules.api import (
@@ -19,6 +17,7 @@ from comgra_decl.rules.api import (
     Slots,
     SlotTable,
     Window,
+    per_run,
     predictions,
 )
 
@@ -58,10 +57,8 @@ class InputIndependence(SlotRule):
     fewest_samples = 2
     evidence, of_graph = "relative variation over the batch", True
 
-    def __init__(self, parameters: Any = None) -> None:
-        super().__init__(parameters)
-        self._most = Largest()
-        self._final: Bools = np.zeros(0, np.bool_)
+    _most = per_run(Largest)
+    _final: Bools = np.zeros(0, np.bool_)
 
     def wants(self, table: SlotTable) -> Mask:
         """Returns outputs of samples; learns which of them are answers."""

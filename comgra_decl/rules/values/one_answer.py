@@ -19,6 +19,7 @@ from comgra_decl.rules.api import (
     Slots,
     SlotTable,
     Window,
+    per_run,
     target_pairs,
 )
 
@@ -58,11 +59,9 @@ class OneAnswer(SlotRule):
     evidence, of_graph = "class", True
     needs = "answers with `values: true`, and targets of classes, with `graph: true`"
 
-    def __init__(self, parameters: Any = None) -> None:
-        super().__init__(parameters)
-        self._last: dict[int, int] = {}
-        self._seen = False
-        self._targets: dict[int, int] = {}
+    _last: dict[int, int] = per_run(dict)
+    _seen = False
+    _targets: dict[int, int] = per_run(dict)
 
     def wants(self, table: SlotTable) -> Mask:
         """Returns answers [N, classes] that meet a target of classes."""

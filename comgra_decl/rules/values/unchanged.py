@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import numpy as np
 
 from comgra_decl.rules.api import (
@@ -16,6 +14,7 @@ from comgra_decl.rules.api import (
     Slots,
     SlotTable,
     Window,
+    per_run,
     sources_of,
 )
 
@@ -46,12 +45,10 @@ class UnchangedOutput(SlotRule):
     evidence, of_graph = "mean", True
     needs = "outputs and what enters them, with `graph: true`"
 
-    def __init__(self, parameters: Any = None) -> None:
-        super().__init__(parameters)
-        self._before = [Previous() for _ in _COMPARED]
-        self._followed: Slots = np.zeros(0, np.int64)  # the outputs and all that enters them
-        self._entering: Slots = np.zeros(0, np.int64)  # of these, for one output after another,
-        self._starts: Slots = np.zeros(0, np.int64)  # from here on
+    _before = per_run(lambda: [Previous() for _ in _COMPARED])
+    _followed: Slots = np.zeros(0, np.int64)  # the outputs and all that enters them
+    _entering: Slots = np.zeros(0, np.int64)  # of these, for one output after another,
+    _starts: Slots = np.zeros(0, np.int64)  # from here on
 
     def wants(self, table: SlotTable) -> Mask:
         """Returns outputs of modules that are computed from floating-point tensors."""
