@@ -1,4 +1,4 @@
-"""Says what is wrong with a training, where it began, and what to do about it.
+"""Finds out what is wrong with a training, where it began, and what to do about it.
 
 ```python
 from comgra_decl.rules import diagnose

@@ -42,6 +42,7 @@ from comgra_decl.rules.graph import (
 )
 from comgra_decl.rules.loss_curve import EVALUATION_TYPES, Curve, CurveRule, LossRule, is_validation
 from comgra_decl.rules.memory import (
+    NO_SLOTS,
     Bools,
     ClassCounts,
     Early,
@@ -60,6 +61,7 @@ __all__ = [
     "EVALUATION_TYPES",
     "GRAD_SCALE",
     "MOST_OTHERS",
+    "NO_SLOTS",
     "RECTIFIERS",
     "SKIPPED_STEP",
     "VARYING",

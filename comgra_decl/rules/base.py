@@ -17,7 +17,7 @@ from pydantic import Field
 
 from comgra_decl.records import SlotInfo, Structure
 from comgra_decl.rules.finding import MOST_OTHERS, Finding, Severity
-from comgra_decl.rules.memory import Bools, Slots, Streak
+from comgra_decl.rules.memory import NO_SLOTS, Bools, Slots, Streak
 from comgra_decl.rules.table import Mask, SlotTable
 from comgra_decl.rules.window import Numbers, Window
 from comgra_decl.spec.base import Int, Number, SpecModel
@@ -247,7 +247,7 @@ class SlotRule(Rule):
     streak: Streak
     _table: SlotTable | None = None
     _graphs = 0
-    _at: Slots = np.zeros(0, np.int64)
+    _at = NO_SLOTS
 
     def reset(self) -> None:
         """Forgets the run."""
@@ -355,7 +355,7 @@ class SlotRule(Rule):
             names = ", ".join(f"`{name}`" for name in self.any_statistic)
             return f"none of the statistics {names} is recorded; add one of them to `stats`"
         if not self.wants(scene.table).any():
-            return f"no such tensor is recorded; add to `nodes`: {self.needs}"
+            return f"no such tensor is recorded; it needs {self.needs}"
         if scene.records < self.patience:
             return f"it needs {self.patience} training records; the run has {scene.records}"
         return None
@@ -414,5 +414,5 @@ class SampledRule(SlotRule):
 
     def missing(self, scene: Scene) -> str | None:
         """Returns why the rule could not check the run."""
-        nothing = f"no {self.what} is recorded; add to `nodes`: {self.needs}"
+        nothing = f"no {self.what} is recorded; it needs {self.needs}"
         return super().missing(scene) or (None if self._seen else nothing)

@@ -1,4 +1,4 @@
-"""Follows a finding through the dependency graph to where it probably began."""
+"""Follows a finding through the dependency graph to its probable cause."""
 
 from __future__ import annotations
 
@@ -16,20 +16,20 @@ from comgra_decl.rules.table import SlotTable, is_gradient
 from comgra_decl.rules.window import Window
 
 MOST_LINKS = 12
-"""A longer chain is shown without its middle."""
+"""Longer chains are shown without their middle."""
 
 
 class Causes:
     """Walks from a finding to the earliest tensor that is unusual.
 
-    Values come from what is upstream of them, gradients from what is downstream. A walk goes on
-    while the next tensor is unusual itself (a rule says so, or its size does) and was so no later
-    than the finding began. The cause is the tensor that was so first; of several, the one that
-    a step comes to first.
+    The causes of values are upstream, those of gradients downstream. A walk continues as long as
+    the next tensor is unusual itself (a rule reports it, or its size shows it) and became so no
+    later than the finding began. The cause is the tensor that became unusual first; of several,
+    the one that a step computes first.
 
     Args:
-        scene: the run.
-        marks: for slots that rules found something about, the first step and the rule.
+        scene: what is known about the run.
+        marks: for each slot that a rule reports, the first step and the rule.
         unusual: the sizes of all tensors.
     """
 
@@ -41,7 +41,7 @@ class Causes:
         self._upstream, self._downstream = ({}, {}) if graph is None else _neighbours(graph)
 
     def with_chain(self, finding: Finding) -> Finding:
-        """Returns the finding with its chain, the probable cause first, where there is one."""
+        """Returns the finding with its chain, probable cause first, if there is one."""
         place = finding.place
         if place is None or finding.chain:
             return finding
@@ -56,7 +56,7 @@ class Causes:
         return replace(finding, chain=tuple(links))
 
     def _walk(self, start: SlotKey, until: int) -> list[SlotKey]:
-        """Returns the way to the earliest unusual tensor, breadth first; `start` comes first."""
+        """Returns the path to the earliest unusual tensor, breadth first; `start` comes first."""
         next_to = self._downstream if is_gradient(start.pass_) else self._upstream
         before: dict[SlotKey, SlotKey | None] = {start: None}
         began = {start: until}
@@ -79,13 +79,13 @@ class Causes:
         return path
 
     def _turn(self, key: SlotKey, *, backward: bool) -> int:
-        """Returns a number that is the smaller the earlier a step comes to a tensor."""
+        """Returns a number that is smaller the earlier a step computes a tensor."""
         table = self._scene.table
         turn = int(table.order[table.by_key[key]]) if key in table.by_key else 0
         return -turn if backward else turn
 
     def _began(self, key: SlotKey, until: int) -> int | None:
-        """Returns since which step a tensor is unusual, None if it was not by `until`."""
+        """Returns the step since which a tensor is unusual; None if it was not by `until`."""
         found = self._unusual_by(key, until)
         return None if found is None else found[0]
 
@@ -96,7 +96,7 @@ class Causes:
 
     def _link(self, key: SlotKey, until: int) -> Link:
         found = self._unusual_by(key, until)
-        assert found is not None  # else it would not be on the way
+        assert found is not None  # otherwise it would not be on the path
         return Link(Place(key.node, key.role, key.iteration, key.pass_), *found)
 
 
@@ -118,33 +118,33 @@ def _neighbours(
 
 
 DECADES = 1.0
-"""So many powers of ten from what a tensor was like at first, or from its siblings."""
+"""How many powers of ten the size of an unusual tensor is off."""
 
-_SIBLINGS = 3  # fewer have no usual size
-_FIRST = 5  # records, in which everything finds its size
-_SIZES = ("l2", "abs_max", "std")  # whichever is recorded tells the size of a tensor
+_SIBLINGS = 3  # needed for a usual size
+_FIRST = 5  # records, which define the usual size
+_SIZES = ("l2", "abs_max", "std")  # the first that is recorded measures the size
 
 
 class Unusual:
-    """Follows the size of every tensor; no rule of its own, but what chains of causes are made of.
+    """Follows the size of every tensor, for chains of causes; not a rule itself.
 
-    A tensor is unusual while its size is ten times larger or smaller than it was in the first five
-    records; and in these, while it is so beside the median of its siblings: those of the same kind,
-    pass and class of module, per root of the number of elements. Who was unlike its siblings from
-    the start has to do with what was wrong from the start, and not with what came later.
+    A tensor is unusual while its size is ten times larger or smaller than in its first five
+    records; and within these, while it is ten times off the median of its siblings: tensors of the
+    same kind, pass and module class, compared per square root of the number of elements. A tensor
+    that differs from its siblings from the start can only explain what was wrong from the start.
     """
 
     def __init__(self) -> None:
         self._early = Early(_FIRST)
         self._records = 0
-        self._settled = -1  # the last of the first steps
+        self._settled = -1  # the last step of these records
         self._own, self._among = Streak(2), Streak(2)
         self._table: SlotTable | None = None
         self._at: Slots = np.zeros(0, np.int64)
         self._groups: list[Slots] = []
 
     def look(self, window: Window) -> None:
-        """Takes the next records of the training."""
+        """Takes the next training records."""
         first = window.steps[: max(0, _FIRST - self._records)]
         self._settled = int(first[-1]) if len(first) else self._settled
         self._records += len(window)
@@ -185,14 +185,14 @@ class Unusual:
         return distance
 
     def of(self, slot: int, until: int) -> tuple[int, str] | None:
-        """Returns since which step a slot is unusual and how; None if it was not by `until`."""
+        """Returns since which step a slot is unusual, and how; None if it was not by `until`."""
         for streak, sentence in (
-            (self._own, "its size left what it was at first by a factor of {:.3g}"),
-            (self._among, "its size is {:.3g} times off that of its siblings"),
+            (self._own, "its size differs from its first value by a factor of {:.3g}"),
+            (self._among, "its size differs from its siblings' by a factor of {:.3g}"),
         ):
             first = int(streak.first[slot]) if 0 <= slot < len(streak.first) else -1
-            as_ever = streak is self._among and first <= self._settled < until
-            if 0 <= first <= until and not as_ever:
+            from_start = streak is self._among and first <= self._settled < until
+            if 0 <= first <= until and not from_start:
                 factor = 10 ** min(300.0, float(streak.worst[slot]))
                 return first, sentence.format(factor)
         return None

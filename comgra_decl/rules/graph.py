@@ -1,4 +1,4 @@
-"""What the dependency graphs say of slots: what enters the loss, what adds up to what."""
+"""What dependency graphs reveal about slots, such as which are predictions."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ from comgra_decl.rules.table import elements_of
 
 
 def predictions(scene: Scene) -> set[int]:
-    """Returns the slots that hold what the network answers: what enters the loss, as it is.
+    """Returns the slots that hold the network's predictions.
 
-    That is what meets a target; where there is none, what enters the loss itself; and what it is
-    handed on from, in the same shape, by modules that hold it (a model returns what its last layer
-    does).
+    These are the tensors that are compared with a target or, if there is no target, the inputs of
+    the loss; and the same tensors, in the same shape, where submodules return them (a model
+    returns what its last layer does).
     """
     found: set[int] = set()
     for structure in scene.structures.values():
@@ -27,10 +27,10 @@ def predictions(scene: Scene) -> set[int]:
 
 
 def predictions_and_logits(scene: Scene) -> set[int]:
-    """Returns the answers, and what they are made of by modules without weights: the logits.
+    """Returns the predictions, and the tensors from which modules without weights compute them.
 
-    It goes back from each answer to the last layer with weights, as long as a tensor is computed
-    from a single one with as many elements.
+    Follows each prediction back to the last layer with weights, as long as a tensor is computed
+    from a single tensor with the same number of elements.
     """
     table, sources, alike = scene.table, sources_of(scene), _of_one_size(scene)
     weighted = {node for node, _ in scene.parameters}
@@ -64,7 +64,7 @@ def computed_from_targets(scene: Scene) -> set[int]:
 
 
 def target_pairs(scene: Scene) -> Iterator[tuple[SlotInfo, SlotInfo]]:
-    """Yields pairs of a computed tensor and the target that it meets in one call."""
+    """Yields pairs of a computed tensor and the target it is combined with in one call."""
     seen = set()
     for structure in scene.structures.values():
         for sources in _sources(structure).values():
@@ -78,7 +78,7 @@ def target_pairs(scene: Scene) -> Iterator[tuple[SlotInfo, SlotInfo]]:
 
 
 def classes_of(scene: Scene) -> int:
-    """Returns among how many classes an answer that meets a target chooses; 0 if none does."""
+    """Returns the number of classes of a prediction that has a target; 0 if there is none."""
     for answer, target in target_pairs(scene):
         if "int" in target.dtype and "float" in answer.dtype:
             if len(answer.shape) == len(target.shape) + 1:
@@ -90,7 +90,7 @@ def classes_of(scene: Scene) -> int:
 
 
 def combined(scene: Scene) -> dict[int, list[int]]:
-    """Returns, for computed slots, those of the same shape that they are computed from, if many."""
+    """Returns, for each computed slot, its sources of the same shape, if there are several."""
     table = scene.table
     found: dict[int, list[int]] = {}
     for structure in scene.structures.values():
@@ -112,7 +112,7 @@ def combined(scene: Scene) -> dict[int, list[int]]:
 
 
 def same_shape_edges(scene: Scene) -> Iterator[tuple[int, int]]:
-    """Yields (source, sink) of all edges between computed slots of one shape, each once."""
+    """Yields (source, sink) of each edge between computed slots of the same shape, once."""
     seen = set()
     for structure in scene.structures.values():
         for a, b, _ in structure.edges:
@@ -126,7 +126,7 @@ def same_shape_edges(scene: Scene) -> Iterator[tuple[int, int]]:
 
 
 def sources_of(scene: Scene) -> dict[int, list[int]]:
-    """Returns the slots that each slot is computed from, by all graphs until now."""
+    """Returns the slots that each slot is computed from, according to all graphs so far."""
     found: dict[int, list[int]] = {}
     for structure in scene.structures.values():
         for sink, sources in _sources(structure).items():
@@ -138,7 +138,7 @@ def sources_of(scene: Scene) -> dict[int, list[int]]:
 
 
 def single_sources(scene: Scene) -> NDArray[np.int64]:
-    """Returns, for each slot, the one slot of its shape that it is computed from; else -1."""
+    """Returns, for each slot, the only slot of its shape that it is computed from; else -1."""
     before: dict[int, set[int]] = {}
     for source, sink in same_shape_edges(scene):
         before.setdefault(sink, set()).add(source)
@@ -150,7 +150,7 @@ def single_sources(scene: Scene) -> NDArray[np.int64]:
 
 
 def _roots(scene: Scene) -> set[str]:
-    """Returns the nodes of models as a whole, which are named by their class."""
+    """Returns the nodes of whole models, which are named by their class."""
     modules = scene.documents.get("modules") or []
     return {str(module["node"]) for module in modules if not module["path"]}
 
@@ -173,7 +173,7 @@ def _answers(structure: Structure, roots: set[str]) -> set[SlotKey]:
 
 
 def _holds(node: str, other: str, roots: set[str]) -> bool:
-    """Whether a module may hold another one: the root, whose node is its class, holds all."""
+    """Whether a module may contain another one; a root, whose node is its class, contains all."""
     return other.startswith(f"{node}.") or (node in roots and other not in roots)
 
 
@@ -190,13 +190,13 @@ def _known(scene: Scene) -> dict[SlotKey, int]:
 
 
 def _info(scene: Scene, structure: Structure, key: SlotKey) -> SlotInfo:
-    """Returns a slot in the shape that it had in the first record of a graph."""
+    """Returns a slot with the shape it has in the first record of a graph."""
     slot = scene.table.by_key[key]
     return scene.reshaped.get(structure.hash, {}).get(slot, scene.table.infos[slot])
 
 
 def _of_one_size(scene: Scene) -> set[tuple[int, int]]:
-    """Returns (source, sink) of all edges between slots with equally many elements per sample."""
+    """Returns (source, sink) of all edges between slots with as many elements per sample."""
     found = set()
     for structure in scene.structures.values():
         for a, b, _ in structure.edges:

@@ -1,4 +1,4 @@
-"""Representations that lose their dimensions."""
+"""Matrices that lose rank."""
 
 from __future__ import annotations
 
@@ -21,26 +21,29 @@ from comgra_decl.rules.api import (
 RANKS = ("effective_rank", "stable_rank")
 
 
+_FIRST = 5  # records; their median is the start value
+
+
 class RankParameters(Patient):
-    """What can be said of `rank_collapse`."""
+    """The options of `rank_collapse`."""
 
     fall: Fraction = 0.2
-    """Below this share of its first rank, a matrix has collapsed."""
+    """How far the rank may fall, relative to its first value."""
 
 
 class RankCollapse(SlotRule):
-    """Weights or representations that lose their dimensions."""
+    """Weights or representations that lose rank."""
 
     name = "rank_collapse"
     certainty = 0.55
     definition = (
-        "The effective rank (or else the stable rank) of a matrix falls below `fall` of what it "
-        "was at first (median of five records), for `patience` records."
+        "The effective rank (or else the stable rank) of a matrix is below `fall` times its first "
+        f"value (median of {_FIRST} records) for `patience` records in a row."
     )
-    source = "Roy and Vetterli (2007) for the effective rank; msprobe watches the stable rank."
+    source = "Roy and Vetterli (2007) for the effective rank; msprobe monitors the stable rank."
     advice = (
-        "Look for a learning rate that is too large, too much weight decay, a missing "
-        "normalisation, or an objective that has a collapsed solution."
+        "Look for a learning rate that is too high, too much weight decay, missing normalization, "
+        "or an objective with a collapsed solution."
     )
     explained_by = ("nonfinite", "exploding_gradient", "input_independence")
     Parameters = RankParameters
@@ -48,14 +51,14 @@ class RankCollapse(SlotRule):
     lowest, evidence = True, "share of its first rank"
     needs = "weights, with `stats: [..., effective_rank]`"
 
-    _early = per_run(Early, 5)
+    _early = per_run(Early, _FIRST)
 
     def wants(self, table: SlotTable) -> Mask:
-        """Returns weights and outputs; where they have no rank, it is NaN."""
+        """Returns weights and outputs; where a tensor has no rank, it is NaN."""
         return table.parameters | table.outputs
 
     def measure(self, window: Window, at: Slots) -> Measured:
-        """Compares with the first rank."""
+        """Compares the rank with its first value."""
         name = next((name for name in RANKS if window.has(name)), None)
         if name is None:
             nothing = np.full((len(window), len(at)), np.nan)
@@ -65,8 +68,8 @@ class RankCollapse(SlotRule):
         return share < self.parameters.fall, share
 
     def sentence(self, scene: Scene, slot: int) -> str:
-        """Says how far it has fallen."""
+        """Returns the message about a slot."""
         return (
-            f"{scene.table.place(slot)} has lost dimensions: its rank is "
-            f"{self.streak.worst[slot]:.1%} of what it was at first."
+            f"{scene.table.place(slot)} has lost rank: it has fallen to "
+            f"{self.streak.worst[slot]:.1%} of its first value."
         )

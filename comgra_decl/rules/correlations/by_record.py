@@ -1,4 +1,4 @@
-"""Series that rise and fall together, one perhaps before the other."""
+"""Correlations between records: series that move together, and events that coincide."""
 
 from __future__ import annotations
 
@@ -11,20 +11,20 @@ from comgra_decl.rules.correlations.series import Series
 from comgra_decl.rules.memory import Bools
 
 LEAST_RECORDS = 40
-"""With fewer, chance makes anything look alike."""
+"""How many records are needed; with fewer, chance makes anything look alike."""
 
 LEAST_STRENGTH = 0.3
-"""Weaker correlations explain less than a tenth of what moves, and are left out."""
+"""The weakest correlation to report; weaker ones explain less than a tenth of the changes."""
 
 SAME = 0.995
-"""Two series that are so much alike at the same record are one thing under two names."""
+"""The correlation at lag 0 from which two series count as one thing under two names."""
 
 _MOVE_LAGS = 50
-_EVEN = 2.0  # gaps between records differ by less, else a lag in records means nothing
+_EVEN = 2.0  # ratio of gaps between records from which lags are meaningless
 
 
 def lags_of(steps: NDArray[np.int64]) -> NDArray[np.int64]:
-    """Returns the lags to try, in records; none but 0 where records come at uneven distances."""
+    """Returns the lags to try, in records; 0 alone if records are unevenly spaced."""
     gaps = np.diff(steps)
     low, high = np.quantile(gaps, [0.1, 0.9]) if len(gaps) else (1, 1)
     most = min(_MOVE_LAGS, len(steps) // 8) if high <= _EVEN * low else 0
@@ -32,7 +32,7 @@ def lags_of(steps: NDArray[np.int64]) -> NDArray[np.int64]:
 
 
 def moving(series: Series) -> list[tuple[Correlation, n.Floats]]:
-    """Returns what moves with each number of the program, with the moves of the candidate."""
+    """Returns what moves with each metric, with the changes of the candidate."""
     if len(series.steps) < LEAST_RECORDS or not series.numbers:
         return []
     names = list(series.numbers)
@@ -40,7 +40,7 @@ def moving(series: Series) -> list[tuple[Correlation, n.Floats]]:
     marks = [side for side in series.marks if side.text.startswith(("type ", "tag "))]
     labels = [series.marks[side].astype(np.float32)[:, None] for side in marks]
     sides = [*series.sides, *(Side(name) for name in names), *marks]
-    others = [n.normalised(np.diff(label, axis=0)) for label in labels]
+    others = [n.normalized(np.diff(label, axis=0)) for label in labels]
     candidates = np.concatenate([n.changes(series.values), targets, *others], axis=1)
     return _clear(series, sides, names, candidates=candidates, targets=targets)
 
@@ -55,7 +55,7 @@ def _clear(
     free = n.independent(counts.astype(float), n.memory(candidates), n.memory(targets))
     chances = np.minimum(1.0, n.chance(best, free) * len(lags))
     first_target = len(series.sides)
-    rows = np.arange(len(sides))[:, None] - first_target  # a number with itself or an earlier one
+    rows = np.arange(len(sides))[:, None] - first_target  # a metric with itself or an earlier one
     skip = ((rows >= 0) & (rows <= np.arange(len(names))[None])) | (np.abs(same) > SAME)
     chances[skip] = 1.0
     shares = n.false_shares(chances.ravel(), int((~skip).sum())).reshape(chances.shape)
@@ -78,7 +78,7 @@ def _clear(
 def _best_lags(
     candidates: n.Floats, targets: n.Floats, lags: NDArray[np.int64]
 ) -> tuple[n.Doubles, NDArray[np.intp], n.Doubles]:
-    """Returns the largest correlation of each pair, at which lag, and that without a lag."""
+    """Returns each pair's largest correlation, the index of its lag, and the one without lag."""
     shifted = np.stack([_shifted(targets, -int(lag)) for lag in lags], axis=2)
     records, count = targets.shape
     all_ = (candidates.T @ shifted.reshape(records, -1)).reshape(-1, count, len(lags))
@@ -88,7 +88,7 @@ def _best_lags(
 
 
 def _shifted(columns: n.Floats, lag: int) -> n.Floats:
-    """Returns what was `lag` records before at each record, 0 where there was none."""
+    """Returns the columns delayed by `lag` records, 0 where there was none."""
     found = np.zeros_like(columns)
     if lag > 0:
         found[lag:] = columns[:-lag]
@@ -106,24 +106,24 @@ def _median_steps(steps: NDArray[np.int64], lag: int) -> int:
 
 
 def _clearest(steps: NDArray[np.int64], ours: n.Floats, theirs: n.Floats, lag: int) -> int:
-    """Returns the step at which most of the correlation comes about, as `theirs` moves."""
+    """Returns the step that contributes most to the correlation, as `theirs` moves."""
     together = np.abs(_shifted(ours, lag) * theirs)
     return int(steps[int(np.argmax(together)) + 1])
 
 
 LEAST_EPISODES = 5
-"""An event must have come so often to say with what it comes."""
+"""How often an event must occur to be explained."""
 
 LEAST_DIFFERENCE = 0.3
-"""The share of episodes with the other event must exceed its share of all records by so much."""
+"""How much more often the other event must occur in episodes than in all records."""
 
-_FAR = 4.0  # usual distances from the usual: an event
-_MOST = 0.2  # what is so in more of the records is no event
+_FAR = 4.0  # in units of the usual deviation: an event
+_MOST = 0.2  # share of records above which it is not an event
 _EVENT_LAGS = 5
 
 
 def happening(series: Series) -> list[tuple[Correlation, n.Floats]]:
-    """Returns which events come with abnormal numbers and with rules that fire."""
+    """Returns which events coincide with abnormal metrics and with rules that fire."""
     if len(series.steps) < LEAST_RECORDS:
         return []
     targets = _episodes(series)
@@ -180,7 +180,7 @@ def _with(
 
 
 def _tail(hits: NDArray[np.int64], count: int, base: n.Doubles) -> n.Doubles:
-    """Returns a bound of the chance of so many hits or more among `count` (Chernoff)."""
+    """Returns an upper bound of the chance of at least so many hits among `count` (Chernoff)."""
     share = hits / count
     with np.errstate(all="ignore"):
         ours = np.where(share > 0, share * np.log(share / base), 0)
@@ -190,7 +190,7 @@ def _tail(hits: NDArray[np.int64], count: int, base: n.Doubles) -> n.Doubles:
 
 
 def _episodes(series: Series) -> dict[Side, NDArray[np.intp]]:
-    """Returns at which records the events that are asked about begin."""
+    """Returns the records at which the events to explain begin."""
     found: dict[Side, Bools] = dict(series.marks)
     for name, column in series.numbers.items():
         high, _ = abnormal(column[:, None])
@@ -204,7 +204,7 @@ def _episodes(series: Series) -> dict[Side, NDArray[np.intp]]:
 
 
 def _events(series: Series) -> tuple[list[Side], Bools]:
-    """Returns everything that may come with an episode."""
+    """Returns everything that may coincide with an episode."""
     high, low = abnormal(series.values)
     sides = [
         Side(s.text, s.place, s.statistic, event)
@@ -221,7 +221,7 @@ def _events(series: Series) -> tuple[list[Side], Bools]:
 
 
 def abnormal(columns: n.Floats) -> tuple[Bools, Bools]:
-    """Returns where values are far above and far below those of the records around, [n, m]."""
+    """Returns where values are far above and far below those of nearby records, [n, m]."""
     levels = n.levelled(columns)
     distance = levels - n.smoothed(levels)
     scale = n.smoothed(np.abs(distance))

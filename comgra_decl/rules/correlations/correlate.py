@@ -1,4 +1,4 @@
-"""Looks for what goes together in a run."""
+"""Finds correlations in a run, and keeps the strongest of those that mean the same."""
 
 from __future__ import annotations
 
@@ -19,22 +19,22 @@ if TYPE_CHECKING:
     from comgra_decl.spec.rules import Rules
 
 MOST = 10
-"""More than that nobody reads."""
+"""How many correlations to return by default."""
 
 
 def correlate(
     run: Run, rules: Rules | None = None, *, trust: bool = False, most: int = MOST
 ) -> list[Correlation]:
-    """Returns what goes together in a stored run, strongest first.
+    """Returns the correlations in a stored run, strongest first.
 
-    Losses and the program's other numbers, the records at which rules fire, types of execution and
-    tags, and statistics of tensors are compared by record; where single samples are recorded, their
-    statistics are compared with their losses and categories. Of each comparison all lags count as
-    tried; at most 5 % of all that is returned is expected to be chance.
+    Compares losses and other metrics, the records at which rules fire, types of execution and
+    tags, and statistics of tensors, record by record. Where single samples are recorded, compares
+    their statistics with their losses and categories. Every comparison counts with all its lags;
+    at most 5% of what is returned is expected to be due to chance.
 
     Args:
         run: as of its last `refresh`.
-        rules: whose events are looked at; None for those of the run's spec, or the default.
+        rules: whose events to compare; None for those of the run's spec, or the default.
         trust: see `diagnose`.
         most: how many to return at most.
     """
@@ -44,9 +44,9 @@ def correlate(
 def diagnose_and_correlate(
     run: Run, rules: Rules | None = None, *, trust: bool = False, most: int = MOST
 ) -> tuple[Diagnosis, list[Correlation]]:
-    """Returns what `diagnose` and `correlate` do, in one look at all records.
+    """Returns the results of `diagnose` and `correlate`, reading all records once.
 
-    Of a distributed training it takes two: correlations are those of all ranks joined.
+    Records of a distributed run are read twice, because correlations are those of all ranks joined.
     """
     if len(run.ranks) > 1:
         together = correlate(run, rules, trust=trust, most=most)
@@ -56,7 +56,7 @@ def diagnose_and_correlate(
 
 
 def among(series: Series, *, most: int = MOST, run: Run | None = None) -> list[Correlation]:
-    """Returns what goes together in series; see `correlate`."""
+    """Returns the correlations among series; see `correlate`."""
     found = [*moving(series), *happening(series)]
     if run is not None:
         found += sampling(run)
@@ -64,19 +64,20 @@ def among(series: Series, *, most: int = MOST, run: Run | None = None) -> list[C
 
 
 _ALIKE = 0.7
-"""Correlation from which on two candidates say the same of a target."""
+"""The least correlation at which two candidates count as one."""
 
 MOST_ALSO = 20
+"""How many others that move with a correlation to name."""
 
 MOST_ALIKE = 4
-"""So many of the same kind about the same target leave room for others."""
+"""How many of one kind about one target to return at most."""
 
 
 def grouped(found: list[tuple[Correlation, Floats]], most: int) -> list[Correlation]:
-    """Returns the strongest, each with the others that move with it, at most `most`.
+    """Returns the strongest correlations, each with those that move with it.
 
     Args:
-        found: each with its candidate's course, so shifted that courses can be compared.
+        found: correlations with the course of their candidates, aligned so that they compare.
         most: how many to return.
     """
     ranked = sorted(found, key=lambda pair: -pair[0].strength)
@@ -105,13 +106,13 @@ def _same(one: Correlation, other: Correlation) -> bool:
 
 
 def _node(correlation: Correlation) -> str:
-    """Returns the tensor of the candidate, whichever statistic, pass and iteration."""
+    """Returns the node of the candidate, for any statistic, pass and iteration."""
     place = correlation.first.place
     return correlation.first.text if place is None else place.node
 
 
 def _alike(one: Floats, other: Floats) -> bool:
-    """Whether two courses are one as far as numbers tell."""
+    """Whether two courses are practically the same."""
     if one.shape != other.shape:
         return False
     length = float(np.linalg.norm(one) * np.linalg.norm(other))

@@ -1,4 +1,4 @@
-"""Batches whose targets say that the data come in the wrong way."""
+"""Targets that reveal problems with the data: their order, balance or variety."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from comgra_decl.rules.api import (
     per_run,
 )
 
-_NEEDS = "targets, which are recorded where the loss is seen to meet one"
+_NEEDS = "targets, which are recorded where a loss compares a prediction with one"
 
 
 class SingleClass(SlotRule):
@@ -36,11 +36,14 @@ class SingleClass(SlotRule):
     severity = "error"
     certainty = 0.8
     definition = (
-        "All targets of a batch of at least 8 samples have the same value, for `patience` records "
-        "in a row."
+        f"All targets of a batch of at least {ClassCounts.fewest} samples have the same value, for "
+        "`patience` records in a row."
     )
-    source = "The debugging chapter's frozen ResNet: labels 0, 0, 0, 0, 0."
-    advice = "Shuffle the data, and look at how labels are made."
+    source = (
+        "The labels 0, 0, 0, 0, 0 of the frozen ResNet in the book chapter 'Debugging: Visualizing "
+        "Activation Maps & Gradients'."
+    )
+    advice = "Shuffle the data, and check how labels are made."
     statistics = ("mean",)
     fewest_samples = ClassCounts.fewest
     lowest, evidence = True, "deviation between samples"
@@ -51,26 +54,26 @@ class SingleClass(SlotRule):
         return table.scalar_targets
 
     def measure(self, window: Window, at: Slots) -> Measured:
-        """Looks for no deviation between samples."""
+        """Finds a standard deviation of zero between samples."""
         deviation = window.read("mean", at, "std")
         return deviation == 0, np.asarray(deviation)
 
     def sentence(self, scene: Scene, slot: int) -> str:
-        """Says that they are the same."""
+        """Returns the message about a slot."""
         return f"All samples of a batch have the same target ({scene.table.place(slot)})."
 
 
 class OrderParameters(Patient):
-    """What can be said of `unshuffled`."""
+    """The options of `unshuffled`."""
 
     patience: Count = 1
-    """Not used: all records count."""
+    """Not used; all records count."""
 
     ratio: Factor = 6.0
-    """The variance of the batches' means is so many times what chance makes of it."""
+    """The largest variance of the batches' means allowed, relative to that of shuffled data."""
 
     least: Annotated[Int, Field(ge=5)] = 10
-    """So many records are needed."""
+    """The number of records needed."""
 
 
 class Unshuffled(Rule):
@@ -79,16 +82,20 @@ class Unshuffled(Rule):
     name = "unshuffled"
     certainty = 0.65
     definition = (
-        "Over `least` records or more, the variance of the batches' mean targets is more than "
-        "`ratio` times the mean variance within a batch divided by the batch size, which is what "
-        "shuffled data make of it (the F statistic of an analysis of variance)."
+        "Over at least `least` records, the variance of the batches' mean targets is more than "
+        "`ratio` times the mean variance within a batch divided by the batch size, which is its "
+        "expected value for shuffled data (the F statistic of an analysis of variance)."
     )
-    source = "Own definition; the debugging chapter lists missing shuffling."
-    advice = "DataLoader(..., shuffle=True), or shuffle before the data are cut into batches."
+    source = (
+        "Own definition; the book chapter 'Debugging: Visualizing Activation Maps & Gradients' "
+        "lists missing shuffling."
+    )
+    advice = "Use DataLoader(..., shuffle=True), or shuffle before splitting the data into batches."
     explained_by = ("single_class",)
     Parameters = OrderParameters
 
-    _sums: dict[int, NDArray[np.float64]] = per_run(dict)  # n, mean, mean^2, variance / size, first
+    # by slot: sums of 1, mean, mean^2 and variance / size
+    _sums: dict[int, NDArray[np.float64]] = per_run(dict)
 
     def look(self, window: Window) -> None:
         """Adds up means and variances of the batches."""
@@ -105,7 +112,7 @@ class Unshuffled(Rule):
                 sums += (1, m, m * m, v / (n - 1))
 
     def findings(self, scene: Scene) -> list[Finding]:
-        """Returns a finding for the first target that is out of order."""
+        """Returns a finding about the first target that is out of order."""
         for slot, (n, total, squares, chance) in self._sums.items():
             if n < self.parameters.least or chance <= 0:
                 continue
@@ -118,30 +125,34 @@ class Unshuffled(Rule):
                         scene,
                         place=place,
                         first_step=0,
-                        message=f"Batches are not shuffled: the means of {place} vary {ratio:.3g} "
-                        "times as much as chance would have it.",
+                        message=f"Batches are not shuffled: the variance of the means of {place} "
+                        f"is {ratio:.3g} times that of shuffled data.",
                         evidence={"ratio": float(ratio), "batches": int(n)},
                     )
                 ]
         return []
 
     def missing(self, scene: Scene) -> str | None:
-        """Returns why it could not look."""
+        """Returns why the rule could not check the run."""
         if not self._sums:
             return f"no target of at least {ClassCounts.fewest} samples was recorded"
         most = max(sums[0] for sums in self._sums.values())
         least = self.parameters.least
-        return None if most >= least else f"it takes {least} records; there are {int(most)}"
+        return None if most >= least else f"it needs {least} records; the run has {int(most)}"
 
 
 class ImbalanceParameters(Patient):
-    """What can be said of `class_imbalance`."""
+    """The options of `class_imbalance`."""
+
+    patience: Count = 5
+    """Not used; all targets count."""
 
     ratio: Factor = 10.0
-    """The most frequent class is so many times as frequent as the rarest."""
+    """The largest ratio allowed between the frequencies of the most and the least frequent class.
+    """
 
     least: Annotated[Int, Field(ge=10)] = 500
-    """So many targets are needed."""
+    """The number of targets needed."""
 
 
 class ClassImbalance(Rule):
@@ -151,22 +162,22 @@ class ClassImbalance(Rule):
     severity = "hint"
     certainty = 0.5
     definition = (
-        "Over all recorded targets (integers, one per sample, at least `least`), the most frequent "
-        "class is more than `ratio` times as frequent as the rarest one that occurs."
+        "Over all recorded targets (integers, one per sample; at least `least` of them), the most "
+        "frequent class is more than `ratio` times as frequent as the rarest class that occurs."
     )
     source = "SageMaker Debugger (10, after 500 labels)."
-    advice = "Weight the loss by class, or sample rare classes more often; do not trust accuracy."
+    advice = "Weight the loss by class, or sample rare classes more often; do not rely on accuracy."
     explained_by = ("single_class",)
     Parameters = ImbalanceParameters
 
     _counts = per_run(ClassCounts)
 
     def look(self, window: Window) -> None:
-        """Counts classes by the histograms of targets."""
+        """Counts classes in the histograms of targets."""
         self._counts.look(window)
 
     def findings(self, scene: Scene) -> list[Finding]:
-        """Returns a finding for the first target that is out of balance."""
+        """Returns a finding about the first target that is out of balance."""
         for slot, known in self._counts.by_slot.items():
             if sum(known.values()) < self.parameters.least or len(known) < 2:
                 continue
@@ -186,10 +197,10 @@ class ClassImbalance(Rule):
         return []
 
     def missing(self, scene: Scene) -> str | None:
-        """Returns why it could not look."""
+        """Returns why the rule could not check the run."""
         if not scene.has_histograms:
             return "no histograms are recorded; set `histogram: {bins: 64}`"
         if not self._counts.by_slot:
-            return "no target of whole numbers, one per sample, was recorded"
+            return "no target with one integer per sample was recorded"
         most, least = self._counts.most, self.parameters.least
-        return None if most >= least else f"it takes {least} targets; there are {most}"
+        return None if most >= least else f"it needs {least} targets; the run has {most}"

@@ -1,4 +1,4 @@
-"""A loss that does not fall."""
+"""Losses that do not fall."""
 
 from __future__ import annotations
 
@@ -18,13 +18,13 @@ from comgra_decl.rules.api import (
 
 
 class FlatParameters(RuleParameters):
-    """What can be said of `loss_not_falling`."""
+    """The options of `loss_not_falling`."""
 
     fall: Fraction = 0.02
-    """The loss must have fallen by this share of its first value."""
+    """How far the loss must fall, as a share of its first mean."""
 
     least: Annotated[Int, Field(ge=10)] = 60
-    """So many losses must have been heard."""
+    """The number of losses needed."""
 
 
 class LossNotFalling(CurveRule):
@@ -34,15 +34,15 @@ class LossNotFalling(CurveRule):
     severity = "warning"
     certainty = 0.6
     definition = (
-        "After `least` losses or more, the mean of the last quarter is not below the mean of the "
-        "first tenth by more than `fall` of it, nor by three standard errors; where a step has one "
-        "loss (of two networks that train against each other none need fall)."
+        "After at least `least` losses, the mean of the last quarter is below that of the first "
+        "tenth neither by more than `fall` of it nor by three standard errors. Applies where a "
+        "step has a single loss; when two networks train against each other, no loss need fall."
     )
-    source = "SageMaker Debugger (less than 0.1 % over ten steps), with a test against noise."
+    source = "SageMaker Debugger (less than 0.1% over ten steps), with a test against noise."
     advice = (
-        "Train on one batch only (`comgra-decl overfit-one-batch`): if even that fails, look for a "
+        "Train on a single batch (`comgra-decl overfit-one-batch`). If even that fails, look for a "
         "cut gradient, wrong labels, a wrong sign, frozen parameters, or a learning rate that is "
-        "far too small or too large."
+        "far too low or too high."
     )
     explained_by = (
         "nonfinite",
@@ -59,9 +59,9 @@ class LossNotFalling(CurveRule):
     Parameters = FlatParameters
 
     def judge(self, scene: Scene, type_: str) -> Finding | None:
-        """Compares the beginning with the end."""
+        """Compares the end with the start."""
         if self.several:
-            return None  # networks that train against each other keep each other's loss up
+            return None  # networks that train against each other keep each other's loss high
         curve = self.curves[type_]
         first, first_error = curve.mean(0, 0.1)
         last, last_error = curve.mean(0.75, 1)
@@ -70,7 +70,7 @@ class LossNotFalling(CurveRule):
         if not np.isfinite(fall) or fall > min(self.parameters.fall * abs(first), max(noise, 1e-9)):
             return None
         if first < 0.05 * abs(curve.first) or abs(first) < 1e-4:
-            return None  # it had fallen before the first tenth was over
+            return None  # it fell within the first tenth
         return self.finding(
             scene,
             first_step=curve.steps[0],

@@ -1,4 +1,4 @@
-"""A loss that jumps to and fro from step to step."""
+"""Losses that jump up and down from step to step."""
 
 from __future__ import annotations
 
@@ -21,29 +21,31 @@ from comgra_decl.rules.api import (
 
 
 class OscillatingParameters(RuleParameters):
-    """What can be said of `loss_oscillates`."""
+    """The options of `loss_oscillates`."""
 
     correlation: Annotated[Number, Field(gt=-1, lt=0)] = -0.5
-    """The correlation of neighbouring losses is below this; that of independent ones is 0."""
+    """The lowest correlation allowed between consecutive losses; that of independent losses is 0.
+    """
 
     size: Positive = 0.2
-    """The standard deviation is above this share of the mean."""
+    """The largest standard deviation allowed, relative to the mean."""
 
     window: Annotated[Int, Field(ge=20, le=10_000)] = 50
-    """So many losses are looked at together."""
+    """The number of losses to look at together."""
 
 
 class LossOscillates(LossRule):
-    """A loss that jumps to and fro from step to step."""
+    """A loss that jumps up and down from step to step."""
 
     name = "loss_oscillates"
     certainty = 0.55
     definition = (
-        "In a part of `window` losses, without their linear trend, neighbouring losses have a "
-        "correlation below `correlation` and a standard deviation above `size` of their mean: each "
-        "step overshoots the minimum. Noise of the batches alone has a correlation of 0."
+        "Within `window` consecutive losses, with their linear trend removed, consecutive losses "
+        "have a correlation below `correlation` and a standard deviation above `size` of their "
+        "mean: every step overshoots the minimum. Noise between batches alone has a correlation of "
+        "0."
     )
-    source = "TheDeepChecker counts switches of direction; noise has those as well."
+    source = "TheDeepChecker counts changes of direction; noise has those as well."
     advice = "Lower the learning rate, or the momentum."
     explained_by = ("nonfinite", "large_update", "loss_diverges", "exploding_gradient")
     Parameters = OscillatingParameters
@@ -52,7 +54,7 @@ class LossOscillates(LossRule):
     _found: dict[str, tuple[int, int, float, float]] = per_run(dict)
 
     def take(self, type_: str, steps: NDArray[np.int64], values: NDArray[np.float64]) -> None:
-        """Looks at each whole part."""
+        """Checks each complete window."""
         waiting = self._open.setdefault(type_, [])
         waiting += zip(steps.tolist(), values.tolist(), strict=True)
         size = self.parameters.window
@@ -85,7 +87,7 @@ class LossOscillates(LossRule):
             scene,
             first_step=first,
             last_step=last,
-            message=f"The loss jumps to and fro: neighbouring losses have a correlation of "
+            message=f"The loss jumps up and down: consecutive losses have a correlation of "
             f"{correlation:.2f}, and it varies by {size:.0%} of its mean.",
             evidence={"correlation": correlation, "size": size},
         )

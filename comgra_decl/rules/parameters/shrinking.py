@@ -19,15 +19,16 @@ from comgra_decl.rules.api import (
     per_run,
 )
 
+_FIRST = 3  # records; their median is the start value
+
 
 class ShrinkingParameters(Patient):
-    """What can be said of `shrinking_weight`."""
+    """The options of `shrinking_weight`."""
 
     patience: Count = 3
-    """For so many records in a row it must be so."""
 
     share: Fraction = 0.1
-    """Below this share of its first size a weight has faded."""
+    """How far a weight may shrink, relative to its first size."""
 
 
 class ShrinkingWeight(SlotRule):
@@ -36,16 +37,17 @@ class ShrinkingWeight(SlotRule):
     name = "shrinking_weight"
     certainty = 0.65
     definition = (
-        "The l2 norm of a weight is below `share` of what it was at first (median of three "
-        "records), for `patience` records."
+        f"The l2 norm of a weight is below `share` times its first value (median of {_FIRST} "
+        "records) for `patience` records in a row."
     )
     source = (
-        "TheDeepChecker (regularisation overwhelms the loss); weight decay alone takes "
-        "1 - (1 - rate * decay)^steps of a weight, which is next to nothing at usual values."
+        "TheDeepChecker (regularization overwhelms the loss). Weight decay alone removes 1 - (1 - "
+        "rate * decay)^steps of a weight, which is close to nothing at usual values."
     )
     advice = (
-        "Lower the weight decay (AdamW: 0.01 to 0.1): what counts is learning rate times decay. If "
-        "there is none, look for a penalty in the loss, or for a layer that is not needed."
+        "Lower the weight decay (usual for AdamW: 0.01 to 0.1); what counts is learning rate times "
+        "decay. If there is none, look for a penalty in the loss, or for a layer that is not "
+        "needed."
     )
     explained_by = ("nonfinite", "large_update")
     Parameters = ShrinkingParameters
@@ -53,21 +55,21 @@ class ShrinkingWeight(SlotRule):
     lowest, evidence = True, "share of its first size"
     needs = "parameters, {select: '**', capture: [parameter]}"
 
-    _early = per_run(Early, 3)
+    _early = per_run(Early, _FIRST)
 
     def wants(self, table: SlotTable) -> Mask:
-        """Returns weights."""
-        return table.parameters & table.where(lambda info: len(info.shape) > 1)
+        """Returns the weights."""
+        return table.weights
 
     def measure(self, window: Window, at: Slots) -> Measured:
-        """Compares with what it was at first."""
+        """Compares the norm with its first value."""
         norm = window.read("l2", at).astype(np.float64)
         share = norm / self._early.look(at, norm)
         return share < self.parameters.share, share
 
     def sentence(self, scene: Scene, slot: int) -> str:
-        """Says how far it has fallen."""
+        """Returns the message about a slot."""
         return (
-            f"{scene.table.place(slot)} has fallen to {self.streak.worst[slot]:.2g} of its first "
-            f"size (step {self.streak.worst_step[slot]})."
+            f"{scene.table.place(slot)} has shrunk to {self.streak.worst[slot]:.2g} of its first "
+            f"size by step {self.streak.worst_step[slot]}."
         )

@@ -1,10 +1,11 @@
-"""Trainings that go on in evaluation mode."""
+"""Training that continues in evaluation mode."""
 
 from __future__ import annotations
 
 import numpy as np
 
 from comgra_decl.rules.api import (
+    NO_SLOTS,
     Count,
     Largest,
     Mask,
@@ -20,32 +21,34 @@ from comgra_decl.rules.api import (
     single_sources,
 )
 
-_EXACT = 1e-4  # of the spread: float32 means of a batch are good to that
-_OFF = 2e-3  # of the spread: running means differ from a batch's by more
+_EXACT = 1e-4  # of the spread; the precision of a batch's float32 mean
+_OFF = 2e-3  # of the spread; running means differ more from a batch's
 
 
 class EvaluationModeParameters(Patient):
-    """What can be said of `training_in_evaluation_mode`."""
+    """The options of `training_in_evaluation_mode`."""
 
     patience: Count = 5
-    """For so many records in a row it must be so."""
 
 
 class TrainingInEvaluationMode(SlotRule):
-    """Trainings that go on in evaluation mode."""
+    """Training that continues in evaluation mode."""
 
     name = "training_in_evaluation_mode"
     severity = "error"
     certainty = 0.8
     definition = (
-        "A Dropout module that dropped elements before returns exactly what enters it, for "
-        "`patience` records of the training; or the mean of what a BatchNorm module returns, which "
-        "is exactly the mean of its bias in training mode and was so before, is off by more than "
-        "0.2 % of its spread; or records of the training have gradients and no forward pass that "
-        "was made in training mode, though they had before."
+        "For `patience` records in a row, a Dropout module that dropped elements before returns "
+        "its input unchanged. Or the mean of a BatchNorm module's output, which in training mode "
+        f"equals the mean of its bias and did so before, differs from it by more than {_OFF:.1%} "
+        "of the output's spread. Or training records have gradients but no forward pass in "
+        "training mode, though earlier ones had."
     )
-    source = "Own derivation: sum((x - mean(x)) / std(x)) = 0. A forgotten model.train()."
-    advice = "Call model.train() after each evaluation, before the next training step."
+    source = (
+        "Own derivation: sum((x - mean(x)) / std(x)) = 0. The usual cause is a forgotten "
+        "model.train()."
+    )
+    advice = "Call model.train() after every evaluation, before the next training step."
     explained_by = ("nonfinite",)
     Parameters = EvaluationModeParameters
     statistics = ("mean", "std", "zero_fraction")
@@ -53,10 +56,10 @@ class TrainingInEvaluationMode(SlotRule):
     needs = "outputs of Dropout or BatchNorm modules, with `graph: true` and parameters"
 
     _trained = per_run(Largest)
-    _partner: Slots = np.zeros(0, np.int64)
+    _partner = NO_SLOTS
 
     def wants(self, table: SlotTable) -> Mask:
-        """Returns Dropouts with what enters them, and BatchNorms with their biases."""
+        """Returns Dropout modules with their inputs, and BatchNorm modules with their biases."""
         self._partner = np.full(len(table), -1, np.int64)
         sources = single_sources(self.scene)
         bias = {i.key.node: i.id for i in table.infos if _is_bias(i)}
@@ -69,7 +72,7 @@ class TrainingInEvaluationMode(SlotRule):
         return self._partner >= 0
 
     def _take(self, window: Window) -> None:
-        """Counts as hit, too, where a module is in no forward pass of a training any more."""
+        """Takes the next records; a module missing from the forward pass counts as a hit."""
         at = self.columns(window.table)
         if not window.has(*self.statistics) or not len(at) or not len(window):
             return
@@ -84,7 +87,7 @@ class TrainingInEvaluationMode(SlotRule):
         self.streak.look(window.steps, at, hit=hit, present=there | gone, evidence=evidence)
 
     def measure(self, window: Window, at: Slots) -> Measured:
-        """Tells both modes apart."""
+        """Tells the two modes apart."""
         partner = self._partner[at]
         norm = window.table.parameters[partner]
         zeros = window.read("zero_fraction", at) - window.read("zero_fraction", partner)
@@ -98,10 +101,10 @@ class TrainingInEvaluationMode(SlotRule):
         return other & (been == 1), np.where(norm, distance, 1.0)
 
     def sentence(self, scene: Scene, slot: int) -> str:
-        """Says since when."""
+        """Returns the message about a slot."""
         return (
-            f"From step {self.streak.first[slot]} on the training goes on in evaluation mode: "
-            f"{scene.table.place(slot)} does what it does in evaluations."
+            f"From step {self.streak.first[slot]} on, training continues in evaluation mode: "
+            f"{scene.table.place(slot)} behaves as in evaluation."
         )
 
 

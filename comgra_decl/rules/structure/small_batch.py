@@ -22,13 +22,13 @@ from comgra_decl.rules.api import (
 
 
 class SmallBatchParameters(Patient):
-    """What can be said of `small_batch_norm`."""
+    """The options of `small_batch_norm`."""
 
     patience: Count = 3
-    """So many records must have it."""
+    """How many records must meet the condition."""
 
     values: Annotated[Int, Field(ge=2)] = 8
-    """Fewer values per channel are too few for a mean and a variance."""
+    """The smallest number of values per channel allowed for a mean and a variance."""
 
 
 class SmallBatchNorm(SlotRule):
@@ -37,14 +37,14 @@ class SmallBatchNorm(SlotRule):
     name = "small_batch_norm"
     certainty = 0.7
     definition = (
-        "A BatchNorm module normalises each channel by fewer than `values` values: samples of the "
-        "batch times positions."
+        "A BatchNorm module normalizes each channel over fewer than `values` values (samples in "
+        "the batch times positions)."
     )
     source = (
-        "Wu and He, Group Normalization (2018): errors of BatchNorm rise steeply below a batch of "
-        "eight. Of two values it leaves nothing but their order."
+        "Wu and He, Group Normalization (2018): the error of BatchNorm rises steeply below a batch "
+        "size of eight. Of two values, nothing but their order remains."
     )
-    advice = "Use GroupNorm or LayerNorm, a larger batch, or SyncBatchNorm over several devices."
+    advice = "Use GroupNorm or LayerNorm, a larger batch, or SyncBatchNorm across devices."
     Parameters = SmallBatchParameters
     statistics = ("mean",)
     lowest, evidence = True, "values per channel"
@@ -55,14 +55,14 @@ class SmallBatchNorm(SlotRule):
         return table.outputs & table.where(lambda i: i.module_class.startswith("BatchNorm"))
 
     def measure(self, window: Window, at: Slots) -> Measured:
-        """Counts the values of a channel."""
+        """Counts the values per channel."""
         counts = window.of_shape(_values, at)
         return counts < self.parameters.values, counts
 
     def sentence(self, scene: Scene, slot: int) -> str:
-        """Says how few."""
+        """Returns the message about a slot."""
         return (
-            f"{scene.table.place(slot)} normalises each channel by "
+            f"{scene.table.place(slot)} normalizes each channel over "
             f"{self.streak.worst[slot]:.0f} values only."
         )
 

@@ -1,4 +1,4 @@
-"""Answers that become the same for all samples."""
+"""Outputs that become the same for all samples."""
 
 from __future__ import annotations
 
@@ -20,32 +20,35 @@ from comgra_decl.rules.api import (
     per_run,
 )
 
+_FIRST = 5  # records; their median is the start value
+
 
 class CollapsingParameters(Patient):
-    """What can be said of `collapsing_output`."""
+    """The options of `collapsing_output`."""
 
     fall: Fraction = 0.1
-    """The variation over the batch falls below this share of what it was at first."""
+    """How far the variation over the batch may fall, relative to its first value."""
 
 
 class CollapsingOutput(SlotRule):
-    """Outputs that become more and more the same for all samples."""
+    """Outputs that become more and more alike for all samples."""
 
     name = "collapsing_output"
     certainty = 0.6
     definition = (
-        "The relative variation over the batch (the largest standard deviation of a recorded "
-        "statistic of the samples, by its largest magnitude) of a tensor falls below `fall` of "
-        "what it was at first (median of five records), for `patience` records."
+        "For `patience` records in a row, the relative variation of a tensor over the batch is "
+        f"below `fall` times its first value (median of {_FIRST} records). The relative variation "
+        "is the largest standard deviation over the batch of any recorded statistic of the "
+        "samples, divided by the largest magnitude of that statistic."
     )
     source = (
-        "comgra's plan (variance over the batch falls: collapse); the debugging chapter's "
-        "generator that repeats itself."
+        "comgra's README (planned: variance over the batch falls, collapse); the generator that "
+        "repeats itself in the book chapter 'Debugging: Visualizing Activation Maps & Gradients'."
     )
     advice = (
-        "Of a generator: balance both learning rates, add noise, a gradient penalty or minibatch "
-        "statistics. Else look for weight decay that is too strong, or a constant that solves the "
-        "task, as in representations without negatives."
+        "For a generator: balance the two learning rates, add noise, a gradient penalty or "
+        "minibatch statistics. Otherwise look for too much weight decay, or a constant that solves "
+        "the task, as in representation learning without negatives."
     )
     explained_by = (
         "nonfinite",
@@ -62,14 +65,14 @@ class CollapsingOutput(SlotRule):
     fewest_samples = 4
     evidence = "share of its first variation"
 
-    _early = per_run(Early, 5)
+    _early = per_run(Early, _FIRST)
 
     def wants(self, table: SlotTable) -> Mask:
-        """Returns outputs of samples."""
+        """Returns outputs with a batch dimension."""
         return table.outputs & table.where(lambda i: i.batch_dim is not None)
 
     def measure(self, window: Window, at: Slots) -> Measured:
-        """Compares the variation over the batch with that of the first records."""
+        """Compares the variation over the batch with its first value."""
         most = window.variation(at)
         most = np.where(window.samples(at) >= self.fewest_samples, most, np.nan)
         share = most / self._early.look(at, most)
@@ -80,8 +83,8 @@ class CollapsingOutput(SlotRule):
         return fired[~np.isin(fired, list(computed_from_targets(scene)))]
 
     def sentence(self, scene: Scene, slot: int) -> str:
-        """Says how little samples differ."""
+        """Returns the message about a slot."""
         return (
-            f"{scene.table.place(slot)} becomes the same for all samples: it varies over the batch "
-            f"by {self.streak.worst[slot]:.1%} of what it did at first."
+            f"{scene.table.place(slot)} becomes the same for all samples: its variation over "
+            f"the batch has fallen to {self.streak.worst[slot]:.1%} of its first value."
         )
