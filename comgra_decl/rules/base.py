@@ -355,7 +355,7 @@ class SlotRule(Rule):
             names = ", ".join(f"`{name}`" for name in self.any_statistic)
             return f"none of the statistics {names} is recorded; add one of them to `stats`"
         if not self.wants(scene.table).any():
-            return f"no such tensor is recorded; it needs {self.needs}"
+            return f"`nodes` records no such tensor; it needs {self.needs}"
         if scene.records < self.patience:
             return f"it needs {self.patience} training records; the run has {scene.records}"
         return None

@@ -148,8 +148,7 @@ class ImbalanceParameters(Patient):
     """Not used; all targets count."""
 
     ratio: Factor = 10.0
-    """The largest ratio allowed between the frequencies of the most and the least frequent class.
-    """
+    """The largest ratio allowed between the most and the least frequent class."""
 
     least: Annotated[Int, Field(ge=10)] = 500
     """The number of targets needed."""

@@ -24,8 +24,7 @@ class OscillatingParameters(RuleParameters):
     """The options of `loss_oscillates`."""
 
     correlation: Annotated[Number, Field(gt=-1, lt=0)] = -0.5
-    """The lowest correlation allowed between consecutive losses; that of independent losses is 0.
-    """
+    """The lowest correlation allowed between consecutive losses; independent ones have 0."""
 
     size: Positive = 0.2
     """The largest standard deviation allowed, relative to the mean."""
