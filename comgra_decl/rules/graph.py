@@ -21,8 +21,8 @@ def predictions(scene: Scene) -> set[int]:
     """
     found: set[int] = set()
     for structure in scene.structures.values():
-        answer = _answers(structure, _roots(scene))
-        found |= {scene.table.by_key[key] for key in answer if key in _known(scene)}
+        keys = _predictions_of(structure, _roots(scene))
+        found |= {scene.table.by_key[key] for key in keys if key in _known(scene)}
     return found
 
 
@@ -155,7 +155,7 @@ def _roots(scene: Scene) -> set[str]:
     return {str(module["node"]) for module in modules if not module["path"]}
 
 
-def _answers(structure: Structure, roots: set[str]) -> set[SlotKey]:
+def _predictions_of(structure: Structure, roots: set[str]) -> set[SlotKey]:
     sources, kinds = _sources(structure), structure.kinds
     meeting = [s for s, inputs in sources.items() if any(kinds[i] == "target" for i in inputs)]
     if not meeting:
