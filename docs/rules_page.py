@@ -1,4 +1,4 @@
-"""Writes `rules.md` from the rules' own words: `python -m docs.rules_page`."""
+"""Generates `rules.md` from the rules: `python -m docs.rules_page`."""
 
 from __future__ import annotations
 
@@ -17,9 +17,9 @@ PAGE = Path(__file__).with_name("rules.md")
 HEAD = """\
 # Rules
 
-What every rule looks for, its defaults, where these come from, and what to do about it. This page
-is made from the rules by `python -m docs.rules_page`; a test fails when it is not up to date. How
-rules are chosen, tuned and written is said in [findings](findings.md).
+What each rule looks for, its options and defaults, where they come from, and what to do about a
+finding. This page is generated from the rules by `python -m docs.rules_page`; a test fails if it is
+out of date. [Findings](findings.md) explains how to choose, tune and write rules.
 
 """
 
@@ -27,13 +27,13 @@ rules are chosen, tuned and written is said in [findings](findings.md).
 def main() -> None:
     """Writes the page."""
     PAGE.write_text(page(), encoding="utf-8")
-    sys.stdout.write(f"{PAGE} is written\n")
+    sys.stdout.write(f"wrote {PAGE}\n")
 
 
 def page() -> str:
     """Returns the whole page."""
     rules = known().values()
-    parts = [HEAD, "| rule | says | severity |\n|---|---|---|\n"]
+    parts = [HEAD, "| rule | finds | severity |\n|---|---|---|\n"]
     parts += [f"| [{r.name}](#{r.name}) | {_title(r)} | {r.severity} |\n" for r in rules]
     for family in FAMILIES:
         parts.append(f"\n## {family.capitalize()}\n")
@@ -49,16 +49,17 @@ def _section(rule: type[Rule]) -> Iterator[str]:
     yield f"*Source.* {rule.source}\n\n"
     if issubclass(rule, SlotRule):
         names = ", ".join(f"`{name}`" for name in rule.statistics)
-        yield f"*Needs* {rule.needs}{f'; the statistics {names}' if names else ''}.\n\n"
+        which = "statistics" if len(rule.statistics) > 1 else "statistic"
+        yield f"*Needs* {rule.needs}{f'; the {which} {names}' if names else ''}.\n\n"
     if rule.explained_by:
-        yield f"*Follows from* {', '.join(rule.explained_by)}, where these are found.\n\n"
-    yield "| parameter | default | is |\n|---|---|---|\n"
+        yield f"*Explained by* {', '.join(rule.explained_by)}, if found.\n\n"
+    yield "| option | default | meaning |\n|---|---|---|\n"
     for name, field in rule.Parameters.model_fields.items():
         default = "" if field.default is PydanticUndefined else f"`{field.default}`"
         about = " ".join(descriptions(rule.Parameters).get(name, "").split()).replace("|", "\\|")
         if name != "severity":
             yield f"| `{name}` | {default} | {about} |\n"
-    yield "| `severity` | | `error`, `warning` or `hint`, instead of the rule's own. |\n"
+    yield "| `severity` | | `error`, `warning` or `hint`; by default the rule's own severity. |\n"
 
 
 def _title(rule: type[Rule]) -> str:

@@ -345,7 +345,7 @@ class Session:
         if self._spec.on_finding.stop != "never":
             from comgra_decl.hooks.hook_lists import before_steps
 
-            self._ending = before_steps.add(actions.end_if_told)
+            self._ending = before_steps.add(actions.stop_if_due)
         return rules.close
 
     def _note(self, note: Note) -> None:

@@ -1,4 +1,4 @@
-"""Says what is wrong with a training, where it began, and what to do about it.
+"""Finds out what is wrong with a training, where it began, and what to do about it.
 
 ```python
 from comgra_decl.rules import diagnose
@@ -9,12 +9,11 @@ for finding in diagnose(comgra.open_run("runs")).findings:
 """
 
 from comgra_decl.rules.base import Patient, Rule, RuleParameters, Scene, SlotRule
-from comgra_decl.rules.diagnosis import Diagnosis, diagnose
+from comgra_decl.rules.correlations import Correlation, Side, correlate, diagnose_and_correlate
+from comgra_decl.rules.diagnosis import Diagnosis, diagnose, stored
 from comgra_decl.rules.engine import Engine, Unchecked
 from comgra_decl.rules.finding import Finding, Link, Place
 from comgra_decl.rules.health import CHECKLIST, Check, health
-from comgra_decl.rules.stored import stored
-from comgra_decl.rules.together import Correlation, Side, correlate, diagnose_and_correlate
 from comgra_decl.rules.window import Numbers, Window
 
 __all__ = [

@@ -1,4 +1,4 @@
-"""What happens when a rule has found something: a line in the log, a note, an end, a message."""
+"""What happens when a rule finds something: a log line, a note, a message, a stop."""
 
 from __future__ import annotations
 
@@ -23,21 +23,21 @@ _log = logging.getLogger("comgra_decl")
 
 _LEVELS = {"error": logging.ERROR, "warning": logging.WARNING, "hint": logging.INFO}
 _PAUSE = 1.0
-"""Least seconds between two lines in the log."""
+"""The least number of seconds between two log lines."""
 
 _WAITING = 100
-"""So many messages wait for an address that is slow; more are dropped."""
+"""How many messages may wait for a slow URL; more are dropped."""
 
 
 class Actions:
-    """Does with findings what the spec says; called on the writer thread.
+    """Acts on findings as the spec asks; called on the writer thread.
 
     Args:
         spec: what to do.
         run: where the run is, for messages.
-        note: takes a note of the run.
-        loud: whether findings are logged as what they are; else as details. Of several ranks one
-            is loud: what goes wrong in one goes wrong in all.
+        note: adds a note to the run.
+        loud: whether findings are logged at their own level instead of DEBUG. Of several ranks one
+            is loud, because a problem usually shows on all.
         clock: returns seconds; limits the log to one line per second.
     """
 
@@ -57,10 +57,10 @@ class Actions:
         self._messenger = None if spec.notify is None else Messenger(spec.notify)
         self._requests: list[Request] = []
         self.reason: str | None = None
-        """Why the program is to end, if it is."""
+        """Why the program should stop; None if it should not."""
 
     def __call__(self, finding: Finding) -> None:
-        """Acts upon a new finding; what another one explains is only logged as a detail."""
+        """Acts on a new finding; one that another finding explains is only logged as a detail."""
         if finding.because is not None:
             _log.debug("comgra: %s: %s", finding.rule, finding.message)
             return
@@ -88,21 +88,21 @@ class Actions:
         _log.log(level, "comgra: %s: %s %s%s", finding.rule, finding.message, finding.advice, more)
 
     def requests(self) -> list[Request]:
-        """Returns what findings since the last time want to be kept."""
+        """Returns the requests to keep steps since the last call."""
         requests, self._requests = self._requests, []
         return requests
 
-    def end_if_told(self, *_: Any) -> None:
-        """Ends the program if a finding says so; called before an optimizer's step."""
+    def stop_if_due(self, *_: Any) -> None:
+        """Stops the program if a finding requires it; called before an optimizer step."""
         if self.reason is not None:
             raise SystemExit(
-                f"comgra: the training is ended (comgra.on_finding.stop: {self._spec.stop}), "
-                f"because of {self.reason}\nSee `comgra-decl diagnose {self._run}`."
+                f"comgra: training stopped (comgra.on_finding.stop: {self._spec.stop}) because of "
+                f"{self.reason}\nSee `comgra-decl diagnose {self._run}`."
             )
 
 
 class Messenger:
-    """Sends findings to an address, one after the other, on a thread of its own."""
+    """Sends findings to a URL, one after the other, on its own thread."""
 
     def __init__(self, spec: NotifySpec) -> None:
         self._url, self._timeout = spec.url, float(spec.timeout)
@@ -112,18 +112,18 @@ class Messenger:
         threading.Thread(target=self._run, name="comgra-notify", daemon=True).start()
 
     def send(self, content: dict[str, Any]) -> None:
-        """Hands over what to send; it is dropped when too much waits."""
+        """Queues a message; drops it if too many are waiting."""
         try:
             self._queue.put_nowait(content)
         except queue.Full:
-            self._complain("too many findings wait for it")
+            self._complain("too many findings are waiting")
 
     def _run(self) -> None:
         while True:
             content = self._queue.get()
             try:
                 self._post(json.dumps(content).encode())
-            except Exception as error:  # noqa: BLE001  (nobody else hears of it)
+            except Exception as error:  # noqa: BLE001  (nothing else reports it)
                 self._complain(f"{type(error).__name__}: {error}")
 
     def _post(self, body: bytes) -> None:
@@ -134,5 +134,5 @@ class Messenger:
 
     def _complain(self, reason: str) -> None:
         if not self._complained:
-            _log.warning("comgra.on_finding.notify: a finding could not be sent (%s)", reason)
+            _log.warning("comgra.on_finding.notify: a finding could not be delivered (%s)", reason)
         self._complained = True

@@ -1,11 +1,15 @@
-"""What a rule is. A new one is a class in a file of its own; see `docs/findings.md`."""
+"""The base classes of rules, and how a rule declares its options and its state.
+
+A new rule is a class in its own file; see `docs/findings.md`.
+"""
 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from typing import Annotated, Any, ClassVar
+from functools import partial
+from typing import Annotated, Any, ClassVar, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -13,41 +17,87 @@ from pydantic import Field
 
 from comgra_decl.records import SlotInfo, Structure
 from comgra_decl.rules.finding import MOST_OTHERS, Finding, Severity
-from comgra_decl.rules.memory import Bools, Slots, Streak
+from comgra_decl.rules.memory import NO_SLOTS, Bools, Slots, Streak
 from comgra_decl.rules.table import Mask, SlotTable
 from comgra_decl.rules.window import Numbers, Window
-from comgra_decl.spec.base import Int, SpecModel
+from comgra_decl.spec.base import Int, Number, SpecModel
+
+T = TypeVar("T")
+
+Count = Annotated[Int, Field(ge=1)]
+"""An integer of at least 1."""
+
+Positive = Annotated[Number, Field(gt=0)]
+"""A number above 0."""
+
+Share = Annotated[Number, Field(gt=0, le=1)]
+"""A number above 0 and at most 1."""
+
+Fraction = Annotated[Number, Field(gt=0, lt=1)]
+"""A number above 0 and below 1."""
+
+Factor = Annotated[Number, Field(gt=1)]
+"""A number above 1."""
+
+Measured = tuple[Bools, NDArray[Any]]
+"""Where a condition holds, and the evidence; both [records, slots]."""
 
 
 class RuleParameters(SpecModel):
-    """What can be said of a rule in the spec."""
+    """The options of a rule, as the spec sets them; defaults are declared here and nowhere else."""
 
     severity: Severity | None = None
-    """`error`, `warning` or `hint`, instead of what the rule itself says."""
+    """`error`, `warning` or `hint`; null for the rule's own severity."""
 
 
 class Patient(RuleParameters):
-    """What can be said of a rule that waits until something has been so for a while."""
+    """The options of a rule whose condition must hold for several records in a row."""
 
-    patience: Annotated[Int, Field(ge=1)] = 5
-    """For so many records in a row it must be so."""
+    patience: Count = 5
+    """How many records in a row must meet the condition."""
+
+
+@dataclass(frozen=True)
+class _PerRun:
+    """A declared start value: `Rule.reset` replaces it by what `make` returns."""
+
+    make: Callable[[], Any]
+
+
+def per_run(make: Callable[..., T], *arguments: Any, **options: Any) -> T:
+    """Declares an attribute of a rule that starts fresh in every run.
+
+    For example `early = per_run(Early, 5)`. Needed for whatever a rule changes in place: memories,
+    dicts, lists. A start value that is only ever replaced can be a plain class attribute.
+
+    Args:
+        make: creates the start value.
+        arguments: passed to `make`.
+        options: passed to `make`.
+
+    Returns:
+        A declaration that `Rule.reset` turns into an attribute; typed as that attribute.
+    """
+    declared: Any = _PerRun(partial(make, *arguments, **options))
+    found: T = declared
+    return found
 
 
 @dataclass
 class Scene:
-    """What is known of the run beside the records themselves.
+    """What is known about a run besides its records.
 
     Attributes:
         table: the slots.
         statistics: names of the recorded statistics.
-        structures: the dependency graphs of the records until now, by their hash.
-        reshaped: by the same hash, the slots that had another shape than the slot table says in the
-            first record of that graph.
-        structure: that of the newest record which has one.
-        documents: "modules" and "report", as the run holds them.
-        records: number of records of the training until now.
-        evaluations: number of records of evaluations.
-        last_step: that of the newest record or number; -1 before there is one.
+        structures: the dependency graphs of all records so far, by hash.
+        reshaped: by the same hash, the slots whose shape in the first record with that graph
+            differs from the slot table.
+        structure: the graph of the newest record that has one.
+        documents: the run's documents "modules" and "report".
+        records: number of training records so far.
+        evaluations: number of evaluation records so far.
+        last_step: step of the newest record or number; -1 before the first.
         has_histograms: whether records hold histograms.
     """
 
@@ -64,7 +114,7 @@ class Scene:
 
     @property
     def parameters(self) -> dict[tuple[str, str], Mapping[str, Any]]:
-        """What is known of each parameter (`trainable`, `shape`, ...), by node and role."""
+        """Facts about each parameter (`trainable`, `shape`, ...), by node and role."""
         found = {}
         for module in self.documents.get("modules") or []:
             for name, facts in module["parameters"].items():
@@ -73,74 +123,84 @@ class Scene:
 
 
 class Rule(ABC):
-    """Watches a run and says what is wrong with it.
+    """Watches a run and reports what is wrong with it.
 
-    The same object looks at a run while it is being recorded, and another of its class at the
-    stored run; both must find the same, whatever windows the records come in.
+    One object of a rule follows one run, live or stored. What it finds must not depend on how
+    records are cut into windows, so that both give the same findings.
     """
 
     name: ClassVar[str]
-    """What it is called in the spec, in findings and in the documentation."""
+    """The rule's name in the spec, in findings and in the documentation."""
 
     severity: ClassVar[Severity] = "warning"
-    """How bad what it finds is."""
+    """How serious its findings are."""
 
     certainty: ClassVar[float] = 0.5
-    """How sure a finding of this rule is, from 0 to 1."""
+    """How likely a finding is right, from 0 to 1; orders findings of the same severity."""
 
     definition: ClassVar[str]
-    """What exactly it looks for."""
+    """The exact condition it checks."""
 
     source: ClassVar[str]
-    """Where the definition and the default come from."""
+    """Where the definition and the defaults come from."""
 
     advice: ClassVar[str]
     """What to do about it."""
 
     explained_by: ClassVar[tuple[str, ...]] = ()
-    """Rules whose findings explain what this one finds later."""
+    """Rules whose earlier findings explain this rule's findings."""
 
     Parameters: ClassVar[type[RuleParameters]] = RuleParameters
-    """What can be said of it in the spec, and the defaults."""
+    """The options, with their defaults."""
 
     def __init__(self, parameters: RuleParameters | None = None) -> None:
         self.parameters: Any = self.Parameters() if parameters is None else parameters
         self.scene = Scene()
-        """What is known of the run by now; an engine puts its own here."""
+        """What is known about the run so far; the engine replaces it by its own."""
+        self.reset()
 
-    def look(self, window: Window) -> None:  # noqa: B027  (most rules take one of these three)
-        """Takes the next records of the training."""
+    def reset(self) -> None:
+        """Forgets the run: every attribute that the class declares has its start value again."""
+        declared = {k: v for kind in reversed(type(self).__mro__) for k, v in vars(kind).items()}
+        for name in declared.keys() & vars(self).keys():
+            delattr(self, name)  # its class has the start value
+        for name, start in declared.items():
+            if isinstance(start, _PerRun):
+                setattr(self, name, start.make())
+
+    def look(self, window: Window) -> None:  # noqa: B027  (most rules take one of these)
+        """Takes the next training records."""
 
     def look_at_evaluation(self, window: Window) -> None:  # noqa: B027
-        """Takes the next records of evaluations."""
+        """Takes the next evaluation records."""
 
     def look_at_skipped(self, window: Window) -> None:  # noqa: B027
-        """Takes the next records with the gradients that mixed precision threw away.
+        """Takes the next records including the gradients that mixed precision discarded.
 
-        `look` gets the same records without them: they are as if not recorded.
+        `look` gets the same records without these gradients.
         """
 
-    def hear(self, numbers: Numbers) -> None:  # noqa: B027
-        """Takes the next numbers of one name and type of execution."""
+    def look_at_numbers(self, numbers: Numbers) -> None:  # noqa: B027
+        """Takes the next numbers of one metric and type of execution."""
 
     @abstractmethod
     def findings(self, scene: Scene) -> list[Finding]:
-        """Returns what it has found until now."""
+        """Returns the findings so far."""
 
     @abstractmethod
     def missing(self, scene: Scene) -> str | None:
-        """Returns why it could not look, and what to add to the spec; None if it could."""
+        """Returns why the rule could not check the run and what it needs; None if it could."""
 
     def follows(self, finding: Finding, other: Finding) -> bool:
-        """Whether a finding of this rule is explained by one of another rule."""
+        """Whether another rule's finding explains a finding of this rule."""
         return other.rule in self.explained_by
 
     def marks(self) -> dict[int, int]:
-        """Returns the slots that it has found something about, with the first step."""
+        """Returns the slots this rule found something about, with the first step."""
         return {}
 
     def finding(self, scene: Scene, **facts: Any) -> Finding:
-        """Returns a finding of this rule; `facts` are what its class does not know."""
+        """Returns a finding of this rule; `facts` overrides what its class declares."""
         severity = self.parameters.severity or facts.pop("severity", self.severity)
         facts.pop("severity", None)
         facts.setdefault("advice", self.advice)
@@ -150,84 +210,89 @@ class Rule(ABC):
 
 
 class SlotRule(Rule):
-    """A rule about single tensors: something must be so for some records in a row.
+    """A rule about single tensors, whose condition must hold for several records in a row.
 
-    A rule of this kind says which slots it is about (`wants`), where in a window it is so
-    (`measure`), and what to say of a slot (`sentence`). All slots that show it make one finding,
-    at the one that showed it first.
+    A subclass declares which slots it checks (`wants`), where in a window the condition holds
+    (`measure`), and the message about a slot (`sentence`). All slots that meet the condition make
+    one finding, placed at the slot that met it first.
     """
 
     Parameters: ClassVar[type[RuleParameters]] = Patient
+
     statistics: ClassVar[tuple[str, ...]] = ()
-    """Names of the statistics that it needs."""
+    """Statistics it needs."""
+
+    any_statistic: ClassVar[tuple[str, ...]] = ()
+    """Statistics of which it needs at least one."""
 
     lowest: ClassVar[bool] = False
     """Whether small evidence is worse than large evidence."""
 
     evidence: ClassVar[str] = "value"
-    """What the number is that tells how bad it is."""
+    """Name of the number that measures how bad it is."""
 
     backwards: ClassVar[bool] = False
-    """Whether, of slots that show it from the same step on, the last one of the network's forward
-    pass is the first one to show it: so with gradients."""
+    """Whether, of slots that start at the same step, the one latest in the forward pass leads the
+    finding, as suits gradients."""
 
     of_graph: ClassVar[bool] = False
-    """Whether `wants` depends on the dependency graphs, too."""
+    """Whether `wants` also depends on the dependency graphs."""
 
     fewest_samples: ClassVar[int] = 1
-    """Records with fewer samples in the batch are as if they were not there."""
+    """Records with fewer samples in the batch are ignored."""
 
     needs: ClassVar[str] = "outputs, such as {select: '**', capture: [output]}"
-    """What must be captured that there are slots to look at."""
+    """What must be captured for `wants` to select any slot."""
 
-    def __init__(self, parameters: RuleParameters | None = None) -> None:
-        super().__init__(parameters)
+    streak: Streak
+    _table: SlotTable | None = None
+    _graphs = 0
+    _at = NO_SLOTS
+
+    def reset(self) -> None:
+        """Forgets the run."""
+        super().reset()
         self.streak = Streak(self.patience, lowest=self.lowest)
-        self._table: SlotTable | None = None
-        self._graphs = 0
-        self._at: Slots = np.zeros(0, np.int64)
-        self._able = True
 
     @property
     def patience(self) -> int:
-        """For so many records in a row it must be so."""
+        """How many records in a row must meet the condition."""
         return int(getattr(self.parameters, "patience", 1))
 
     @abstractmethod
     def wants(self, table: SlotTable) -> Mask:
-        """Returns which slots it looks at, [n].
+        """Returns which slots it checks, bool [slots].
 
-        Asked when there are new slots and, with `of_graph`, when there is another graph.
+        Called when there are new slots and, with `of_graph`, when there is a new graph.
         """
 
     @abstractmethod
-    def measure(self, window: Window, at: Slots) -> tuple[Bools, NDArray[Any]]:
-        """Returns in which records and slots it is so, and the evidence, both [k, len(at)]."""
+    def measure(self, window: Window, at: Slots) -> Measured:
+        """Returns where the condition holds and the evidence, both [records, len(at)]."""
 
     @abstractmethod
     def sentence(self, scene: Scene, slot: int) -> str:
-        """Returns what is wrong with a slot, in one sentence."""
+        """Returns the message about a slot: one sentence."""
 
     def look(self, window: Window) -> None:
-        """Takes the next records of the training."""
+        """Takes the next training records."""
         self._take(window)
 
     def _take(self, window: Window) -> None:
-        self._able = window.has(*self.statistics)
         at = self.columns(window.table)
-        if not self._able or not len(at) or not len(window):
+        if not window.has(*self.statistics) or not len(at) or not len(window):
             return
         with np.errstate(all="ignore"):
             hit, evidence = self.measure(window, at)
-        there = window.there[:, at]
+        present = window.present[:, at]
         if self.fewest_samples > 1:
-            there = there & (window.samples(at) >= self.fewest_samples)
+            present = present & (window.samples(at) >= self.fewest_samples)
         self.streak.look(
-            window.steps, at, hit=hit & there, there=there, evidence=np.asarray(evidence)
+            window.steps, at, hit=hit & present, present=present, evidence=np.asarray(evidence)
         )
 
     def columns(self, table: SlotTable) -> Slots:
-        """Returns the slots it looks at."""
+        """Returns the slots it checks."""
         graphs = len(self.scene.structures) if self.of_graph else 0
         if table is not self._table or graphs != self._graphs:
             self._table, self._graphs = table, graphs
@@ -235,7 +300,7 @@ class SlotRule(Rule):
         return self._at
 
     def findings(self, scene: Scene) -> list[Finding]:
-        """Returns one finding for all slots that show it."""
+        """Returns one finding for all slots that meet the condition."""
         fired = self.streak.fired
         if len(fired):
             fired = self.chosen(scene, fired)
@@ -258,23 +323,23 @@ class SlotRule(Rule):
         ]
 
     def chosen(self, scene: Scene, fired: Slots) -> Slots:
-        """Returns those of the slots with a streak (one at least) that are worth a finding."""
+        """Returns the slots to report, of those that met the condition (at least one)."""
         return fired
 
     def in_every_iteration(self, scene: Scene, fired: Slots) -> Slots:
-        """Returns those of the slots whose tensor shows it in all iterations: a state may be 0."""
+        """Returns the slots whose tensor meets the condition in all of its iterations."""
         tensor = scene.table.tensors
         often = np.flatnonzero(self.streak.seen >= self.patience)
         others = tensor[np.setdiff1d(often, fired)]
         return fired[~np.isin(tensor[fired], others)]
 
     def ordered(self, scene: Scene, fired: Slots) -> Slots:
-        """Returns the slots, the one that shows it first at the front."""
+        """Returns the slots sorted so that the first one leads the finding."""
         order = scene.table.order[fired]
         return fired[np.lexsort((-order if self.backwards else order, self.streak.first[fired]))]
 
     def facts(self, scene: Scene, slot: int) -> dict[str, float | int | str]:
-        """Returns the evidence about a slot."""
+        """Returns the evidence about a slot, by name."""
         return {
             self.evidence: float(self.streak.worst[slot]),
             "worst_step": int(self.streak.worst_step[slot]),
@@ -282,16 +347,72 @@ class SlotRule(Rule):
         }
 
     def missing(self, scene: Scene) -> str | None:
-        """Returns why it could not look."""
+        """Returns why the rule could not check the run."""
         absent = [name for name in self.statistics if name not in scene.statistics]
         if absent:
             return f"the statistic {absent[0]!r} is not recorded; add it to `stats`"
+        if self.any_statistic and not set(self.any_statistic) & set(scene.statistics):
+            names = ", ".join(f"`{name}`" for name in self.any_statistic)
+            return f"none of the statistics {names} is recorded; add one of them to `stats`"
         if not self.wants(scene.table).any():
-            return f"nothing of the kind is recorded; add to `nodes`: {self.needs}"
+            return f"`nodes` records no such tensor; it needs {self.needs}"
         if scene.records < self.patience:
-            return f"it takes {self.patience} records of training steps; there are {scene.records}"
+            return f"it needs {self.patience} training records; the run has {scene.records}"
         return None
 
     def marks(self) -> dict[int, int]:
-        """Returns the slots that show it, with the first step."""
+        """Returns the slots that met the condition, with the first step."""
         return {int(slot): int(self.streak.first[slot]) for slot in self.streak.fired}
+
+
+class SampledParameters(Patient):
+    """The options of a rule that reads the values of some records."""
+
+    every: Count = 10
+    """Check every n-th record, because values have to be read from the store."""
+
+    patience: Count = 3
+    """How many of these records in a row must meet the condition."""
+
+
+class SampledRule(SlotRule):
+    """A rule about the values of the recorded samples, which it reads at every n-th record."""
+
+    Parameters = SampledParameters
+    what: ClassVar[str]
+    """What the recorded values must contain, for the message that they do not."""
+
+    _seen = False
+
+    def look(self, window: Window) -> None:
+        """Takes the next training records; check every n-th of them."""
+        number = window.first + np.arange(len(window))
+        rows = np.flatnonzero(number % self.parameters.every == 0)
+        if len(rows):
+            self._take(window.only(rows, int(number[rows[0]])))
+
+    def values(self, window: Window, row: int, slot: int) -> NDArray[np.float64] | None:
+        """Returns the recorded values [samples, ...] of a slot; None if there are none to check."""
+        found = window.details.values(row, slot)
+        if found is None or not len(found) or not self.is_meant(found):
+            return None
+        self._seen = True
+        return np.asarray(found, np.float64)
+
+    def is_meant(self, values: NDArray[Any]) -> bool:
+        """Whether the rule applies to values like these."""
+        return True
+
+    def measured(self, window: Window, at: Slots) -> list[tuple[int, int, NDArray[np.float64]]]:
+        """Returns (row, column, values) of all recorded values of the slots."""
+        found = []
+        for row, column in np.ndindex(len(window), len(at)):
+            values = self.values(window, row, int(at[column]))
+            if values is not None:
+                found.append((row, column, values))
+        return found
+
+    def missing(self, scene: Scene) -> str | None:
+        """Returns why the rule could not check the run."""
+        nothing = f"no {self.what} is recorded; it needs {self.needs}"
+        return super().missing(scene) or (None if self._seen else nothing)

@@ -1,4 +1,4 @@
-"""All rules by name, and those that a spec asks for."""
+"""All rules by name, and those that a spec selects."""
 
 from __future__ import annotations
 
@@ -13,6 +13,7 @@ from pydantic import ValidationError
 from comgra_decl.errors import SpecError, did_you_mean
 from comgra_decl.rules.base import Rule
 from comgra_decl.rules.expression import ExpressionError
+from comgra_decl.rules.own import expression_rule, imported_rule, unimported_rule
 from comgra_decl.spec.problems import explain
 
 if TYPE_CHECKING:
@@ -29,12 +30,12 @@ FAMILIES = (
     "data",
     "structure",
 )
-"""Folders in which the rules lie, one file each; what is found is shown in this order."""
+"""The folders of the built-in rules, in the order of the documentation."""
 
 
 @cache
 def known() -> Mapping[str, type[Rule]]:
-    """Returns the classes of all rules that come with comgra_decl, by name."""
+    """Returns the classes of all built-in rules, by name."""
     found: dict[str, type[Rule]] = {}
     for family in FAMILIES:
         folder = import_module(f"{__package__}.{family}")
@@ -50,16 +51,16 @@ def _is_rule(thing: object) -> bool:
 
 
 def build(rules: Rules, *, trust: bool = False) -> list[Rule]:
-    """Returns the rules that a spec asks for, none of which has seen anything yet.
+    """Returns the rules that a spec selects, fresh.
 
     Args:
-        rules: "default" for all; "off" for none; a mapping changes single ones of all: to "off" or
-            to other parameters, and adds rules of the user's.
-        trust: import the classes that it names. A spec read from a run names whatever its author
-            wrote there, so without this its classes become rules that are never checked.
+        rules: "default" for all built-in rules; "off" for none; a mapping changes single rules (to
+            "off" or to other options) and adds the user's own.
+        trust: whether to import the user's classes. The spec of a stored run names whatever its
+            author wrote there, so without this they become rules that are reported as unchecked.
 
     Raises:
-        SpecError: no such rule, no such parameter, or an expression that cannot be read.
+        SpecError: unknown rule, unknown option, or invalid expression.
     """
     built, found = _built(rules, trust=trust)
     if found:
@@ -68,17 +69,17 @@ def build(rules: Rules, *, trust: bool = False) -> list[Rule]:
 
 
 def problems(rules: Rules, *, trust: bool) -> list[str]:
-    """Returns what is wrong with the rules that a spec asks for, one line each.
+    """Returns what is wrong with the rules that a spec selects, one line each.
 
     Args:
         rules: as for `build`.
-        trust: import the classes that it names, to see whether they are there.
+        trust: whether to import the user's classes, to check that they exist.
     """
     return _built(rules, trust=trust)[1]
 
 
 def _built(rules: Rules, *, trust: bool) -> tuple[list[Rule], list[str]]:
-    """Returns the rules that could be made, and what is wrong with the others."""
+    """Returns the rules that could be created, and the problems of the others."""
     if rules == "off":
         return [], []
     entries: Mapping[str, Any] = {} if isinstance(rules, str) else rules
@@ -109,9 +110,7 @@ def _append(
 def _append_own(
     built: list[Rule], problems: list[str], name: str, entry: Any, *, trust: bool
 ) -> None:
-    """Adds a rule that the user has declared: an expression, or a class of theirs."""
-    from comgra_decl.rules.own import expression_rule, imported_rule, unimported_rule
-
+    """Adds a rule that the user has declared: an expression, or a class."""
     if isinstance(entry, Mapping) and "when" in entry:
         _append(built, problems, expression_rule(name, entry), name, entry)
     elif isinstance(entry, Mapping) and "_target_" in entry:
@@ -127,6 +126,6 @@ def _append_own(
             _append(built, problems, kind, name, rest)
     else:
         problems.append(
-            f"comgra.rules.{name}: there is no such rule{did_you_mean(name, known())}; one of your "
-            "own has {when: '<expression>'} or {_target_: package.module.Class}"
+            f"comgra.rules.{name}: unknown rule{did_you_mean(name, known())}; a rule of your own "
+            "has {when: '<expression>'} or {_target_: package.module.Class}"
         )

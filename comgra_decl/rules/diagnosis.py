@@ -1,4 +1,4 @@
-"""Looks at a stored run as the rules looked at it while it was recorded."""
+"""Runs the rules over a stored run, and reads findings that are already stored."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 from numpy.typing import NDArray
 
+from comgra_decl.errors import SpecError
 from comgra_decl.records import SKIPPED_STEP
 from comgra_decl.rules.base import Rule
 from comgra_decl.rules.catalogue import build
@@ -27,16 +28,16 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Diagnosis:
-    """What was found in a run.
+    """The result of running the rules over a run.
 
     Attributes:
         findings: best first.
-        unchecked: rules that could not look, and why.
-        checked: names of all others.
-        records: how many records of the training were looked at.
-        experiments: what experiments with the script have shown, as far as it was noted.
-        unreadable: why what was noted of others cannot be read, by the name of the experiment.
-        damage: what nobody could look at because it is damaged.
+        unchecked: rules that could not check the run, and why.
+        checked: names of all other rules.
+        records: number of training records that were checked.
+        experiments: results of experiments with the script, as noted beside the run.
+        unreadable: why a noted result cannot be read, by name of the experiment.
+        damage: what could not be checked because it is damaged.
     """
 
     findings: list[Finding]
@@ -49,20 +50,19 @@ class Diagnosis:
 
 
 def diagnose(run: Run, rules: Rules | None = None, *, trust: bool = False) -> Diagnosis:
-    """Returns what the rules find in a stored run.
+    """Runs the rules over a stored run and returns their findings.
 
-    Of a distributed training they look at each rank by itself, as they did while it was recorded.
+    Of a distributed run, each rank is checked separately, as while it was recorded.
 
     Args:
         run: as of its last `refresh`.
-        rules: which rules, as in the spec; None for those of the run's own spec, or the default
-            where that has none.
-        trust: import and run the classes of rules that the run's own spec names. Anybody can have
-            written that spec; without this such rules are unchecked. Classes that `rules` names are
-            always run.
+        rules: which rules, as in the spec; None for those of the run's own spec, or the default if
+            it has none.
+        trust: whether to import and run rule classes named by the run's own spec, which anyone may
+            have written. Without it, such rules are unchecked. Classes named by `rules` always run.
 
     Raises:
-        SpecError: `rules` names what does not exist.
+        SpecError: `rules` is invalid.
     """
     if len(run.ranks) > 1:
         return _joined([diagnose(run.rank(n), rules, trust=trust) for n in run.ranks], run)
@@ -70,14 +70,14 @@ def diagnose(run: Run, rules: Rules | None = None, *, trust: bool = False) -> Di
 
 
 def _joined(diagnoses: list[Diagnosis], run: Run) -> Diagnosis:
-    """Returns what was found on all ranks of a run, joined as the stored findings are."""
+    """Returns the findings of all ranks of a run, joined as the stored findings are."""
     from comgra_decl.query.rank_facts import join_findings
 
     documents = [{"findings": [f.to_json() for f in d.findings]} for d in diagnoses]
     joined = join_findings(documents, run.ranks)
     assert joined is not None  # every rank has a document
     findings = [Finding.from_json(content) for content in joined["findings"]]
-    damage = dict.fromkeys(run.damage)  # the ranks were read by themselves, and met their own
+    damage = dict.fromkeys(run.damage)  # each rank was read separately and has its own
     for rank, diagnosis in zip(run.ranks, diagnoses, strict=True):
         known = (loss for loss in diagnosis.damage if loss not in damage)
         damage |= dict.fromkeys([f"rank {rank}: {loss}" for loss in known])
@@ -87,17 +87,17 @@ def _joined(diagnoses: list[Diagnosis], run: Run) -> Diagnosis:
 
 
 def concluded(engine: Engine, run: Run) -> Diagnosis:
-    """Returns what an engine says that has seen all of a run."""
+    """Returns the diagnosis of an engine that has seen all of a run."""
     unchecked = engine.unchecked()
     could_not = {entry.rule for entry in unchecked}
-    names = [name for name in engine.names if not name.startswith("_")]  # those are no rules
+    names = [name for name in engine.names if not name.startswith("_")]  # these are not rules
     checked = [name for name in names if name not in could_not]
     records = engine.scene.records
     return beside(run, Diagnosis(engine.findings(), unchecked, checked, records))
 
 
 def beside(run: Run, diagnosis: Diagnosis) -> Diagnosis:
-    """Adds what no rule has found: what lies beside the run, and what is damaged in it."""
+    """Adds what rules do not find: noted experiments, and damage."""
     noted = run.noted()
     return replace(
         diagnosis,
@@ -120,7 +120,7 @@ def examined(
         run: as of its last `refresh`.
         rules: which rules; None for those of the run's own spec, or the default.
         trust: see `diagnose`.
-        prepare: may change the list of rules before any of them has seen anything.
+        prepare: may change the list of rules before they see anything.
     """
     statistics = tuple(name for name in run.statistics if name not in DERIVED)
     if rules is None:
@@ -138,13 +138,13 @@ def examined(
 
 
 def feed(engine: Engine, run: Run, *, until: int | None = None) -> None:
-    """Shows an engine all records and numbers of a stored run.
+    """Feeds all records and metrics of a stored run to an engine.
 
     Args:
-        engine: is shown them.
+        engine: receives them.
         run: as of its last `refresh`.
-        until: the step with which another program goes on with the run: what that makes anew, this
-            step and those after it, is left out. None: nothing is.
+        until: the step at which another program resumes the run; this step and later ones are left
+            out, because they are recorded again. None for all.
     """
     known: set[str] = set()
     unseen, kpis = _unseen(run), run.kpis()
@@ -158,32 +158,32 @@ def feed(engine: Engine, run: Run, *, until: int | None = None) -> None:
             engine.add_structure(chunk.structure(digest))
         window = _window(chunk, engine, skipped)
         shown = ~(window.train & _within(window.steps, unseen))
-        if until is not None:  # an evaluation before that step still counts
+        if until is not None:  # earlier evaluations still count
             shown &= window.steps < until + ~window.train
         rows = np.flatnonzero(shown)
         if len(rows):
             engine.look(window.only(rows, window.first))
     for numbers in _numbers(kpis):
-        engine.hear(numbers)
+        engine.look_at_numbers(numbers)
 
 
 def steps_shown(run: Run) -> NDArray[np.int64]:
-    """Returns the steps of the records of the training that rules look at."""
+    """Returns the steps of the training records that rules check."""
     steps = run.steps
     return steps[~_within(steps, _unseen(run))]
 
 
 def _unseen(run: Run) -> NDArray[np.int64]:
-    """Returns first and last of the steps, [k, 2], that were kept because of findings alone.
+    """Returns the first and last steps, [k, 2], of spans that were kept only because of findings.
 
-    Rules did not look at them while the run was recorded, when it was too late for that.
+    Rules did not see them while the run was recorded: it was too late for that.
     """
     spans = (run.document("keep") or {}).get("unseen", [])
     return np.array(spans, np.int64).reshape(-1, 2)
 
 
 def _within(steps: NDArray[np.int64], spans: NDArray[np.int64]) -> NDArray[np.bool_]:
-    """Returns which of the steps lie in one of some spans, which are in order and apart."""
+    """Returns which steps lie in one of several sorted, disjoint spans."""
     at = np.searchsorted(spans[:, 0], steps, "right") - 1
     there: NDArray[np.bool_] = at >= 0
     there[there] = steps[there] <= spans[at[there], 1]
@@ -212,3 +212,26 @@ def _numbers(table: pd.DataFrame) -> Iterator[Numbers]:
     for (name, type_), part in table.groupby(["name", "type"], sort=False):
         steps = part["step"].to_numpy(np.int64)
         yield Numbers(str(name), str(type_), steps, part["value"].to_numpy(np.float64))
+
+
+def stored(run: Run) -> Diagnosis | None:
+    """Returns the findings that were stored with a run, with chains and evidence, best first.
+
+    Reads one small document and no records. None if no rule has checked the run: `rules: off`, or
+    no record yet.
+    """
+    document = run.document("findings")
+    if document is None:
+        return None
+    unchecked = [Unchecked(rule, why) for rule, why in sorted(document["unchecked"].items())]
+    checked = [name for name in _names(run) if name not in document["unchecked"]]
+    findings = [Finding.from_json(content) for content in document["findings"]]
+    return beside(run, Diagnosis(findings, unchecked, checked, len(steps_shown(run))))
+
+
+def _names(run: Run) -> list[str]:
+    """Returns the names of the rules in the run's spec; none if one of them no longer exists."""
+    try:
+        return [rule.name for rule in build(run.spec.rules)]  # imports no classes
+    except SpecError:
+        return []

@@ -1,4 +1,4 @@
-"""Shows a run to all rules and gathers what they find."""
+"""Shows a run to all rules and gathers their findings."""
 
 from __future__ import annotations
 
@@ -12,9 +12,8 @@ import numpy as np
 
 from comgra_decl.records import SlotInfo, Structure
 from comgra_decl.rules.base import Rule, Scene, SlotRule
-from comgra_decl.rules.cause import Causes
+from comgra_decl.rules.causes import Causes, Unusual
 from comgra_decl.rules.finding import Finding, best_first
-from comgra_decl.rules.unusual import Unusual
 from comgra_decl.rules.window import Numbers, Window
 
 _log = logging.getLogger("comgra_decl")
@@ -23,20 +22,20 @@ _MOST_STRUCTURES = 64
 
 @dataclass(frozen=True, slots=True)
 class Unchecked:
-    """A rule that could not look, and why."""
+    """A rule that could not check the run, and why."""
 
     rule: str
     reason: str
 
 
 class Engine:
-    """Rules, and what they see of one run, in the order in which it was recorded.
+    """Feeds one run to rules, in the order in which it was recorded.
 
-    Records and numbers may be interleaved in any way and cut into windows in any way: what is found
-    does not depend on that. A rule that raises is switched off and reported; all others go on.
+    Records and numbers may be interleaved and cut into windows in any way; the findings do not
+    depend on it. A rule that raises is switched off and reported; the others go on.
 
     Args:
-        rules: each with a state of its own, as `catalogue.build` makes them.
+        rules: fresh rules, as `catalogue.build` returns them.
         statistics: names of the recorded statistics.
     """
 
@@ -51,26 +50,26 @@ class Engine:
 
     @property
     def names(self) -> list[str]:
-        """Names of the rules."""
+        """The names of the rules."""
         return [rule.name for rule in self._rules]
 
-    # -- what there is to see
+    # -- input
 
     def add_slots(self, new: Sequence[SlotInfo]) -> None:
-        """Learns of new slots."""
+        """Adds new slots."""
         if new:
             self.scene.table = self.scene.table.extended(new)
 
     def add_structure(self, structure: Structure) -> None:
-        """Learns of a dependency graph, before the first record that has it."""
+        """Adds a dependency graph, before the first record that has it."""
         self._structures[structure.hash] = structure
 
     def add_document(self, name: str, content: Any) -> None:
-        """Learns of the newest document of a name."""
+        """Adds the newest version of a document."""
         self.scene.documents[name] = content
 
     def look(self, window: Window) -> None:
-        """Takes the next records; those of a graph that is new begin a window of their own."""
+        """Takes the next records; a record with a new graph starts a new window."""
         edges = [0, *self._news(window), len(window)]
         for start, stop in pairwise(edges):
             if start < stop:
@@ -98,7 +97,7 @@ class Engine:
                 self.scene.reshaped[digest] = window.reshaped(row)
 
     def _look(self, window: Window) -> None:
-        self._each("look_at_skipped", window, [rule for rule in self._rules if _minds(rule)])
+        self._each("look_at_skipped", window, [rule for rule in self._rules if _sees_skipped(rule)])
         window = window.without_skipped()
         train = np.flatnonzero(window.train)
         first, first_evaluation = self.scene.records, self.scene.evaluations
@@ -108,17 +107,17 @@ class Engine:
         self.scene.evaluations += len(window) - len(train)
         if len(train):
             part = window.only(train, first)
-            self._each("look", part, [rule for rule in self._rules if not _compares(rule)])
+            self._each("look", part, [rule for rule in self._rules if not _sees_evaluations(rule)])
             self._unusual.look(part)
-        comparing = [rule for rule in self._rules if _compares(rule)]
+        comparing = [rule for rule in self._rules if _sees_evaluations(rule)]
         for method, part in _in_turn(window, first, first_evaluation) if comparing else ():
             self._each(method, part, comparing)
 
-    def hear(self, numbers: Numbers) -> None:
-        """Takes the next numbers of one name and type of execution."""
+    def look_at_numbers(self, numbers: Numbers) -> None:
+        """Takes the next numbers of one metric and type of execution."""
         if len(numbers.steps):
             self.scene.last_step = max(self.scene.last_step, int(numbers.steps.max()))
-            self._each("hear", numbers, self._rules)
+            self._each("look_at_numbers", numbers, self._rules)
 
     def _each(self, method: str, seen: Window | Numbers, rules: Sequence[Rule]) -> None:
         for rule in rules:
@@ -131,20 +130,20 @@ class Engine:
 
     def _give_up(self, rule: Rule, error: Exception) -> None:
         self._failed[rule.name] = f"it failed: {type(error).__name__}: {error}"
-        _log.warning("comgra.rules.%s failed and is not asked again", rule.name, exc_info=error)
+        _log.warning("comgra.rules.%s failed and is switched off", rule.name, exc_info=error)
 
-    # -- what is found
+    # -- output
 
     def fired(self) -> int:
-        """Returns a number that grows when a rule has something new to say of a tensor.
+        """Returns a number that grows when a rule finds something new about a tensor.
 
-        It is quick, and misses what rules find that are not about single tensors.
+        Fast; ignores rules that are not about single tensors.
         """
         rules = [rule for rule in self._rules if isinstance(rule, SlotRule)]
         return sum(int((rule.streak.first >= 0).sum()) for rule in rules)
 
     def findings(self) -> list[Finding]:
-        """Returns all findings until now, best first."""
+        """Returns all findings so far, best first."""
         found: list[Finding] = []
         marks: dict[int, tuple[int, str]] = {}
         for rule in self._rules:
@@ -160,7 +159,7 @@ class Engine:
         return best_first(_explained([causes.with_chain(f) for f in found], self._rules))
 
     def unchecked(self) -> list[Unchecked]:
-        """Returns the rules that could not look, with the reason, by name."""
+        """Returns the rules that could not check the run, with the reason, by name."""
         reasons = dict(self._failed)
         for rule in self._rules:
             if rule.name not in reasons:
@@ -170,18 +169,18 @@ class Engine:
         return [Unchecked(name, reasons[name]) for name in sorted(reasons)]
 
 
-def _minds(rule: Rule) -> bool:
-    """Whether a rule looks at what was skipped."""
+def _sees_skipped(rule: Rule) -> bool:
+    """Whether a rule looks at skipped steps."""
     return type(rule).look_at_skipped is not Rule.look_at_skipped
 
 
-def _compares(rule: Rule) -> bool:
-    """Whether a rule looks at evaluations, so that their order among training steps matters."""
+def _sees_evaluations(rule: Rule) -> bool:
+    """Whether a rule looks at evaluations, so that their order among training records matters."""
     return type(rule).look_at_evaluation is not Rule.look_at_evaluation
 
 
 def _in_turn(window: Window, first: int, first_evaluation: int) -> Iterator[tuple[str, Window]]:
-    """Yields the records in their order, cut where training and evaluation take turns."""
+    """Yields the records in order, cut wherever training and evaluation alternate."""
     turns = np.flatnonzero(np.diff(window.train)) + 1
     for rows in np.split(np.arange(len(window)), turns):
         if window.train[rows[0]]:
@@ -193,7 +192,7 @@ def _in_turn(window: Window, first: int, first_evaluation: int) -> Iterator[tupl
 
 
 def _explained(findings: list[Finding], rules: Sequence[Rule]) -> list[Finding]:
-    """Says of findings which earlier one explains them."""
+    """Marks findings that an earlier finding of another rule explains."""
     by_name = {rule.name: rule for rule in rules}
     result = []
     for finding in findings:

@@ -1,21 +1,21 @@
 """Rules as expressions over statistics: `std < 0.01 * early(std) and step > 100`.
 
-Such an expression is parsed, never run as Python: only what is listed here has a meaning. It is
-worked out for all records and slots of a window at once.
+Expressions are parsed, never run as Python; they may contain nothing but what is listed here. They
+are evaluated for all records and slots of a window at once.
 
 | in an expression | is |
 |---|---|
 | `mean`, `std`, `l2`, ... | a recorded statistic, its mean over the batch |
-| `mean.std`, `mean.abs_max` | the same, otherwise aggregated over the batch |
-| `value` | in rules about a KPI: the number |
-| `step`, `elements` | the step; elements per sample of the tensor |
-| `early(x)` | the median of the first ten values of x; unknown until then |
-| `previous(x)` | x when the tensor was last recorded |
-| `largest(x)`, `smallest(x)` | the extreme of all x until now |
+| `mean.std`, `mean.abs_max` | the same statistic, aggregated differently over the batch |
+| `value` | in rules about a metric: the number |
+| `step`, `elements` | the step; the number of elements per sample of the tensor |
+| `early(x)` | the median of the first ten values of x; unknown before that |
+| `previous(x)` | x in the previous record of the tensor |
+| `largest(x)`, `smallest(x)` | the extreme of x so far |
 | `abs`, `sqrt`, `log10`, `exp`, `isnan`, `min`, `max` | as in mathematics |
 | `+ - * / **`, `< <= > >= == !=`, `and or not`, numbers | as in Python |
 
-Where something is unknown, comparisons are false.
+Comparisons with unknown values are false.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ from comgra_decl.records import AGGREGATES
 from comgra_decl.rules.memory import Early, Largest, Previous, Slots
 
 Read = Callable[[str, str], NDArray[Any]]
-"""Gives a quantity, by name and way of aggregating, as [k, slots]."""
+"""Returns a quantity [records, slots], given its name and how to aggregate it over the batch."""
 
 Term = Callable[[Read, Slots], NDArray[Any]]
 
@@ -43,11 +43,11 @@ _EARLY = 10
 
 
 class ExpressionError(ValueError):
-    """An expression has no meaning; says where and what would."""
+    """An invalid expression; the message says where and what is allowed."""
 
 
 class Expression(NamedTuple):
-    """An expression that can be worked out, and the names of the quantities it needs."""
+    """A parsed expression, and the names of the quantities it needs."""
 
     term: Term
     names: tuple[str, ...]
@@ -85,33 +85,33 @@ _MEMORIES: Mapping[str, Callable[[], Any]] = {
 
 
 def parse(text: str) -> Expression:
-    """Returns what an expression means, with a memory of its own.
+    """Returns a parsed expression, with fresh memories.
 
     Raises:
-        ExpressionError: it means nothing.
+        ExpressionError: the expression is invalid.
     """
     if len(text) > _LONGEST:
-        raise ExpressionError(f"an expression has at most {_LONGEST} characters")
+        raise ExpressionError(f"an expression may have at most {_LONGEST} characters")
     try:
         tree = ast.parse(text.strip(), mode="eval")
     except (SyntaxError, ValueError, RecursionError, MemoryError) as error:
-        reason = getattr(error, "msg", None) or "it is too deep"
-        raise ExpressionError(f"{text!r} is no expression: {reason}") from None
+        reason = getattr(error, "msg", None) or "it is nested too deeply"
+        raise ExpressionError(f"{text!r} is not an expression: {reason}") from None
     reader = _Reader(text)
     return Expression(reader.read(tree.body, 0), tuple(dict.fromkeys(reader.names)))
 
 
 class _Reader:
-    """Makes a term of each part of an expression."""
+    """Turns each part of an expression into a term."""
 
     def __init__(self, text: str) -> None:
         self._text = text
         self.names: list[str] = []
 
     def read(self, node: ast.expr, depth: int) -> Term:
-        """Returns what a part means."""
+        """Returns the term of a part."""
         if depth > _DEEPEST:
-            raise ExpressionError(f"{self._text!r} is nested too deep")
+            raise ExpressionError(f"{self._text!r} is nested too deeply")
         below = depth + 1
         value = node.value if isinstance(node, ast.Constant) else None
         if isinstance(value, (int, float)) and not isinstance(value, bool):
@@ -132,15 +132,15 @@ class _Reader:
         if isinstance(node, ast.Call):
             return self._call(node, below)
         raise ExpressionError(
-            f"{_shown(node)} has no meaning in a rule; there are statistics, numbers, "
-            f"comparisons, and/or/not and {', '.join(_known_functions())}"
+            f"{_shown(node)} is not allowed in a rule; use statistics, numbers, comparisons, "
+            f"and/or/not and {', '.join(_known_functions())}"
         )
 
     def _number(self, value: float) -> np.float64:
         try:
             return np.float64(value)
         except OverflowError:
-            reason = f"a number in an expression is at most {sys.float_info.max:.2g}"
+            reason = f"numbers must be at most {sys.float_info.max:.2g}"
             raise ExpressionError(f"{self._text[:60]!r}: {reason}") from None
 
     def _quantity(self, node: ast.Name | ast.Attribute) -> Term:
@@ -148,8 +148,8 @@ class _Reader:
         if isinstance(node, ast.Attribute):
             if not isinstance(node.value, ast.Name) or node.attr not in AGGREGATES:
                 raise ExpressionError(
-                    f"{_shown(node)} has no meaning; behind a statistic stands how it is "
-                    f"aggregated over the batch: {', '.join(AGGREGATES)}"
+                    f"{_shown(node)} is not allowed; a statistic may be followed by how to "
+                    f"aggregate it over the batch: {', '.join(AGGREGATES)}"
                 )
             over, node = node.attr, node.value
         name = node.id
@@ -163,14 +163,14 @@ class _Reader:
         if isinstance(node.op, ast.USub):
             number = _numeric(term)
             return lambda read, at: -number(read, at)
-        raise ExpressionError(f"{_shown(node)} has no meaning in a rule")
+        raise ExpressionError(f"{_shown(node)} is not allowed in a rule")
 
     def _compared(self, node: ast.Compare, depth: int) -> Term:
         terms = [self.read(part, depth) for part in (node.left, *node.comparators)]
         parts = []
         for a, b, how in zip(terms[:-1], terms[1:], node.ops, strict=True):
             if type(how) not in _COMPARED:
-                raise ExpressionError(f"{_shown(node)} compares in a way that is not known")
+                raise ExpressionError(f"{_shown(node)} uses an unknown comparison")
             parts.append(_joined(_COMPARED[type(how)], a, b))
         return self._chained(parts, np.logical_and)
 
@@ -189,7 +189,7 @@ class _Reader:
             near = did_you_mean(name, _known_functions())
             known = ", ".join(_known_functions())
             raise ExpressionError(
-                f"{_shown(node.func)} is no function of a rule; there is {known}{near}"
+                f"{_shown(node.func)} is not a function of rules{near}; there are {known}"
             )
         wanted = 2 if name in _PAIRS else 1
         if len(node.args) != wanted or node.keywords:
@@ -212,7 +212,7 @@ def _joined(how: Callable[..., Any], a: Term, b: Term) -> Term:
 
 
 def _numeric(term: Term) -> Term:
-    """Returns a term whose truths are 0 and 1: numpy knows no `-True`, and no `True - True`."""
+    """Returns a term that yields 0 and 1 for booleans, for which numpy has no arithmetic."""
 
     def numeric(read: Read, at: Slots) -> NDArray[Any]:
         values = term(read, at)
@@ -222,11 +222,11 @@ def _numeric(term: Term) -> Term:
 
 
 def _shown(node: ast.expr) -> str:
-    """Returns a part as it was written, as far as a message needs it."""
+    """Returns a part as it was written, shortened for a message."""
     try:
         text = ast.unparse(node)
     except RecursionError:
-        return "a part of it that is nested too deep"
+        return "a part that is nested too deeply"
     return repr(text if len(text) <= _SHOWN else text[:_SHOWN] + "...")
 
 
@@ -239,7 +239,7 @@ def _remembered(memory: Any, term: Term) -> Term:
 
 
 def _true(values: NDArray[Any]) -> NDArray[np.bool_]:
-    """What is unknown is not true."""
+    """Returns values as booleans; unknown values are false."""
     if values.dtype == np.bool_:
         return values.astype(np.bool_, copy=False)
     return np.asarray(~np.isnan(values) & (values != 0), np.bool_)

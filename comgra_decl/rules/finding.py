@@ -7,18 +7,18 @@ from dataclasses import asdict, dataclass, field, replace
 from typing import Any, Literal
 
 Severity = Literal["error", "warning", "hint"]
-"""error: the training cannot work like this; warning: it suffers; hint: look at it."""
+"""error: the training cannot work like this; warning: it suffers; hint: worth a look."""
 
 SEVERITIES: tuple[Severity, ...] = ("error", "warning", "hint")
 """Worst first."""
 
 MOST_OTHERS = 20
-"""So many further tensors of a finding are named; `also` counts all of them."""
+"""How many other tensors a finding names; `also` counts all of them."""
 
 
 @dataclass(frozen=True, slots=True)
 class Place:
-    """A slot as people name it: where a finding, or a link of its chain, is."""
+    """A slot as users name it: the place of a finding, or of a link in its chain."""
 
     node: str
     role: str = "output"
@@ -34,7 +34,7 @@ class Place:
 
 @dataclass(frozen=True, slots=True)
 class Link:
-    """One tensor of a chain of causes: where, since when, and what is unusual about it."""
+    """A tensor in a chain of causes: where, since which step, and what is unusual about it."""
 
     place: Place
     first_step: int
@@ -48,18 +48,18 @@ class Finding:
     Attributes:
         rule: name of the rule.
         severity: see `Severity`.
-        place: the first tensor that shows it; None where it is about the run as a whole.
-        first_step: the first step at which it was so.
-        last_step: the last one; that of the newest record if it goes on.
-        message: one sentence, with the numbers that it rests on.
+        place: the first tensor that shows it; None if it is about the run as a whole.
+        first_step: the first step at which it held.
+        last_step: the last one; that of the newest record if it still holds.
+        message: one sentence, with the numbers behind it.
         advice: what to do about it.
         certainty: from 0 to 1; orders findings of the same severity.
-        evidence: the numbers, by name.
-        also: how many further tensors show the same.
+        evidence: the numbers behind it, by name.
+        also: how many other tensors show the same.
         others: the first of these.
         chain: from the probable cause to `place`.
         because: the rule whose finding probably explains this one; such findings come last.
-        sample: number of the recorded sample that shows it first, where that is known.
+        sample: index of the recorded sample that shows it first, if known.
     """
 
     rule: str
@@ -78,14 +78,14 @@ class Finding:
     sample: int | None = None
 
     def to_json(self) -> dict[str, Any]:
-        """Returns it as JSON can hold it; numbers that are not finite as text."""
+        """Returns it as JSON-compatible data; numbers that are not finite become strings."""
         content = asdict(self)
         content["evidence"] = {name: _plain(value) for name, value in self.evidence.items()}
         return content
 
     @classmethod
     def from_json(cls, content: Mapping[str, Any]) -> Finding:
-        """Returns what `to_json` was made of; names it does not know are left out."""
+        """Returns the finding that `to_json` was called on; ignores unknown keys."""
         known = {name: content[name] for name in cls.__dataclass_fields__ if name in content}
         place, chain = known.get("place"), known.get("chain", ())
         known["place"] = None if place is None else Place(**place)
@@ -94,12 +94,12 @@ class Finding:
         return cls(**known)
 
     def explained_by(self, rule: str) -> Finding:
-        """Returns the same, known to be a consequence of what another rule found."""
+        """Returns this finding, marked as a consequence of another rule's finding."""
         return replace(self, because=rule)
 
 
 def best_first(findings: list[Finding]) -> list[Finding]:
-    """Orders findings: consequences last; then by severity, certainty and first step."""
+    """Sorts findings: consequences last, then by severity, certainty and first step."""
     return sorted(
         findings,
         key=lambda f: (
@@ -113,7 +113,7 @@ def best_first(findings: list[Finding]) -> list[Finding]:
 
 
 def at_least(severity: Severity, limit: str | None) -> bool:
-    """Whether a severity is `limit` or worse; nothing is where the limit is None or "never"."""
+    """Whether a severity is at least as bad as `limit`; never if that is None or "never"."""
     return limit in SEVERITIES and SEVERITIES.index(severity) <= SEVERITIES.index(limit)
 
 

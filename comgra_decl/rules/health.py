@@ -1,9 +1,8 @@
-"""The checklist for a training that does not work, filled in from what the rules found.
+"""The checklist for a training that does not work, answered by the findings of the rules.
 
-Its questions and their order are those of the usual advice: first the code, then the data, the
-initialisation, the dynamics, the activations, and the architecture at last. Which rules answer a
-question is said here, by name; a rule that nobody has put below a question (a new one, one of the
-user's) answers the last question of its family.
+Its questions follow the usual order of debugging: code, data, initialization, dynamics,
+activations, architecture. Each question lists the rules that answer it; a rule that no question
+lists (a new one, or the user's own) answers the last question of its family.
 """
 
 from __future__ import annotations
@@ -18,20 +17,20 @@ from comgra_decl.rules.diagnosis import Diagnosis
 from comgra_decl.rules.finding import Finding
 
 Colour = Literal["red", "amber", "green", "unchecked"]
-"""red: an error was found; amber: a warning, a hint, or only what another finding explains; green:
-at least one rule looked and found nothing; unchecked: none could look."""
+"""red: an error; amber: a warning, a hint, or only findings that another one explains; green: at
+least one rule checked it and found nothing; unchecked: no rule could check it."""
 
 
 @dataclass(frozen=True, slots=True)
 class Question:
-    """One line of the checklist: the part it belongs to, and the rules that answer it."""
+    """A line of the checklist: its part, and the rules that answer it."""
 
     part: str
     text: str
     rules: tuple[str, ...] = ()
     families: tuple[str, ...] = ()
     experiment: str = ""
-    """The experiment with the script that answers it, and that no rule can."""
+    """The experiment with the script that answers it, because no rule can."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,9 +40,9 @@ class Check:
     Attributes:
         question: the line of the checklist.
         colour: see `Colour`.
-        evidence: one sentence: the worst finding, who looked at how much, what an experiment
-            showed, or why nobody could tell.
-        findings: what speaks against it, best first.
+        evidence: one sentence: the worst finding, which rules checked how many records, the result
+            of an experiment, or why the question is not answered.
+        findings: the findings against it, best first.
     """
 
     question: Question
@@ -56,42 +55,42 @@ _COLOURS: dict[str, Colour] = {"good": "green", "bad": "red", "unclear": "unchec
 
 CHECKLIST = (
     Question("code", "Are all numbers finite?", ("nonfinite",)),
-    Question("code", "Do shapes fit without broadcasting?", ("silent_broadcasting",)),
+    Question("code", "Do shapes match without broadcasting?", ("silent_broadcasting",)),
     Question("code", "Are the right parameters trained?",
              ("untrained_parameter", "frozen_parameter_moves", "detached")),
     Question("code", "Are gradients cleared?", ("accumulated_gradient",)),
-    Question("code", "Does half precision suffice?", ("half_overflow", "half_underflow",
+    Question("code", "Is half precision sufficient?", ("half_overflow", "half_underflow",
              "gradient_scale"), ("precision",)),
     Question("code", "Can it overfit one batch?", experiment="overfit_one_batch"),
     Question("code", "Are samples of a batch kept apart?", experiment="batch_mixing"),
-    Question("data", "Are inputs normalised?", ("input_scale",)),
+    Question("data", "Are inputs normalized?", ("input_scale",)),
     Question("data", "Are labels balanced and mixed?",
              ("single_class", "unshuffled", "class_imbalance"), ("data",)),
-    Question("data", "Do inputs tell something about labels?", ("no_better_than_guessing",)),
-    Question("data", "Does the answer depend on the input?", ("input_independence",)),
+    Question("data", "Are labels predictable from inputs?", ("no_better_than_guessing",)),
+    Question("data", "Do predictions depend on the input?", ("input_independence",)),
     Question("data", "Is evaluation as good as training?", ("overfitting", "evaluation_gap")),
-    Question("initialisation", "Is the first loss that of a guess?", ("initial_loss",)),
-    Question("initialisation", "Do layers begin at similar sizes?",
+    Question("initialization", "Is the first loss that of guessing?", ("initial_loss",)),
+    Question("initialization", "Do layers start at similar scales?",
              ("poor_initialisation",)),
     Question("dynamics", "Does the loss fall?", ("loss_not_falling", "loss_diverges",
              "negative_loss")),
     Question("dynamics", "Is the loss steady?", ("loss_spike", "loss_oscillates"), ("loss",)),
-    Question("dynamics", "Do gradients keep their size?",
+    Question("dynamics", "Do gradients keep their scale?",
              ("vanishing_gradient", "exploding_gradient"), ("gradients",)),
     Question("dynamics", "Are updates of a healthy size?",
              ("large_update", "small_update", "growing_weight"), ("parameters",)),
     Question("activations", "Are units alive?", ("dead_units", "dormant_units", "all_zero",
              "unchanged_output")),
     Question("activations", "Are they unsaturated?", ("saturated",)),
-    Question("activations", "Do they keep spread and rank?",
+    Question("activations", "Do they keep their spread and rank?",
              ("activation_drift", "rank_collapse"), ("activations", "values")),
-    Question("architecture", "Does the last layer fit the loss?",
+    Question("architecture", "Does the last layer match the loss?",
              ("rectified_answer", "probabilities_as_logits", "sigmoid_twice")),
-    Question("architecture", "Does every branch take part?",
+    Question("architecture", "Does every branch contribute?",
              ("branch_ignored", "gradient_imbalance"), ("structure",)),
-    Question("architecture", "Does attention spread?",
+    Question("architecture", "Is attention spread out?",
              ("attention_collapse", "attention_sink", "attention_diagonal"), ("attention",)),
-    Question("architecture", "Do your own rules hold?", families=("",)),
+    Question("architecture", "Do your own rules pass?", families=("",)),
 )  # fmt: skip
 """All questions, in their order."""
 
@@ -99,7 +98,7 @@ CHECKLIST = (
 def health(diagnosis: Diagnosis) -> list[Check]:
     """Returns the answered checklist, in the order of `CHECKLIST`.
 
-    The question about the user's own rules is left out where there are none.
+    Leaves out the question about the user's own rules if there are none.
     """
     asked = _assigned([*diagnosis.checked, *(entry.rule for entry in diagnosis.unchecked)])
     return [
@@ -121,7 +120,7 @@ def _assigned(names: Sequence[str]) -> dict[Question, list[str]]:
 
 
 def _family(rule: str) -> str:
-    """Returns the folder that a rule lies in, an empty string for one of the user's."""
+    """Returns the folder of a rule; an empty string for the user's own."""
     kind = known().get(rule)
     return "" if kind is None else kind.__module__.split(".")[-2]
 
@@ -134,24 +133,24 @@ def _answer(question: Question, rules: Sequence[str], diagnosis: Diagnosis) -> C
         return Check(question, _worst(against), against[0].message, against)
     looked = [rule for rule in rules if rule in diagnosis.checked]
     if looked:
-        many = f"{diagnosis.records} records of training steps"
+        many = f"{diagnosis.records} training records"
         return Check(question, "green", f"nothing found in {many} by {', '.join(looked)}")
     reasons = list(dict.fromkeys(_reasons(rules, diagnosis)))
-    return Check(question, "unchecked", "; ".join(reasons) or "no rule is on")
+    return Check(question, "unchecked", "; ".join(reasons) or "all of its rules are off")
 
 
 def _shown(question: Question, diagnosis: Diagnosis) -> Check:
-    """Answers by what an experiment with the script has shown."""
+    """Answers by the result of an experiment with the script."""
     command = question.experiment.replace("_", "-")
     for verdict in diagnosis.experiments:
         if verdict.name == question.experiment:
             when = f"{datetime.fromtimestamp(verdict.time, UTC):%Y-%m-%d %H:%M} UTC"
-            said = f"{verdict.reason} ({command}, {when})"
-            return Check(question, _COLOURS[verdict.outcome], said)
-    tells = f"comgra-decl {command} --for RUN -- train.py ARGS tells"
+            evidence = f"{verdict.reason} ({command}, {when})"
+            return Check(question, _COLOURS[verdict.outcome], evidence)
+    tells = f"run comgra-decl {command} --for RUN -- train.py ARGS"
     damage = diagnosis.unreadable.get(question.experiment)
     if damage is not None:
-        tells = f"there was a verdict, which cannot be read: {damage}; {tells} again"
+        tells = f"its verdict cannot be read: {damage}; {tells} again"
     return Check(question, "unchecked", tells)
 
 

@@ -1,4 +1,4 @@
-"""The rules of a run while it is being recorded: fed on the writer thread, and acted upon."""
+"""The rules of a run while it is recorded: fed and evaluated on the writer thread."""
 
 from __future__ import annotations
 
@@ -26,55 +26,56 @@ if TYPE_CHECKING:
 _log = logging.getLogger("comgra_decl")
 
 DOCUMENT = "findings"
-"""Name of the document that holds what was found, and what could not be looked at."""
+"""The document with the findings and the rules that could not check the run."""
 
 _INTERVAL = 1.0
-"""Least seconds between two times that findings are worked out."""
+"""The least number of seconds between two evaluations of the findings."""
 
 _SHARE = 0.02
-"""Of the time, working them out takes at most so much."""
+"""The largest share of time that evaluating the findings may take."""
 
 Act = Callable[[Finding], None]
 
 
 class LiveRules:
-    """Shows every record and number of a run to the rules, on the writer thread.
+    """Shows every record and metric of a run to the rules, on the writer thread.
 
-    A fault of a rule or of ours is reported once and ends the looking, never the recording.
+    An error in a rule is reported once and switches that rule off; an error of ours switches all
+    rules off. Recording always continues.
 
     Args:
         spec: of the run.
-        act: told of each new finding, on the writer thread.
+        act: called with each new finding, on the writer thread.
     """
 
     def __init__(self, spec: Spec, *, act: Act) -> None:
         self._engine = Engine(build(spec.rules, trust=True), spec.statistics)
-        self._hears_records = not spec.kpis.loss
+        self._takes_metrics = not spec.kpis.loss
         self._act = act
         self._known: set[tuple[str, object]] = set()
         self._document: dict[str, Any] | None = None
         self._past: Callable[[], Run] | None = None
-        self._goes_on: int | None = None  # with which step a resumed training does
+        self._resumes: int | None = None  # the step at which a resumed training continues
         self._unpublished: dict[str, Any] = {}
         self._fired = 0
         self._due = 0.0
         self._records = 0
         self._failed = False
         self.seconds = 0.0
-        """Time that all of this has taken."""
+        """The time spent on rules, in seconds."""
 
     def resume(self, slots: Sequence[SlotInfo], past: Callable[[], Run]) -> None:
-        """Learns of the slots of a run that goes on.
+        """Prepares for a run that is resumed.
 
         Args:
-            slots: those that it has.
-            past: opens what was recorded of it, which the rules look at before anything new.
+            slots: the slots it already has.
+            past: opens what is already recorded, which the rules see before anything new.
         """
         self._engine.add_slots(slots)
         self._past = past
 
     def take(self, batches: list[StepBatch]) -> list[StepBatch]:
-        """Takes the next records; puts what was found into the documents that they bring."""
+        """Takes the next records; adds new findings to the documents they carry."""
         self._safely(lambda: self._take(batches))
         return batches
 
@@ -84,9 +85,9 @@ class LiveRules:
             batches[-1].documents.update(self._conclude())
 
     def watch(self, batches: list[StepBatch]) -> None:
-        """Takes the next records where a finding may decide what is stored: it acts at once.
+        """Takes the next records where a finding may decide what is stored, so it acts at once.
 
-        What was found is put into the documents by `publish`.
+        New findings are added to the documents by `publish`.
         """
         self._safely(lambda: self._watch(batches))
 
@@ -98,28 +99,28 @@ class LiveRules:
             self._unpublished.update(self._conclude())
 
     def publish(self, batches: list[StepBatch]) -> list[StepBatch]:
-        """Puts what `watch` has found into the documents that records bring."""
+        """Adds the findings of `watch` to the documents that records carry."""
         if batches and self._unpublished:
             batches[-1].documents.update(self._unpublished)
             self._unpublished = {}
         return batches
 
     def attach(self, said: Said) -> None:
-        """Makes what is said of steps be heard once it is settled."""
+        """Makes the rules see the numbers of steps once they are settled."""
         if self._past is not None:
             resumed = [note.step for note in said.notes if note.type == RESUMED]
-            self._goes_on = resumed[0] if resumed else self._goes_on
+            self._resumes = resumed[0] if resumed else self._resumes
         settle = said.settle
 
-        def heard() -> None:
+        def settled() -> None:
             if settle is not None:
                 settle()
-            self._safely(lambda: self._hear(said))
+            self._safely(lambda: self._take_numbers(said))
 
-        said.settle = heard
+        said.settle = settled
 
     def close(self) -> list[StepBatch]:
-        """Returns a batch without records that holds what was found at last, if that is news."""
+        """Returns a batch without records that holds the last findings, if they are news."""
         last: list[StepBatch] = []
         self._safely(lambda: last.extend(self._last()))
         return last
@@ -129,34 +130,34 @@ class LiveRules:
         return [StepBatch.of_documents(documents)] if documents else []
 
     def _safely(self, work: Callable[[], None]) -> None:
-        """Does something, and measures it; a fault of ours ends all of this, not the recording."""
+        """Runs and times something; an error of ours switches the rules off, not the recording."""
         if self._failed:
             return
         began = time.perf_counter()
         try:
             work()
         except Exception as error:  # noqa: BLE001
-            _log.error("comgra: the rules have stopped because of an error", exc_info=error)
+            _log.error("comgra: rules are switched off because of an error", exc_info=error)
             self._failed = True
         self.seconds += time.perf_counter() - began
 
     def _catch_up(self, batches: Sequence[StepBatch] = ()) -> None:
-        """Looks at what the run holds already; waits until it is known how much of that counts."""
+        """Feeds what the run already holds, once it is known how much of it counts."""
         past = self._past
         steps = [info.step for batch in batches for info in batch.steps if info.mode == "train"]
-        goes_on = self._goes_on if self._goes_on is not None or not steps else steps[0]
-        if past is None or goes_on is None:
+        resumes = self._resumes if self._resumes is not None or not steps else steps[0]
+        if past is None or resumes is None:
             return
         self._past = None
         try:
             run = past()
-            feed(self._engine, run, until=goes_on)
+            feed(self._engine, run, until=resumes)
             for finding in (run.document(DOCUMENT) or {"findings": []})["findings"]:
-                self._known.add(_key(Finding.from_json(finding)))  # it was said before
+                self._known.add(_key(Finding.from_json(finding)))  # already reported
         except Exception as error:  # noqa: BLE001
             _log.warning(
-                "comgra: what was recorded before cannot be read, so the rules begin anew; "
-                "`comgra-decl diagnose` looks at all of it",
+                "comgra: earlier records cannot be read, so the rules start over; "
+                "`comgra-decl diagnose` checks the whole run",
                 exc_info=error,
             )
 
@@ -176,24 +177,24 @@ class LiveRules:
         if batch.steps:
             engine.look(window_of(batch, engine, first=self._records))
             self._records += len(batch.steps)
-            if self._hears_records:
-                self._hear_records(batch)
+            if self._takes_metrics:
+                self._take_metrics(batch)
 
-    def _hear(self, said: Said) -> None:
+    def _take_numbers(self, said: Said) -> None:
         self._catch_up()
         pairs = list(zip(said.names, said.types, strict=True))
         for name, type_ in dict.fromkeys(pairs):
             at = np.array([i for i, pair in enumerate(pairs) if pair == (name, type_)])
-            self._engine.hear(Numbers(name, type_, said.steps[at], said.values[at]))
+            self._engine.look_at_numbers(Numbers(name, type_, said.steps[at], said.values[at]))
 
-    def _hear_records(self, batch: StepBatch) -> None:
+    def _take_metrics(self, batch: StepBatch) -> None:
         for info, kpis in zip(batch.steps, batch.kpis, strict=True):
             for name, value in kpis.items():
                 step, number = np.array([info.step]), np.array([value], np.float64)
-                self._engine.hear(Numbers(name, info.type, step, number))
+                self._engine.look_at_numbers(Numbers(name, info.type, step, number))
 
     def _conclude(self) -> dict[str, Any]:
-        """Works out what was found; returns the document if it is another one."""
+        """Evaluates the findings; returns the document if it has changed."""
         began = time.perf_counter()
         findings = self._engine.findings()
         for finding in findings:
@@ -214,13 +215,13 @@ class LiveRules:
 
 
 def _key(finding: Finding) -> tuple[str, object]:
-    """Returns what makes a finding news: a rule has one at a time, which may become worse."""
+    """Returns the identity of a finding as news: a rule has one at a time, which may get worse."""
     return finding.rule, finding.severity
 
 
 @dataclass(frozen=True)
 class _Details:
-    """What a batch holds of single slots."""
+    """The part of a batch about single slots."""
 
     batch: StepBatch
     columns: dict[int, int]
@@ -243,7 +244,7 @@ class _Details:
 
 
 def window_of(batch: StepBatch, engine: Engine, *, first: int) -> Window:
-    """Returns the records of a batch as rules see them."""
+    """Returns the records of a batch as a window."""
     table = engine.scene.table
     slots, count = batch.slots, len(table)
     aggregates = batch.aggregates
@@ -271,7 +272,7 @@ def window_of(batch: StepBatch, engine: Engine, *, first: int) -> Window:
 def _shapes(
     batch: StepBatch, table: SlotTable
 ) -> tuple[list[tuple[int, ...]], NDArray[np.float32] | None]:
-    """Returns the shapes that are not those of the slot table, and `Window.shape_codes`."""
+    """Returns the shapes that differ from the slot table, and `Window.shape_codes`."""
     known: dict[tuple[int, ...], int] = {}
     line: NDArray[np.float32] | None = None
     for slot, shape in zip(batch.slots.tolist(), batch.shapes, strict=False):

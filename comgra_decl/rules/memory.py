@@ -1,19 +1,26 @@
-"""What rules remember of each slot: vectors by slot number, whatever windows the records came in.
+"""What rules remember of each slot: vectors indexed by slot number.
 
-Each of these gives the same numbers for one window of k records as for k windows of one, and
-looks at all slots of a window at once.
+Each memory returns the same numbers for one window of k records as for k windows of one record,
+and processes all slots of a window at once.
 """
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import NDArray
 
+if TYPE_CHECKING:
+    from comgra_decl.rules.table import SlotTable
+    from comgra_decl.rules.window import Window
+
 Matrix = NDArray[np.float64]
 Bools = NDArray[np.bool_]
 Slots = NDArray[np.int64]
+
+NO_SLOTS: Slots = np.zeros(0, np.int64)
+"""No slots, as a start value."""
 
 
 def grown(array: NDArray[Any], count: int, fill: Any) -> NDArray[Any]:
@@ -26,9 +33,9 @@ def grown(array: NDArray[Any], count: int, fill: Any) -> NDArray[Any]:
 
 
 def row_quantile(values: Matrix, share: float) -> Matrix:
-    """Returns a quantile of each row's numbers [k, 1], NaN left out, as numpy's `nanquantile`.
+    """Returns a quantile of each row [rows, 1], ignoring NaN, as numpy's `nanquantile` does.
 
-    Much faster for few rows; NaN where a row has no number.
+    Much faster than that for a few rows. NaN where a row has no number.
     """
     ordered = np.sort(values, axis=1)  # NaN last
     count = values.shape[1] - np.isnan(values).sum(1)
@@ -40,11 +47,15 @@ def row_quantile(values: Matrix, share: float) -> Matrix:
 
 
 class Streak:
-    """For how many records in a row something holds; records without the slot are passed over.
+    """How many records in a row a condition holds; records without the slot are skipped.
 
-    Attributes, by slot number: `first` is the step at which the first streak of `patience` records
-    began (-1: there was none), `last` the last step at which one went on, `worst` the most extreme
-    evidence while one did, `worst_step` where that was, `records` how many records were in one.
+    Attributes, indexed by slot:
+        first: the step at which the first streak of `patience` records began; -1 if there was none.
+        last: the last step of any streak.
+        worst: the most extreme evidence within a streak.
+        worst_step: the step of `worst`.
+        records: the number of records in streaks, counted from the `patience`-th record of each.
+        seen: the number of records that have the slot.
     """
 
     def __init__(self, patience: int, *, lowest: bool = False) -> None:
@@ -59,23 +70,23 @@ class Streak:
         self.worst_step = np.zeros(0, np.int64)
 
     def look(
-        self, steps: NDArray[np.int64], at: Slots, *, hit: Bools, there: Bools, evidence: Matrix
+        self, steps: NDArray[np.int64], at: Slots, *, hit: Bools, present: Bools, evidence: Matrix
     ) -> bool:
-        """Takes whether it holds in [k, slots], and the evidence; returns whether a streak is on.
+        """Takes the next records; returns whether any streak is on.
 
         Args:
-            steps: of the records, [k].
+            steps: of the records, [records].
             at: the slots of the columns.
-            hit: where it holds.
-            there: where the slot was recorded.
-            evidence: the number that tells how bad it is.
+            hit: where the condition holds, [records, slots].
+            present: where the slot was recorded, [records, slots].
+            evidence: the number that measures how bad it is, [records, slots].
         """
         self._grow(int(at.max(initial=-1)) + 1)
-        hit = hit & there
-        self.seen[at] += there.sum(0)
+        hit = hit & present
+        self.seen[at] += present.sum(0)
         if not hit.any() and not self._count[at].any():
             return False
-        running = self._running(hit, there, at)
+        running = self._running(hit, present, at)
         begins = np.where(hit & (running == 1), steps[:, None], -1)
         began = np.maximum.accumulate(begins, axis=0)
         began = np.where(began < 0, self._began[at], began)
@@ -86,9 +97,9 @@ class Streak:
         self._mark(steps, at, on, began, evidence)
         return True
 
-    def _running(self, hit: Bools, there: Bools, at: Slots) -> NDArray[np.int64]:
+    def _running(self, hit: Bools, present: Bools, at: Slots) -> NDArray[np.int64]:
         total = np.cumsum(hit, axis=0)
-        ended = np.maximum.accumulate(np.where(there & ~hit, total, -1), axis=0)
+        ended = np.maximum.accumulate(np.where(present & ~hit, total, -1), axis=0)
         running: NDArray[np.int64] = np.where(ended < 0, total + self._count[at], total - ended)
         return running
 
@@ -131,12 +142,12 @@ class Streak:
 
     @property
     def fired(self) -> Slots:
-        """The slots that ever had a streak of that length."""
+        """The slots that ever had a streak of `patience` records."""
         return np.flatnonzero(self.first >= 0)
 
 
 class Early:
-    """The median of each slot's first `count` values, from then on: what it was like at first."""
+    """The median of each slot's first `count` values, once they are known."""
 
     def __init__(self, count: int) -> None:
         self._size = count
@@ -145,9 +156,9 @@ class Early:
         self._median = np.zeros(0)
 
     def look(self, at: Slots, values: NDArray[Any]) -> Matrix:
-        """Takes values [k, slots], NaN where there is none; returns the median where it is known.
+        """Takes values [records, slots], NaN where missing; returns the median, same shape.
 
-        It is NaN for the values that it is made of.
+        The result is NaN up to and including the `count`-th value.
         """
         width = int(at.max(initial=-1)) + 1
         if width > len(self._taken):
@@ -167,14 +178,14 @@ class Early:
 
 
 class Largest:
-    """The largest value of each slot until now, the present one included; or the smallest."""
+    """The largest value of each slot so far, including the current one; or the smallest."""
 
     def __init__(self, *, smallest: bool = False) -> None:
         self._extreme = np.fmin if smallest else np.fmax
         self._known = np.zeros(0)
 
     def look(self, at: Slots, values: NDArray[Any]) -> Matrix:
-        """Takes values [k, slots]; returns the extreme of all until each of them."""
+        """Takes values [records, slots]; returns the extreme up to each of them, same shape."""
         self._known = grown(self._known, int(at.max(initial=-1)) + 1, np.nan)
         stacked = np.concatenate((self._known[at][None], values))
         until: Matrix = self._extreme.accumulate(stacked, axis=0)[1:]
@@ -184,13 +195,13 @@ class Largest:
 
 
 class Previous:
-    """The value that each slot had when it was last recorded."""
+    """The previous recorded value of each slot."""
 
     def __init__(self) -> None:
         self._known = np.zeros(0)
 
     def look(self, at: Slots, values: NDArray[Any]) -> Matrix:
-        """Takes values [k, slots], NaN where there is none; returns those before them."""
+        """Takes values [records, slots], NaN where missing; returns the ones before, same shape."""
         self._known = grown(self._known, int(at.max(initial=-1)) + 1, np.nan)
         stacked = np.concatenate((self._known[at][None], values))
         rows = np.arange(len(stacked))[:, None]
@@ -200,6 +211,57 @@ class Previous:
         return np.asarray(filled[:-1], np.float64)
 
     def known(self, at: Slots) -> Matrix:
-        """Returns the latest value of each of the slots, NaN where there is none."""
+        """Returns the latest value of each of the slots; NaN if there is none."""
         self._known = grown(self._known, int(at.max(initial=-1)) + 1, np.nan)
         return np.asarray(self._known[at], np.float64)
+
+
+class ClassCounts:
+    """How often each class occurs among the targets that are integers, one per sample.
+
+    Attributes:
+        by_slot: the number of targets of each class, by slot and class.
+    """
+
+    fewest = 8
+    """Smaller batches are not counted."""
+
+    def __init__(self) -> None:
+        self.by_slot: dict[int, dict[int, int]] = {}
+
+    def look(self, window: Window) -> None:
+        """Adds the next records; targets with more classes than histogram bins are left out."""
+        for slot in window.table.remembered(ClassCounts, _classes).tolist():
+            found = window.details.histograms(slot)
+            enough = window.samples(np.array([slot]))[:, 0] >= self.fewest
+            if found is not None and enough.any():
+                counts, ranges = found
+                enough &= np.isfinite(ranges).all(1)  # otherwise the record lacks this target
+                _count(self.by_slot.setdefault(slot, {}), counts[enough], ranges[enough])
+
+    @property
+    def most(self) -> int:
+        """The largest number of targets counted for any slot."""
+        return max((sum(known.values()) for known in self.by_slot.values()), default=0)
+
+
+def _classes(table: SlotTable) -> Slots:
+    """Returns the slots of integer targets with one number per sample."""
+    return np.flatnonzero(table.scalar_targets & table.where(lambda info: "int" in info.dtype))
+
+
+def _count(known: dict[int, int], counts: NDArray[np.int_], ranges: NDArray[np.float64]) -> None:
+    if not len(ranges):
+        return
+    if not (ranges == ranges[:1]).all():  # batches nearly always have the same range of classes
+        for row, ends in zip(counts, ranges, strict=True):
+            _count(known, row[None], ends[None])
+        return
+    (low, high), total = ranges[0].tolist(), counts.sum(0)
+    if not total.any() or high - low > len(total):
+        return
+    width = (high - low) / len(total)
+    bins = np.flatnonzero(total)
+    classes = np.rint(low + (bins + 0.5) * width).astype(int)
+    for number, count in zip(classes.tolist(), total[bins].tolist(), strict=True):
+        known[number] = known.get(number, 0) + count

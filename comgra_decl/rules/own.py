@@ -1,4 +1,4 @@
-"""Rules of the user's: an expression in the spec, or a class of theirs."""
+"""The user's own rules: an expression in the spec, or a class."""
 
 from __future__ import annotations
 
@@ -9,16 +9,26 @@ from typing import Annotated, Any, ClassVar
 
 import numpy as np
 from numpy.typing import NDArray
-from pydantic import Field
 
-from comgra_decl.records import SlotInfo
-from comgra_decl.rules.base import Patient, Rule, Scene, SlotRule
+from comgra_decl.rules.api import (
+    Count,
+    Field,
+    Finding,
+    Mask,
+    Measured,
+    Numbers,
+    Patient,
+    Rule,
+    Scene,
+    SlotInfo,
+    SlotRule,
+    Slots,
+    SlotTable,
+    Streak,
+    Window,
+    per_run,
+)
 from comgra_decl.rules.expression import Expression, ExpressionError, parse
-from comgra_decl.rules.finding import Finding
-from comgra_decl.rules.memory import Bools, Slots, Streak
-from comgra_decl.rules.table import Mask, SlotTable
-from comgra_decl.rules.window import Numbers, Window
-from comgra_decl.spec.base import Int
 from comgra_decl.spec.globs import matches
 from comgra_decl.spec.nodes import Glob
 
@@ -26,34 +36,32 @@ _OF_WINDOW = ("step", "elements")
 
 
 class OwnParameters(Patient):
-    """What a rule of the user's consists of."""
+    """The options of a rule that is an expression."""
 
     when: Annotated[str, Field(min_length=1)]
     """The expression that must hold; see `docs/findings.md`."""
 
-    patience: Annotated[Int, Field(ge=1)] = 1
-    """For so many records in a row it must hold."""
+    patience: Count = 1
 
     node: Glob = "**"
-    """Glob over nodes."""
+    """Which nodes; a glob."""
 
     role: str = "*"
     """Which tensors of a node; a glob."""
 
     pass_: str = Field("forward", alias="pass")
-    """`forward`, `grad`, `update` or another pass that is recorded; a glob."""
+    """`forward`, `grad`, `update` or another recorded pass; a glob."""
 
     kind: str = "*"
-    """Kind of tensor: input, parameter, buffer, computed, target or loss; a glob."""
+    """Which kind of tensor: input, parameter, buffer, computed, target or loss; a glob."""
 
     kpi: str | None = None
-    """Name of a number of each step, `loss` for one; the rule is then about this and not about
-    tensors, and `value` is the number."""
+    """A metric such as `loss`, to check instead of tensors; `value` is then its number."""
 
     message: str | None = None
-    """What to say when it holds."""
+    """The message when it holds."""
 
-    advice: str = "You have written this rule yourself."
+    advice: str = "You wrote this rule yourself."
     """What to do about it."""
 
 
@@ -64,28 +72,31 @@ class _OwnRule(SlotRule):
     definition = "The expression in the spec holds."
     source = "The spec."
     advice = ""
-    needs = "the tensors that its `node`, `role`, `pass` and `kind` name"
+    needs = "the tensors that its `node`, `role`, `pass` and `kind` select"
 
-    def __init__(self, parameters: Any) -> None:
-        super().__init__(parameters)
-        self._expression = _parsed(parameters.when)
+    _expression: Expression
+
+    def reset(self) -> None:
+        """Forgets the run, and what the expression remembers of it."""
+        super().reset()
+        self._expression = parse(self.parameters.when)
         self.statistics = tuple(n for n in self._expression.names if n not in _OF_WINDOW)  # type: ignore[misc]
 
     def wants(self, table: SlotTable) -> Mask:
-        """Returns which slots the entry names."""
+        """Returns the slots that the entry selects."""
         return table.where(self._fits)
 
     def _fits(self, info: SlotInfo) -> bool:
-        said, key = self.parameters, info.key
+        wanted, key = self.parameters, info.key
         return (
-            matches(said.node, key.node)
-            and fnmatchcase(key.role, said.role)
-            and fnmatchcase(key.pass_, said.pass_)
-            and fnmatchcase(info.kind, said.kind)
+            matches(wanted.node, key.node)
+            and fnmatchcase(key.role, wanted.role)
+            and fnmatchcase(key.pass_, wanted.pass_)
+            and fnmatchcase(info.kind, wanted.kind)
         )
 
-    def measure(self, window: Window, at: Slots) -> tuple[Bools, NDArray[Any]]:
-        """Works out the expression."""
+    def measure(self, window: Window, at: Slots) -> Measured:
+        """Evaluates the expression."""
 
         def read(name: str, over_batch: str) -> NDArray[Any]:
             if name == "step":
@@ -98,33 +109,39 @@ class _OwnRule(SlotRule):
         return hit, hit.astype(np.float64)
 
     def sentence(self, scene: Scene, slot: int) -> str:
-        """Returns what the spec says, or the expression."""
+        """Returns the message of the spec, or the expression."""
         text = self.parameters.message or f"`{self.parameters.when}` holds"
         return f"{scene.table.place(slot)}: {text}."
 
     def finding(self, scene: Scene, **facts: Any) -> Finding:
-        """Returns a finding with the advice of the spec."""
+        """Returns a finding with the advice from the spec."""
         return super().finding(scene, **{**facts, "advice": self.parameters.advice})
 
 
 class _OwnNumberRule(Rule):
-    """An expression over a number that is said of each step."""
+    """An expression over a metric."""
 
     Parameters = OwnParameters
     definition = _OwnRule.definition
     source = _OwnRule.source
     advice = ""
 
-    def __init__(self, parameters: Any) -> None:
-        super().__init__(parameters)
-        self._expression = _parsed(parameters.when)
+    _types: dict[str, int] = per_run(dict)
+    _expression: Expression
+    _streak: Streak
+
+    def reset(self) -> None:
+        """Forgets the run, and what the expression remembers of it."""
+        super().reset()
+        self._expression = parse(self.parameters.when)
         unknown = [n for n in self._expression.names if n not in ("value", "step")]
         if unknown:
-            raise ExpressionError(f"{unknown[0]!r} is not known of a KPI; there is value and step")
-        self._streak = Streak(parameters.patience)
-        self._types: dict[str, int] = {}
+            raise ExpressionError(
+                f"unknown name {unknown[0]!r} in a rule about a metric; use value and step"
+            )
+        self._streak = Streak(self.parameters.patience)
 
-    def hear(self, numbers: Numbers) -> None:
+    def look_at_numbers(self, numbers: Numbers) -> None:
         """Takes the next numbers."""
         if numbers.name != self.parameters.kpi:
             return
@@ -132,9 +149,12 @@ class _OwnNumberRule(Rule):
         known = {"value": numbers.values[:, None], "step": numbers.steps[:, None]}
         with np.errstate(all="ignore"):
             hit = _truth(self._expression, lambda name, _: known[name], at, (len(numbers.steps), 1))
-        there = np.ones_like(hit)
         self._streak.look(
-            numbers.steps, at, hit=hit, there=there, evidence=np.asarray(known["value"], np.float64)
+            numbers.steps,
+            at,
+            hit=hit,
+            present=np.ones_like(hit),
+            evidence=np.asarray(known["value"], np.float64),
         )
 
     def findings(self, scene: Scene) -> list[Finding]:
@@ -142,32 +162,34 @@ class _OwnNumberRule(Rule):
         fired = self._streak.fired
         if not len(fired):
             return []
-        said = self.parameters
+        own = self.parameters
         return [
             self.finding(
                 scene,
                 first_step=int(self._streak.first[fired].min()),
                 last_step=int(self._streak.last[fired].max()),
-                message=f"{said.kpi}: {said.message or f'`{said.when}` holds'}.",
-                advice=said.advice,
+                message=f"{own.kpi}: {own.message or f'`{own.when}` holds'}.",
+                advice=own.advice,
                 evidence={"value": float(self._streak.worst[fired[0]])},
             )
         ]
 
     def missing(self, scene: Scene) -> str | None:
-        """Returns why it could not look."""
+        """Returns why the rule could not check the run."""
         kpi = self.parameters.kpi
-        return None if self._types else f"nobody said {kpi!r}; say comgra.kpi({kpi!r}, value)"
+        if self._types:
+            return None
+        return f"no metric {kpi!r} is logged; call comgra.kpi({kpi!r}, value)"
 
 
 def expression_rule(name: str, entry: Mapping[str, Any]) -> type[Rule]:
-    """Returns a class for an expression of the user's."""
+    """Returns a rule class for an expression of the user's."""
     base: type[Rule] = _OwnRule if entry.get("kpi") is None else _OwnNumberRule
     return type("OwnRule", (base,), {"name": name, "__doc__": f"The rule {name} of the spec."})
 
 
 class _UnimportedRule(Rule):
-    """Stands in the place of a class that a stored spec names and nobody has asked to run."""
+    """Stands in for a class that a stored spec names and that was not imported."""
 
     definition = source = advice = ""
     path: ClassVar[str]
@@ -179,33 +201,29 @@ class _UnimportedRule(Rule):
     def missing(self, scene: Scene) -> str | None:
         """Returns how to have it checked."""
         return (
-            f"its class {self.path!r} is named by the run and was not imported; if you trust the "
-            "run: comgra-decl diagnose --trust, or diagnose(run, trust=True)"
+            f"its class {self.path!r} was not imported; if you trust the run, use comgra-decl "
+            "diagnose --trust, or diagnose(run, trust=True)"
         )
 
 
 def unimported_rule(name: str, path: str) -> type[Rule]:
-    """Returns a class that says of one of the user's that it was not imported."""
+    """Returns a rule class that reports that the user's class was not imported."""
     return type("UnimportedRule", (_UnimportedRule,), {"name": name, "path": path})
 
 
 def imported_rule(name: str, path: str) -> type[Rule] | str:
-    """Returns a class of the user's, or what is wrong with its path."""
+    """Returns the user's class, or what is wrong with its path."""
     module, _, attribute = path.rpartition(".")
     try:
         found = getattr(import_module(module), attribute)
     except Exception as error:  # noqa: BLE001  (the user's own code)
         return f"{path!r} cannot be imported: {type(error).__name__}: {error}"
     if not (isinstance(found, type) and issubclass(found, Rule)):
-        return f"{path!r} is no class that derives from comgra_decl.rules.Rule"
+        return f"{path!r} is not a subclass of comgra_decl.rules.Rule"
     facts: dict[str, Any] = {"name": name, "__doc__": found.__doc__}
     for fact in ("definition", "source", "advice"):
         facts.setdefault(fact, getattr(found, fact, ""))
     return type(found.__name__, (found,), facts)
-
-
-def _parsed(text: str) -> Expression:
-    return parse(text)
 
 
 def _truth(

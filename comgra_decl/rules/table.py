@@ -1,4 +1,4 @@
-"""The slots that a run has so far, as columns that rules select by."""
+"""The slots of a run so far, as columns to select by."""
 
 from __future__ import annotations
 
@@ -16,16 +16,19 @@ from comgra_decl.rules.finding import Place
 T = TypeVar("T")
 Mask = NDArray[np.bool_]
 
+RECTIFIERS = ("ReLU", "ReLU6", "Threshold", "Hardtanh", "Hardswish", "SquaredReLU")
+"""Classes of modules that return zero for a whole range of inputs."""
+
 
 class SlotTable:
-    """All slots by their number; an object is never changed, `extended` gives a longer one."""
+    """All slots by number. Immutable: `extended` returns a longer table."""
 
     def __init__(self, infos: Sequence[SlotInfo] = ()) -> None:
         self.infos = list(infos)
         self._remembered: dict[object, Any] = {}
 
     def remembered(self, key: object, make: Callable[[SlotTable], T]) -> T:
-        """Returns what `make` makes of the table, which is made once: tables do not change."""
+        """Returns `make(self)`, computed once per key."""
         if key not in self._remembered:
             self._remembered[key] = make(self)
         found: T = self._remembered[key]
@@ -35,7 +38,7 @@ class SlotTable:
         return len(self.infos)
 
     def extended(self, new: Iterable[SlotInfo]) -> SlotTable:
-        """Returns a table that also has the new slots, whose numbers follow the known ones."""
+        """Returns a table that also has the new slots; their numbers must follow the known ones."""
         infos = list(self.infos)
         for info in new:
             if info.id == len(infos):
@@ -43,22 +46,25 @@ class SlotTable:
         return SlotTable(infos)
 
     def where(self, wanted: Callable[[SlotInfo], bool]) -> Mask:
-        """Returns which slots are wanted, [n]."""
+        """Returns which slots satisfy a predicate, bool [n]."""
         return np.fromiter((wanted(info) for info in self.infos), np.bool_, len(self))
 
     def place(self, slot: int) -> Place:
-        """Returns a slot's name."""
+        """Returns the place of a slot, as findings name it."""
         key = self.infos[slot].key
         return Place(key.node, key.role, key.iteration, key.pass_)
 
     @cached_property
     def by_key(self) -> dict[SlotKey, int]:
-        """Numbers by key."""
+        """Slot numbers by key."""
         return {info.key: info.id for info in self.infos}
 
     @cached_property
     def order(self) -> NDArray[np.int64]:
-        """When each slot's node ran in a step, [n]: gradients and parameters as their node."""
+        """When each slot's node ran within a step, int64 [n].
+
+        Gradients and parameters have the order of their node.
+        """
         ran: dict[tuple[str, int], int] = {}
         node: dict[str, int] = {}
         for info in self.infos:
@@ -72,55 +78,90 @@ class SlotTable:
 
     @cached_property
     def tensors(self) -> NDArray[np.int64]:
-        """A number for the tensor of each slot, [n]: the same for all its iterations."""
+        """A number per tensor, int64 [n]: the same for all iterations of a tensor."""
         numbers: dict[SlotKey, int] = {}
         keys = (info.key._replace(iteration=0) for info in self.infos)
         return np.array([numbers.setdefault(key, len(numbers)) for key in keys], np.int64)
 
     @cached_property
     def forward(self) -> NDArray[np.int64]:
-        """The slot of the same tensor in the forward pass, [n]; -1 where there is none."""
+        """The slot of the same tensor in the forward pass, int64 [n]; -1 if there is none."""
         found = [self.by_key.get(i.key._replace(pass_="forward"), -1) for i in self.infos]
         return np.array(found, np.int64)
 
     @cached_property
     def floating(self) -> Mask:
-        """Which slots hold floating-point numbers."""
+        """Which slots hold floating-point tensors."""
         return self.where(lambda info: "float" in info.dtype)
 
     @cached_property
     def computed(self) -> Mask:
-        """Which are values that the network computes in its forward pass."""
+        """Which slots hold values that the network computes in its forward pass."""
         return self.where(lambda i: i.kind == "computed" and i.key.pass_ == "forward")
 
     @cached_property
     def outputs(self) -> Mask:
-        """Which of those are floating-point outputs of modules and named tensors."""
+        """Which of those are floating-point outputs of modules, or named tensors."""
         return self.computed & self.floating & self.where(lambda i: not _is_input(i.key.role))
 
     @cached_property
     def output_gradients(self) -> Mask:
-        """Which are gradients of computed tensors."""
+        """Which slots are gradients of computed tensors."""
         return self.where(lambda i: i.kind == "computed" and is_gradient(i.key.pass_))
 
     @cached_property
     def backward(self) -> Mask:
-        """Which are gradients of anything, or updates."""
+        """Which slots are gradients or updates."""
         return self.where(lambda i: is_gradient(i.key.pass_) or i.key.pass_ == "update")
 
     @cached_property
     def parameters(self) -> Mask:
-        """Which are parameters themselves."""
+        """Which slots are parameters."""
         return self.where(lambda i: i.kind == "parameter" and i.key.pass_ == "forward")
 
     @cached_property
+    def weights(self) -> Mask:
+        """Which slots are parameters with at least two dimensions."""
+        return self.parameters & self.where(lambda info: len(info.shape) > 1)
+
+    @cached_property
     def parameter_gradients(self) -> Mask:
-        """Which are gradients of parameters, as the optimizer used them."""
+        """Which slots are gradients of parameters, as the optimizer used them."""
         return self.where(lambda i: i.kind == "parameter" and i.key.pass_ == "grad")
+
+    @cached_property
+    def weight_gradients(self) -> Mask:
+        """Which slots are gradients of weights, except raw ones (`grad:raw`)."""
+        return self.where(
+            lambda i: (
+                i.kind == "parameter"
+                and is_gradient(i.key.pass_)
+                and i.key.pass_ != "grad:raw"
+                and len(i.shape) > 1
+            )
+        )
+
+    @cached_property
+    def layer_gradients(self) -> Mask:
+        """Which slots are gradients of computed tensors; if there are none, those of weights."""
+        outputs = self.output_gradients & self.where(lambda info: info.key.pass_ == "grad")
+        return outputs if outputs.any() else self.weight_gradients
+
+    @cached_property
+    def targets(self) -> Mask:
+        """Which slots are targets with a batch dimension."""
+        return self.where(
+            lambda i: i.kind == "target" and i.key.pass_ == "forward" and i.batch_dim is not None
+        )
+
+    @cached_property
+    def scalar_targets(self) -> Mask:
+        """Which slots are targets with one number per sample."""
+        return self.targets & self.where(lambda info: len(info.shape) == 1)
 
 
 def is_gradient(pass_: str) -> bool:
-    """Whether a pass is that of a backward."""
+    """Whether a pass is a gradient."""
     return pass_ == "grad" or pass_.startswith("grad:")
 
 
@@ -129,11 +170,11 @@ def _is_input(role: str) -> bool:
 
 
 def elements_of(info: SlotInfo) -> int:
-    """Returns the elements per sample of a slot, at least 1."""
+    """Returns the number of elements per sample of a slot, at least 1."""
     return max(1, prod(n for at, n in enumerate(info.shape) if at != info.batch_dim))
 
 
 def samples_of(info: SlotInfo) -> int:
-    """Returns the samples in the batch of a slot; 1 where there is no batch dimension."""
+    """Returns the number of samples in the batch of a slot; 1 without a batch dimension."""
     dim = info.batch_dim
     return 1 if dim is None or dim >= len(info.shape) else info.shape[dim]

@@ -1,7 +1,7 @@
-"""What rules see of a run: records and numbers in the order in which they were made.
+"""What rules see of a run: records and metrics in the order they were made.
 
-A run that is being recorded and one that is read from disk come in the same form, cut into
-windows differently. Whatever a rule finds must not depend on the cuts.
+A live run and a stored run look the same, except for how they are cut into windows. What a rule
+finds must not depend on these cuts.
 """
 
 from __future__ import annotations
@@ -19,40 +19,43 @@ from comgra_decl.rules.table import SlotTable, elements_of, samples_of
 
 Floats = NDArray[np.float32]
 
+VARYING = ("mean", "std", "min", "max", "abs_mean", "l2")
+"""Statistics of a sample by which the samples of a batch can be told apart."""
+
 
 class Details(Protocol):
-    """What few rules look at, of few slots; read when asked for."""
+    """Parts of records that few rules need, of few slots; read on demand."""
 
     def histograms(self, slot: int) -> tuple[NDArray[Any], NDArray[Any]] | None:
-        """Returns counts [k, bins] and ranges [k, 2] of a slot, None without histograms."""
+        """Returns counts [records, bins] and ranges [records, 2] of a slot; None without them."""
 
     def samples(self, slot: int) -> NDArray[Any] | None:
-        """Returns the statistics of the recorded samples [k, samples, statistics], if any."""
+        """Returns the statistics of the recorded samples [records, samples, statistics], if any."""
 
     def values(self, row: int, slot: int) -> NDArray[Any] | None:
-        """Returns the values [samples, ...] that a record holds of a slot, if it does."""
+        """Returns the values [samples, ...] of a slot in a record, if it has any."""
 
 
 @dataclass(frozen=True)
 class Window:
-    """`k` consecutive records over all `n` slots known so far.
+    """Consecutive records (k of them) over all slots known so far (n of them).
 
     Attributes:
         table: the slots.
         statistics: names of the recorded statistics, in stored order.
-        first: number of the first record among all of its kind.
+        first: number of the first record among all records of its kind.
         steps: int64 [k].
         types: type of execution of each record.
-        train: bool [k], which records are of the training and not of an evaluation.
-        aggregates: float32 [k, n, statistics, 3]; NaN where a slot is not in a record.
-        details: the rest.
+        train: bool [k]; which records are training records, not evaluation records.
+        aggregates: float32 [k, n, statistics, 3]; NaN where a record lacks a slot.
+        details: access to everything else.
         histograms: whether the run has histograms.
-        structures: hash of each record's dependency graph, None where none was followed.
-        shape_codes: float32 [k, n], 0 where a tensor has the shape that its slot says, else 1 + the
-            place in `shapes`; None: all have.
+        structures: hash of each record's dependency graph; None for records without one.
+        shape_codes: float32 [k, n]; 0 where a tensor has the shape of the slot table, otherwise
+            1 + an index into `shapes`. None if all have the shapes of the slot table.
         shapes: the other shapes.
-        skipped: bool [k], in which steps mixed precision let an optimizer not step, because a
-            gradient was not finite; None: in none.
+        skipped: bool [k]; at which steps mixed precision skipped an optimizer step because a
+            gradient was not finite. None if at no step.
     """
 
     table: SlotTable
@@ -84,11 +87,11 @@ class Window:
     def of_shape(
         self, measure: Callable[[SlotInfo], float], at: NDArray[np.int64]
     ) -> NDArray[np.float64]:
-        """Returns a number that the shape of a tensor decides, [k, len(at)], of each record.
+        """Returns a number that follows from the shapes of tensors, [k, len(at)].
 
         Args:
-            measure: works it out for a slot, whose `shape` is that of the record; a function of a
-                module, because what it says of the slot table is remembered.
+            measure: computes the number for a slot, given the shape it has in the record. Must be
+                a module-level function, because its results are cached per slot table.
             at: the slots.
         """
         own = self.table.remembered(
@@ -105,15 +108,29 @@ class Window:
         return found
 
     def elements(self, at: NDArray[np.int64]) -> NDArray[np.float64]:
-        """Returns elements per sample, [k, len(at)]; at least 1."""
+        """Returns the number of elements per sample, [k, len(at)]; at least 1."""
         return self.of_shape(elements_of, at)
 
     def samples(self, at: NDArray[np.int64]) -> NDArray[np.float64]:
-        """Returns samples in the batch, [k, len(at)]; 1 where there is no batch dimension."""
+        """Returns the number of samples in the batch, [k, len(at)]; 1 without a batch dimension."""
         return self.of_shape(samples_of, at)
 
+    def variation(self, at: NDArray[np.int64]) -> NDArray[np.float64]:
+        """Returns how much the samples of a batch differ, [k, len(at)].
+
+        That is the largest standard deviation over the batch of any statistic in `VARYING`,
+        relative to the largest magnitude of that statistic. NaN where nothing is recorded or
+        everything is zero.
+        """
+        most = np.full((len(self), len(at)), np.nan)
+        for name in (name for name in VARYING if self.has(name)):
+            size = self.read(name, at, "abs_max")
+            varied = np.where(size > 0, self.read(name, at, "std") / size, np.nan)
+            most = np.fmax(most, varied)
+        return most
+
     def reshaped(self, row: int) -> dict[int, SlotInfo]:
-        """Returns the slots that have another shape in a record than the slot table says."""
+        """Returns the slots whose shape in a record differs from the slot table."""
         if self.shape_codes is None:
             return {}
         infos, codes = self.table.infos, self.shape_codes[row]
@@ -124,12 +141,12 @@ class Window:
         return replace(info, shape=tuple(self.shapes[int(code) - 1]))
 
     @cached_property
-    def there(self) -> NDArray[np.bool_]:
-        """Which slots each record has, [k, n]."""
+    def present(self) -> NDArray[np.bool_]:
+        """Which slots each record has, bool [k, n]."""
         return ~np.isnan(self.aggregates[:, :, self.statistics.index("nonfinite"), 0])
 
     def only(self, rows: NDArray[np.int64], first: int) -> Window:
-        """Returns some of the records, `first` being the number of the first of them."""
+        """Returns the given records; `first` is the number of the first of them."""
         return Window(
             self.table,
             self.statistics,
@@ -147,7 +164,7 @@ class Window:
         )
 
     def without_skipped(self) -> Window:
-        """Returns the same without the gradients and updates of skipped steps: nobody used them."""
+        """Returns the window without the unused gradients and updates of skipped steps."""
         if self.skipped is None or not self.skipped.any():
             return self
         aggregates = self.aggregates.copy()
@@ -176,7 +193,7 @@ class _Some:
 
 @dataclass(frozen=True)
 class Numbers:
-    """Some numbers of one name and type of execution, in the order in which they were said."""
+    """Consecutive numbers of one metric and one type of execution."""
 
     name: str
     type: str

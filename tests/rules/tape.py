@@ -102,7 +102,7 @@ class Tape:
             said = [(s, v) for n, t, s, v in self.numbers if (n, t) == (name, type_)]
             for first in range(0, len(said), window):
                 steps, values = zip(*said[first : first + window], strict=True)
-                engine.hear(Numbers(name, type_, np.array(steps), np.array(values)))
+                engine.look_at_numbers(Numbers(name, type_, np.array(steps), np.array(values)))
         return engine
 
     def findings(self, rule: Rule, *, window: int = 7) -> list[Finding]:

@@ -7,8 +7,8 @@ import pytest
 from numpy.typing import NDArray
 
 from comgra_decl.rules import Rule
-from comgra_decl.rules.attention.collapse import AttentionCollapse
 from comgra_decl.rules.attention.patterns import (
+    AttentionCollapse,
     AttentionDiagonal,
     AttentionSink,
     PatternParameters,

@@ -60,4 +60,4 @@ def test_a_unit_that_wakes_up_at_times_is_not_dormant() -> None:
 def test_a_short_run_is_not_judged() -> None:
     rule = DormantUnits(RULE)
     (unchecked,) = played(FAINT, records=4).play(rule).unchecked()
-    assert unchecked.reason == "it takes 5 records of training steps; there are 4"
+    assert unchecked.reason == "it needs 5 training records; the run has 4"

@@ -49,7 +49,7 @@ def test_three_times_or_a_third_is_another_one(factor: float, found: int) -> Non
 def test_an_evaluation_counts_when_the_training_goes_on() -> None:
     short = [("train", 1.0), ("eval", 9.0), ("train", 1.0), ("eval", 9.0)]
     (unchecked,) = phases(short).play(EvaluationGap()).unchecked()
-    assert "there are 1" in unchecked.reason
+    assert "the run has 1" in unchecked.reason
     assert len(phases([*short, ("train", 1.0)]).findings(EvaluationGap())) == 1
 
 

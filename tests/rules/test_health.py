@@ -62,7 +62,7 @@ def test_colours_follow_from_the_worst_finding(
 def test_green_says_who_looked_at_how_much() -> None:
     check = asked(CLEAN, "loss fall")
     assert check.colour == "green"
-    assert "100 records" in check.evidence
+    assert "100 training records" in check.evidence
     assert "loss_not_falling" in check.evidence
 
 

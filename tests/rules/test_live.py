@@ -155,10 +155,10 @@ def test_the_command_says_what_is_wrong(run: Run, capsys: pytest.CaptureFixture[
 @pytest.mark.parametrize(
     ("rules", "said"),
     [
-        ({"dead_unit": {}}, "comgra.rules.dead_unit: there is no such rule; did you mean"),
+        ({"dead_unit": {}}, "comgra.rules.dead_unit: unknown rule; did you mean"),
         ({"dead_units": {"shar": 0.3}}, "comgra.rules.dead_units: unknown key 'shar'"),
         ({"dead_units": {"share": 3}}, "comgra.rules.dead_units.share: 3 must be at most 1"),
-        ({"mine": {"when": "std <"}}, "comgra.rules.mine.when: 'std <' is no expression"),
+        ({"mine": {"when": "std <"}}, "comgra.rules.mine.when: 'std <' is not an expression"),
         ({"mine": {"_target_": "no.such.Rule"}}, "cannot be imported"),
     ],
 )

@@ -6,13 +6,13 @@ import numpy as np
 import pytest
 
 from comgra_decl.rules import Rule
-from comgra_decl.rules.loss.curve import BLOCKS, Curve
 from comgra_decl.rules.loss.diverging import LossDiverges, NegativeLoss
 from comgra_decl.rules.loss.flat import LossNotFalling
 from comgra_decl.rules.loss.initial import InitialLoss
 from comgra_decl.rules.loss.oscillating import LossOscillates
 from comgra_decl.rules.loss.overfit import Overfitting
 from comgra_decl.rules.loss.spike import LossSpike
+from comgra_decl.rules.loss_curve import BLOCKS, Curve
 from tests.rules.tape import Tape
 
 NOISE = np.random.default_rng(0).normal(0, 0.05, 400)

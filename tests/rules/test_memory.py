@@ -67,7 +67,7 @@ def test_a_streak_equals_a_plain_loop(
     steps = np.arange(0, 10 * len(values), 10)
     for s in cut(cuts):
         part = values[s]
-        streak.look(steps[s], AT, hit=part > 0, there=~np.isnan(part), evidence=part)
+        streak.look(steps[s], AT, hit=part > 0, present=~np.isnan(part), evidence=part)
     for column, slot in enumerate(AT):
         run, began, first, last, records, worst = 0, -1, -1, -1, 0, np.nan
         for step, value in zip(steps.tolist(), values[:, column].tolist(), strict=True):

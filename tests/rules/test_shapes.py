@@ -17,9 +17,9 @@ from torch import nn
 import comgra_decl as comgra
 from comgra_decl.records import STATISTICS, SlotInfo, SlotKey
 from comgra_decl.rules import Window, diagnose
-from comgra_decl.rules.attention.collapse import AttentionCollapse
+from comgra_decl.rules.attention.patterns import AttentionCollapse
 from comgra_decl.rules.data.targets import SingleClass, Unshuffled
-from comgra_decl.rules.paths import steps_between
+from comgra_decl.rules.graph import same_shape_edges
 from comgra_decl.rules.structure.probabilities import ProbabilitiesAsLogits
 from comgra_decl.rules.structure.sigmoid_twice import SigmoidTwice
 from comgra_decl.rules.structure.small_batch import SmallBatchNorm
@@ -82,7 +82,7 @@ def test_batch_norm_is_judged_by_each_batch(
     rule = SmallBatchNorm(SmallBatchNorm.Parameters(values=9))
     findings = tape.findings(rule, window=window)
     assert [finding.evidence["values per channel"] for finding in findings] == found
-    assert all("by 8 values only" in finding.message for finding in findings)
+    assert all("over 8 values only" in finding.message for finding in findings)
 
 
 @pytest.mark.parametrize("sizes", [[8] * 6, [8, 3, 8, 3, 8, 3], [64, 8, 8, 8, 8, 8]])
@@ -186,7 +186,7 @@ def test_tensors_are_of_one_shape_that_are_so_in_one_record() -> None:
     tape.graph([(source, sink)])
     tape.record({source: RNG.normal(size=(5, 4)), sink: RNG.normal(size=(5, 4))})
     scene = tape.play(SmallBatchNorm()).scene
-    assert list(steps_between(scene)) == [(source, sink)]
+    assert list(same_shape_edges(scene)) == [(source, sink)]
 
 
 def test_what_is_found_live_is_found_in_the_stored_run(tmp_path: Path) -> None:

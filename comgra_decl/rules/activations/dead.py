@@ -2,50 +2,52 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Any
-
 import numpy as np
-from numpy.typing import NDArray
-from pydantic import Field
 
-from comgra_decl.rules.base import Patient, Scene, SlotRule
-from comgra_decl.rules.memory import Bools, Slots
-from comgra_decl.rules.paths import single_sources
-from comgra_decl.rules.table import Mask, SlotTable
-from comgra_decl.rules.window import Window
-from comgra_decl.spec.base import Number
-
-RECTIFIERS = ("ReLU", "ReLU6", "Threshold", "Hardtanh", "Hardswish", "SquaredReLU")
+from comgra_decl.rules.api import (
+    NO_SLOTS,
+    RECTIFIERS,
+    Mask,
+    Measured,
+    Patient,
+    Scene,
+    Share,
+    SlotRule,
+    Slots,
+    SlotTable,
+    Window,
+    single_sources,
+)
 
 
 class DeadParameters(Patient):
-    """What can be said of `dead_units`."""
+    """The options of `dead_units`."""
 
-    share: Annotated[Number, Field(gt=0, le=1)] = 0.5
-    """So many of a layer's units are dead."""
+    share: Share = 0.5
+    """The largest allowed share of dead units in a layer."""
 
-    zeros: Annotated[Number, Field(gt=0, le=1)] = 0.98
-    """So much of a rectifier's output is zero."""
+    zeros: Share = 0.98
+    """The largest allowed share of zeros in a rectifier's output."""
 
 
 class DeadUnits(SlotRule):
-    """Units that are never active, so that they never learn again."""
+    """Units that are never active and so never learn again."""
 
     name = "dead_units"
     certainty = 0.75
     definition = (
-        "For `patience` records, more than `share` of the gradient of a bias is exactly zero "
-        "though not all gradients are (such a bias belongs to a unit that no sample "
-        "of the batch has activated), or more than `zeros` of a rectifier's output is zero though "
-        "not all of what enters it is."
+        "For `patience` records in a row, more than `share` of a bias's gradient is exactly zero "
+        "though other gradients are not (such an element belongs to a unit that no sample of the "
+        "batch activates); or more than `zeros` of a rectifier's output is zero although its input "
+        "is not entirely zero."
     )
     source = (
-        "SageMaker Debugger (more than half of a layer's units dead), the debugging chapter "
-        "(99 % zeros)."
+        "SageMaker Debugger (more than half of a layer's units are dead); the book chapter "
+        "'Debugging: Visualizing Activation Maps & Gradients' (99% zeros)."
     )
     advice = (
-        "Lower the learning rate, initialise by He with biases at 0, normalise before the "
-        "activation, or use LeakyReLU or GELU; look at inputs that are far from zero mean."
+        "Lower the learning rate, initialize by He with biases at 0, normalize before the "
+        "activation, or use LeakyReLU or GELU. Check for inputs far from zero mean."
     )
     explained_by = ("nonfinite", "large_update")
     Parameters = DeadParameters
@@ -53,12 +55,10 @@ class DeadUnits(SlotRule):
     evidence, of_graph = "share of zeros", True
     needs = "outputs or gradients of biases, {select: '**', capture: [output, parameter_grad]}"
 
-    def __init__(self, parameters: Any = None) -> None:
-        super().__init__(parameters)
-        self._sources: Slots = np.zeros(0, np.int64)
+    _sources = NO_SLOTS
 
     def wants(self, table: SlotTable) -> Mask:
-        """Returns rectifiers' outputs and the gradients of biases; learns what enters those."""
+        """Returns the outputs of rectifiers and the gradients of biases; notes their inputs."""
         self._sources = single_sources(self.scene)
         rectified = table.outputs & table.where(lambda i: i.module_class in RECTIFIERS)
         biases = table.parameter_gradients & table.where(
@@ -66,29 +66,29 @@ class DeadUnits(SlotRule):
         )
         return rectified | (biases & table.where(lambda i: i.dtype != "float16"))
 
-    def measure(self, window: Window, at: Slots) -> tuple[Bools, NDArray[Any]]:
-        """Looks at the share of zeros."""
+    def measure(self, window: Window, at: Slots) -> Measured:
+        """Compares the share of zeros with the limits."""
         zeros = window.read("zero_fraction", at).astype(np.float64)
         bias = window.table.parameter_gradients[at]
         limit = np.where(bias, self.parameters.share, self.parameters.zeros)
         hit = zeros > limit
         source = self._sources[at]
-        empty = window.read("zero_fraction", np.maximum(source, 0)) == 1  # what enters is to blame
+        empty = window.read("zero_fraction", np.maximum(source, 0)) == 1  # the input is to blame
         hit &= bias | (source < 0) | ~empty
         if bias.any():
-            nothing = (zeros[:, bias] == 1).all(1)  # nothing is trained at all: not this rule's
+            nothing = (zeros[:, bias] == 1).all(1)  # nothing is trained: another rule's finding
             hit[np.ix_(nothing, bias)] = False
         return hit, zeros
 
     def ordered(self, scene: Scene, fired: Slots) -> Slots:
-        """Returns rectifiers first, as they ran; then biases, the one nearest to the loss first."""
+        """Returns rectifiers in the order they ran, then biases, nearest to the loss first."""
         bias = scene.table.parameter_gradients[fired]
         order = scene.table.order[fired] * np.where(bias, -1, 1)
         return fired[np.lexsort((order, bias, self.streak.first[fired]))]
 
     def sentence(self, scene: Scene, slot: int) -> str:
-        """Says how many are dead."""
+        """Returns the message about a slot."""
         info, share = scene.table.infos[slot], self.streak.worst[slot]
         if info.kind == "parameter":
-            return f"{share:.0%} of the units of {info.key.node} are dead: nothing activates them."
-        return f"{share:.1%} of what {scene.table.place(slot)} returns is zero."
+            return f"{share:.0%} of the units of {info.key.node} are dead: never active."
+        return f"{share:.1%} of {scene.table.place(slot)} is zero."

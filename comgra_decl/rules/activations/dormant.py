@@ -1,77 +1,79 @@
-"""Units that do next to nothing beside the others of their layer."""
+"""Units that are nearly inactive compared with the rest of their layer."""
 
 from __future__ import annotations
 
-from typing import Annotated, Any
-
 import numpy as np
 from numpy.typing import NDArray
-from pydantic import Field
 
-from comgra_decl.rules.activations.dead import RECTIFIERS
-from comgra_decl.rules.base import Scene
-from comgra_decl.rules.memory import Bools, Slots
-from comgra_decl.rules.sampled import SampledParameters, SampledRule
-from comgra_decl.rules.table import Mask, SlotTable
-from comgra_decl.rules.window import Window
-from comgra_decl.spec.base import Int, Number
+from comgra_decl.rules.api import (
+    RECTIFIERS,
+    Count,
+    Fraction,
+    Mask,
+    Measured,
+    SampledParameters,
+    SampledRule,
+    Scene,
+    Slots,
+    SlotTable,
+    Window,
+    per_run,
+)
 
 _ACTIVATIONS = (*RECTIFIERS, "LeakyReLU", "ELU", "GELU", "SiLU", "Mish", "Softplus")
 _FEWEST = 4  # units
 
 
 class DormantParameters(SampledParameters):
-    """What can be said of `dormant_units`."""
+    """The options of `dormant_units`."""
 
-    every: Annotated[Int, Field(ge=1)] = 20
-    """Every so many records are looked at, since their values have to be read."""
+    every: Count = 20
+    """Check every n-th record, because values have to be read from the store."""
 
-    patience: Annotated[Int, Field(ge=1)] = 1
-    """For so many times in a row it must be so, each of `looks` of these records."""
+    patience: Count = 1
+    """How many times in a row, over `looks` of these records each, must meet the condition."""
 
-    looks: Annotated[Int, Field(ge=1)] = 10
-    """Over so many of these records a unit's activity is averaged."""
+    looks: Count = 10
+    """The number of these records to average a unit's activity over."""
 
-    activity: Annotated[Number, Field(gt=0, lt=1)] = 0.025
-    """A unit is dormant below this share of the mean activity of its layer's units."""
+    activity: Fraction = 0.025
+    """The smallest activity of a unit that is not dormant, relative to the mean of its layer."""
 
-    share: Annotated[Number, Field(gt=0, lt=1)] = 0.5
-    """More than this share of a layer's units are dormant."""
+    share: Fraction = 0.5
+    """The largest allowed share of dormant units in a layer."""
 
 
 class DormantUnits(SampledRule):
-    """Units that do next to nothing beside the others of their layer."""
+    """Units that are nearly inactive compared with the rest of their layer."""
 
     name = "dormant_units"
     severity = "hint"
     certainty = 0.5
     definition = (
-        "Of an activation function's output, the mean magnitude of more than `share` of the units "
-        "is below `activity` times the mean of all units of the layer; over the recorded samples "
-        "of `looks` records, each `every`-th one. A unit is a channel of an image, else a place in "
-        "the last dimension."
+        "In the output of an activation function, the mean magnitude of more than `share` of the "
+        "units is below `activity` times the mean over all units of the layer. Magnitudes are "
+        "averaged over the recorded samples of `looks` records, taken from every n-th record "
+        "(`every`). A unit is a channel of an image, or else an index of the last dimension."
     )
     source = "Sokar et al., The Dormant Neuron Phenomenon (2023), whose threshold is 0.025."
     advice = (
-        "A layer that does little with most of its units has lost capacity: lower the learning "
-        "rate, add normalisation or weight decay, start such units anew, or make the layer smaller."
+        "A layer with mostly dormant units has lost capacity. Lower the learning rate, add "
+        "normalization or weight decay, reinitialize such units, or make the layer smaller."
     )
     explained_by = ("nonfinite", "dead_units", "all_zero")
     Parameters = DormantParameters
     evidence, what = "share of dormant units", "activation"
     needs = "outputs of activation modules with `values: true`"
 
-    def __init__(self, parameters: Any = None) -> None:
-        super().__init__(parameters)
-        self._sums: dict[int, NDArray[np.float64]] = {}
-        self._looks: dict[int, int] = {}
+    _sums: dict[int, NDArray[np.float64]] = per_run(dict)
+    _looks: dict[int, int] = per_run(dict)
 
     def wants(self, table: SlotTable) -> Mask:
-        """Returns outputs of activation functions with several units."""
+        """Returns the outputs of activation functions."""
         return table.outputs & table.where(lambda i: i.module_class in _ACTIVATIONS)
 
-    def measure(self, window: Window, at: Slots) -> tuple[Bools, NDArray[Any]]:
-        """Adds up activities; judges them whenever there are enough."""
+    def measure(self, window: Window, at: Slots) -> Measured:
+        """Adds up activities, and compares them when there are enough."""
         share = np.full((len(window), len(at)), np.nan)
         for row, column, values in self.measured(window, at):
             slot = int(at[column])
@@ -86,26 +88,26 @@ class DormantUnits(SampledRule):
 
     def _add(self, slot: int, activity: NDArray[np.float64]) -> None:
         known = self._sums.get(slot)
-        if known is None or known.shape != activity.shape:  # a length that changes has no units
+        if known is None or known.shape != activity.shape:  # another length has other units
             known, self._looks[slot] = np.zeros(activity.shape), 0
         self._sums[slot] = known + activity
         self._looks[slot] += 1
 
     def missing(self, scene: Scene) -> str | None:
-        """Returns why it could not look."""
+        """Returns why the rule could not check the run."""
         needed = self.parameters.every * (self.parameters.looks - 1) + 1
-        few = f"it takes {needed} records of training steps; there are {scene.records}"
+        few = f"it needs {needed} training records; the run has {scene.records}"
         return super().missing(scene) or (few if scene.records < needed else None)
 
     def sentence(self, scene: Scene, slot: int) -> str:
-        """Says how many there are."""
+        """Returns the message about a slot."""
         return (
             f"{self.streak.worst[slot]:.0%} of the units of {scene.table.place(slot)} are dormant: "
-            "they do next to nothing beside the others."
+            "nearly inactive compared with the others."
         )
 
 
 def _activity(size: NDArray[np.float64]) -> NDArray[np.float64]:
-    """Returns the mean magnitude of each unit, a channel of [N, C, H, W], over all the rest."""
+    """Returns the mean magnitude of each unit, such as a channel of [N, C, H, W]."""
     unit = 1 if size.ndim == 4 else size.ndim - 1
     return np.asarray(size.mean(axis=tuple(d for d in range(size.ndim) if d != unit)))

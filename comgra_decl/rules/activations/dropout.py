@@ -1,70 +1,68 @@
-"""Dropout that leaves next to nothing."""
+"""Dropout that drops nearly everything."""
 
 from __future__ import annotations
 
-from typing import Annotated, Any
-
 import numpy as np
-from numpy.typing import NDArray
-from pydantic import Field
 
-from comgra_decl.rules.base import Patient, Scene, SlotRule
-from comgra_decl.rules.memory import Bools, Slots
-from comgra_decl.rules.paths import single_sources
-from comgra_decl.rules.table import Mask, SlotTable
-from comgra_decl.rules.window import Window
-from comgra_decl.spec.base import Int, Number
+from comgra_decl.rules.api import (
+    NO_SLOTS,
+    Fraction,
+    Mask,
+    Measured,
+    Patient,
+    Scene,
+    SlotRule,
+    Slots,
+    SlotTable,
+    Window,
+    single_sources,
+)
 
 
 class DropoutParameters(Patient):
-    """What can be said of `heavy_dropout`."""
+    """The options of `heavy_dropout`."""
 
-    patience: Annotated[Int, Field(ge=1)] = 5
-    """For so many records in a row it must be so."""
-
-    kept: Annotated[Number, Field(gt=0, lt=1)] = 0.25
-    """Of what enters, less than this share is left."""
+    kept: Fraction = 0.25
+    """The smallest share of the input that must be kept."""
 
 
 class HeavyDropout(SlotRule):
-    """Dropout that leaves next to nothing."""
+    """Dropout that drops nearly everything."""
 
     name = "heavy_dropout"
     certainty = 0.7
     definition = (
-        "The share of elements that are not zero behind a Dropout module is less than `kept` of "
-        "that share before it, for `patience` records."
+        "For `patience` records in a row, the share of non-zero elements after a Dropout module is "
+        "less than `kept` times that before it."
     )
     source = (
-        "Srivastava et al. (2014) keep at least half; the argument is the share to drop in torch "
-        "and the share to keep in others."
+        "Srivastava et al. (2014) keep at least half. The argument is the share to drop in PyTorch "
+        "and the share to keep in some other libraries."
     )
-    advice = "torch's Dropout takes the share that is dropped: 0.1 to 0.5 are usual."
+    advice = "The argument of PyTorch's Dropout is the share to drop; 0.1 to 0.5 are usual."
     Parameters = DropoutParameters
     statistics = ("zero_fraction",)
     lowest, evidence, of_graph = True, "share that is left", True
-    needs = "outputs of Dropout modules and of what is before them, with `graph: true`"
+    needs = "outputs of Dropout modules and of the modules before them, with `graph: true`"
 
-    def __init__(self, parameters: Any = None) -> None:
-        super().__init__(parameters)
-        self._sources: Slots = np.zeros(0, np.int64)
+    _sources = NO_SLOTS
 
     def wants(self, table: SlotTable) -> Mask:
-        """Returns outputs of Dropout modules that have one predecessor."""
+        """Returns outputs of Dropout modules that have a single input."""
         self._sources = single_sources(self.scene)
         dropout = table.where(lambda i: "Dropout" in i.module_class and i.key.role == "output")
         return table.outputs & dropout & (self._sources >= 0)
 
-    def measure(self, window: Window, at: Slots) -> tuple[Bools, NDArray[Any]]:
-        """Compares the zeros on both sides."""
+    def measure(self, window: Window, at: Slots) -> Measured:
+        """Compares the zeros before and after."""
         left = 1 - window.read("zero_fraction", at).astype(np.float64)
         before = 1 - window.read("zero_fraction", self._sources[at]).astype(np.float64)
         share = np.where(before > 0, left / before, np.nan)
         return share < self.parameters.kept, share
 
     def sentence(self, scene: Scene, slot: int) -> str:
-        """Says how little is left."""
+        """Returns the message about a slot."""
         return (
-            f"{scene.table.place(slot)} leaves {self.streak.worst[slot]:.0%} of what enters: its "
-            "probability is that of dropping."
+            f"{scene.table.place(slot)} keeps {self.streak.worst[slot]:.0%} of its input; "
+            "the argument of Dropout is the probability of dropping an element."
         )

@@ -1,58 +1,64 @@
-"""Representations that lose their dimensions."""
+"""Matrices that lose rank."""
 
 from __future__ import annotations
 
-from typing import Annotated, Any
-
 import numpy as np
-from numpy.typing import NDArray
-from pydantic import Field
 
-from comgra_decl.rules.base import Patient, Scene, SlotRule
-from comgra_decl.rules.memory import Bools, Early, Slots
-from comgra_decl.rules.table import Mask, SlotTable
-from comgra_decl.rules.window import Window
-from comgra_decl.spec.base import Number
+from comgra_decl.rules.api import (
+    Early,
+    Fraction,
+    Mask,
+    Measured,
+    Patient,
+    Scene,
+    SlotRule,
+    Slots,
+    SlotTable,
+    Window,
+    per_run,
+)
 
 RANKS = ("effective_rank", "stable_rank")
 
 
-class RankParameters(Patient):
-    """What can be said of `rank_collapse`."""
+_FIRST = 5  # records; their median is the start value
 
-    fall: Annotated[Number, Field(gt=0, lt=1)] = 0.2
-    """Below this share of its first rank, a matrix has collapsed."""
+
+class RankParameters(Patient):
+    """The options of `rank_collapse`."""
+
+    fall: Fraction = 0.2
+    """How far the rank may fall, relative to its first value."""
 
 
 class RankCollapse(SlotRule):
-    """Weights or representations that lose their dimensions."""
+    """Weights or representations that lose rank."""
 
     name = "rank_collapse"
     certainty = 0.55
     definition = (
-        "The effective rank (or else the stable rank) of a matrix falls below `fall` of what it "
-        "was at first (median of five records), for `patience` records."
+        "The effective rank (or else the stable rank) of a matrix is below `fall` times its first "
+        f"value (median of {_FIRST} records) for `patience` records in a row."
     )
-    source = "Roy and Vetterli (2007) for the effective rank; msprobe watches the stable rank."
+    source = "Roy and Vetterli (2007) for the effective rank; msprobe monitors the stable rank."
     advice = (
-        "Look for a learning rate that is too large, too much weight decay, a missing "
-        "normalisation, or an objective that has a collapsed solution."
+        "Look for a learning rate that is too high, too much weight decay, missing normalization, "
+        "or an objective with a collapsed solution."
     )
     explained_by = ("nonfinite", "exploding_gradient", "input_independence")
     Parameters = RankParameters
+    any_statistic = RANKS
     lowest, evidence = True, "share of its first rank"
     needs = "weights, with `stats: [..., effective_rank]`"
 
-    def __init__(self, parameters: Any = None) -> None:
-        super().__init__(parameters)
-        self._early = Early(5)
+    _early = per_run(Early, _FIRST)
 
     def wants(self, table: SlotTable) -> Mask:
-        """Returns weights and outputs; where they have no rank, it is NaN."""
+        """Returns weights and outputs; where a tensor has no rank, it is NaN."""
         return table.parameters | table.outputs
 
-    def measure(self, window: Window, at: Slots) -> tuple[Bools, NDArray[Any]]:
-        """Compares with the first rank."""
+    def measure(self, window: Window, at: Slots) -> Measured:
+        """Compares the rank with its first value."""
         name = next((name for name in RANKS if window.has(name)), None)
         if name is None:
             nothing = np.full((len(window), len(at)), np.nan)
@@ -61,15 +67,9 @@ class RankCollapse(SlotRule):
         share = rank / self._early.look(at, rank)
         return share < self.parameters.fall, share
 
-    def missing(self, scene: Scene) -> str | None:
-        """Returns why it could not look."""
-        if not any(name in scene.statistics for name in RANKS):
-            return "no rank is recorded; add `effective_rank` or `stable_rank` to `stats`"
-        return super().missing(scene)
-
     def sentence(self, scene: Scene, slot: int) -> str:
-        """Says how far it has fallen."""
+        """Returns the message about a slot."""
         return (
-            f"{scene.table.place(slot)} has lost dimensions: its rank is "
-            f"{self.streak.worst[slot]:.1%} of what it was at first."
+            f"{scene.table.place(slot)} has lost rank: it has fallen to "
+            f"{self.streak.worst[slot]:.1%} of its first value."
         )

@@ -1,42 +1,44 @@
-"""Sigmoids and tanhs that have come to their ends."""
+"""Saturated sigmoids and tanhs."""
 
 from __future__ import annotations
 
-from typing import Annotated, Any
-
 import numpy as np
-from numpy.typing import NDArray
-from pydantic import Field
 
-from comgra_decl.rules.base import Patient, Scene, SlotRule
-from comgra_decl.rules.memory import Bools, Slots
-from comgra_decl.rules.paths import answers
-from comgra_decl.rules.table import Mask, SlotTable
-from comgra_decl.rules.window import Window
-from comgra_decl.spec.base import Number
+from comgra_decl.rules.api import (
+    Fraction,
+    Mask,
+    Measured,
+    Patient,
+    Scene,
+    SlotRule,
+    Slots,
+    SlotTable,
+    Window,
+    predictions,
+)
 
 
 class SaturatedParameters(Patient):
-    """What can be said of `saturated`."""
+    """The options of `saturated`."""
 
-    slope: Annotated[Number, Field(gt=0, lt=1)] = 0.06
-    """The mean slope is less than this share of the steepest one."""
+    slope: Fraction = 0.06
+    """The smallest mean slope allowed, relative to the steepest one."""
 
 
 class Saturated(SlotRule):
-    """Sigmoids and tanhs that have come to their ends, where nothing is learned."""
+    """Saturated sigmoids and tanhs, which stop learning."""
 
     name = "saturated"
     certainty = 0.75
     definition = (
-        "The mean slope of a Tanh or Sigmoid module, which follows from its output y as 1 - E[y^2] "
-        "or 4 (E[y] - E[y^2]), relative to its steepest one, is below `slope` for `patience` "
-        "records. What enters the loss may well be saturated, and is left out."
+        "The mean slope of a Tanh or Sigmoid module, relative to its steepest slope, is below "
+        "`slope` for `patience` records in a row. The slope follows from the output y as 1 - "
+        "E[y^2] or 4 (E[y] - E[y^2]). The network's predictions are left out; they may saturate."
     )
-    source = "|tanh| > 0.97 (Karpathy), which is where its slope is 0.06."
+    source = "|tanh| > 0.97 (Karpathy), where its slope is 0.06."
     advice = (
-        "Make what enters smaller: smaller initial weights, a normalisation before it, inputs of "
-        "unit variance, a lower learning rate; or use another activation function."
+        "Make the inputs smaller: smaller initial weights, normalization before it, inputs of unit "
+        "variance, or a lower learning rate. Or use another activation function."
     )
     explained_by = ("nonfinite", "large_update", "input_scale")
     Parameters = SaturatedParameters
@@ -45,10 +47,10 @@ class Saturated(SlotRule):
     needs = "outputs of Tanh or Sigmoid modules"
 
     def wants(self, table: SlotTable) -> Mask:
-        """Returns outputs of Tanh and Sigmoid."""
+        """Returns the outputs of Tanh and Sigmoid modules."""
         return table.outputs & table.where(lambda i: i.module_class in ("Tanh", "Sigmoid"))
 
-    def measure(self, window: Window, at: Slots) -> tuple[Bools, NDArray[Any]]:
+    def measure(self, window: Window, at: Slots) -> Measured:
         """Computes the mean slope from the output."""
         square = window.read("l2", at).astype(np.float64) ** 2 / window.elements(at)
         mean = window.read("mean", at).astype(np.float64)
@@ -57,14 +59,14 @@ class Saturated(SlotRule):
         return slope < self.parameters.slope, slope
 
     def chosen(self, scene: Scene, fired: Slots) -> Slots:
-        """Leaves out what the network answers."""
-        return fired[~np.isin(fired, list(answers(scene)))]
+        """Leaves out the network's predictions."""
+        return fired[~np.isin(fired, list(predictions(scene)))]
 
     def sentence(self, scene: Scene, slot: int) -> str:
-        """Says how flat it is."""
+        """Returns the message about a slot."""
         return (
             f"{scene.table.place(slot)} is saturated: its mean slope is "
-            f"{max(0.0, self.streak.worst[slot]):.2%} of the steepest."
+            f"{max(0.0, self.streak.worst[slot]):.2%} of the steepest slope."
         )
 
 

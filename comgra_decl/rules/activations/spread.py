@@ -1,55 +1,66 @@
-"""Activations whose size goes wrong with depth, or over training."""
+"""Activations whose size is wrong from the start, or drifts during training."""
 
 from __future__ import annotations
 
-from typing import Annotated, Any
-
 import numpy as np
 from numpy.typing import NDArray
-from pydantic import Field
 
-from comgra_decl.rules.base import Patient, Scene, SlotRule
-from comgra_decl.rules.memory import Bools, Early, Slots, row_quantile
-from comgra_decl.rules.paths import before_answers, beyond_targets
-from comgra_decl.rules.table import Mask, SlotTable
-from comgra_decl.rules.window import Window
-from comgra_decl.spec.base import Int, Number
+from comgra_decl.rules.api import (
+    Count,
+    Early,
+    Factor,
+    Mask,
+    Measured,
+    Patient,
+    Positive,
+    Scene,
+    SlotRule,
+    Slots,
+    SlotTable,
+    Window,
+    computed_from_targets,
+    per_run,
+    predictions_and_logits,
+    row_quantile,
+)
+
+_FIRST = 5  # records; their median is the start value
 
 
 class InitialisationParameters(Patient):
-    """What can be said of `poor_initialisation`."""
+    """The options of `poor_initialisation`."""
 
-    patience: Annotated[Int, Field(ge=1)] = 3
-    """For so many records in a row it must be so."""
+    patience: Count = 3
 
-    within: Annotated[Int, Field(ge=1)] = 10
-    """So many first records are looked at."""
+    within: Count = 10
+    """The number of first records to check."""
 
-    ratio: Annotated[Number, Field(gt=1)] = 30.0
-    """A layer whose spread is so many times that of all layers, or so small a part, is odd."""
+    ratio: Factor = 30.0
+    """How many times larger than the median of all layers a layer's spread may be."""
 
-    small: Annotated[Number, Field(gt=0)] = 0.01
-    """A network whose layers have a median spread below this is odd."""
+    small: Positive = 0.01
+    """The smallest median spread allowed over all layers."""
 
 
 class PoorInitialisation(SlotRule):
-    """Layers whose outputs begin far too large or far too small."""
+    """Layers whose first outputs are far too large or too small."""
 
     name = "poor_initialisation"
     certainty = 0.65
     definition = (
-        "In the first `within` records, the standard deviation of a layer with weights is above "
-        "`ratio` times the median of the network's layers or below 1 / `ratio`^2 of it; or above "
-        "`ratio` itself and a third of `ratio` times the smallest of the layers before it; or that "
-        "median is below `small`; for `patience` records."
+        "In the first `within` records, and for `patience` of them in a row, the standard "
+        "deviation of the output of a layer with weights is above `ratio` times the median over "
+        "the network's layers, or below 1 / `ratio`^2 of it; or it is above `ratio` itself and "
+        "above a third of `ratio` times the smallest of the layers before it; or that median is "
+        "below `small`."
     )
     source = (
-        "SageMaker Debugger (largest to smallest variance of layers above 10), TheDeepChecker "
-        "(deviation outside 0.5 .. 2); wider, since heads often begin small."
+        "SageMaker Debugger (ratio of largest to smallest variance of layers above 10), "
+        "TheDeepChecker (deviation outside 0.5 .. 2); wider here, because heads often start small."
     )
     advice = (
-        "Initialise by He (ReLU) or Glorot (tanh), scale residual branches by 1 / sqrt(depth), and "
-        "normalise inputs."
+        "Initialize by He (ReLU) or Glorot (tanh), scale residual branches by 1 / sqrt(depth), and "
+        "normalize inputs."
     )
     explained_by = ("nonfinite", "input_scale")
     Parameters = InitialisationParameters
@@ -58,14 +69,14 @@ class PoorInitialisation(SlotRule):
     needs = "outputs of layers with weights, {select: '**', capture: [output]}"
 
     def wants(self, table: SlotTable) -> Mask:
-        """Returns outputs of modules that have weights with at least two dimensions."""
+        """Returns outputs of modules whose weights have at least two dimensions."""
         nodes = {i.key.node for i in table.infos if i.kind == "parameter" and len(i.shape) > 1}
         return table.outputs & table.where(
             lambda i: i.key.node in nodes and i.key.role == "output" and not _embeds(i.module_class)
         )
 
-    def measure(self, window: Window, at: Slots) -> tuple[Bools, NDArray[Any]]:
-        """Compares the layers of a step."""
+    def measure(self, window: Window, at: Slots) -> Measured:
+        """Compares the layers of a step with each other."""
         limit = self.parameters.ratio
         spread = window.read("std", at).astype(np.float64)
         elements = window.elements(at) > 1
@@ -79,42 +90,43 @@ class PoorInitialisation(SlotRule):
         return (excess > 1) & early[:, None], excess * limit
 
     def sentence(self, scene: Scene, slot: int) -> str:
-        """Says that it is odd from the start."""
+        """Returns the message about a slot."""
         return (
-            f"{scene.table.place(slot)} begins {self.streak.worst[slot]:.3g} times too large or "
+            f"{scene.table.place(slot)} starts {self.streak.worst[slot]:.3g} times too large or "
             "too small for its network."
         )
 
 
 class DriftParameters(Patient):
-    """What can be said of `activation_drift`."""
+    """The options of `activation_drift`."""
 
-    patience: Annotated[Int, Field(ge=1)] = 3
-    """For so many records in a row it must be so."""
+    patience: Count = 3
 
-    growth: Annotated[Number, Field(gt=1)] = 100.0
-    """So many times its first size is too much."""
+    growth: Factor = 100.0
+    """How much the spread may grow from its first value."""
 
-    fall: Annotated[Number, Field(gt=1)] = 1000.0
-    """So small a part of its first size is too little."""
+    fall: Factor = 1000.0
+    """How many times smaller than its first value the spread may become."""
 
 
 class ActivationDrift(SlotRule):
-    """Activations that grow without end or fade away over training."""
+    """Activations that keep growing, or fade away, during training."""
 
     name = "activation_drift"
     certainty = 0.5
     definition = (
-        "The standard deviation of a tensor (over its elements, or over the batch if larger) is "
-        "`growth` times what it was at first (median of five records), or 1 / `fall` of it, for "
-        "`patience` records. What began smaller than half of the network's outputs may grow to "
-        "`growth` times their median, as branches do that begin at zero. Answers and their logits "
-        "are left out, which may become as large as they like, and so are losses."
+        "For `patience` records in a row, the standard deviation of a tensor (over its elements, "
+        f"or over the batch if larger) is above `growth` times its first value (median of {_FIRST} "
+        "records), or below 1 / `fall` of it. Tensors that start below the median of all outputs "
+        "may grow to `growth` times that median, because some branches start at zero. "
+        "Predictions, their logits and losses are left out."
     )
-    source = "comgra's plan (unbounded growth of variance); TheDeepChecker's growth rates."
+    source = (
+        "comgra's README (planned: unbounded growth of variance); TheDeepChecker's growth rates."
+    )
     advice = (
-        "Normalise (LayerNorm, RMSNorm), add weight decay, or lower the learning rate; a tensor "
-        "that fades may be cut off by regularisation or by a gate that closed."
+        "Normalize (LayerNorm, RMSNorm), add weight decay, or lower the learning rate. A tensor "
+        "that fades may be cut off by regularization or by a closed gate."
     )
     explained_by = ("nonfinite", "growing_weight", "large_update", "loss_diverges", "dead_units")
     Parameters = DriftParameters
@@ -122,16 +134,14 @@ class ActivationDrift(SlotRule):
     evidence = "times its first size"
     needs = "outputs, {select: '**', capture: [output]}"
 
-    def __init__(self, parameters: Any = None) -> None:
-        super().__init__(parameters)
-        self._early = Early(5)
+    _early = per_run(Early, _FIRST)
 
     def wants(self, table: SlotTable) -> Mask:
         """Returns outputs."""
         return table.outputs
 
-    def measure(self, window: Window, at: Slots) -> tuple[Bools, NDArray[Any]]:
-        """Compares with what it was at first."""
+    def measure(self, window: Window, at: Slots) -> Measured:
+        """Compares the spread with its first value."""
         spread = window.read("std", at).astype(np.float64)
         if window.has("mean"):
             spread = np.fmax(spread, window.read("mean", at, "std"))
@@ -143,20 +153,20 @@ class ActivationDrift(SlotRule):
         return hit, np.fmax(growth, fall)
 
     def chosen(self, scene: Scene, fired: Slots) -> Slots:
-        """Leaves out losses, and answers with their logits."""
-        free = beyond_targets(scene) | before_answers(scene)
+        """Leaves out losses, predictions and their logits."""
+        free = computed_from_targets(scene) | predictions_and_logits(scene)
         return fired[~np.isin(fired, list(free))]
 
     def sentence(self, scene: Scene, slot: int) -> str:
-        """Says how far it is off."""
+        """Returns the message about a slot."""
         return (
-            f"The spread of {scene.table.place(slot)} has left what it was at first by a factor of "
-            f"{self.streak.worst[slot]:.3g} (step {self.streak.worst_step[slot]})."
+            f"The spread of {scene.table.place(slot)} differs from its first value by a factor of "
+            f"{self.streak.worst[slot]:.3g} at step {self.streak.worst_step[slot]}."
         )
 
 
 def _before(spread: NDArray[np.float64], order: NDArray[np.int64]) -> NDArray[np.float64]:
-    """Returns the smallest spread of the layers that ran before each one, NaN for the first."""
+    """Returns the smallest spread of all layers that ran before each one; NaN for the first."""
     rank = np.argsort(order, kind="stable")
     smallest = np.fmin.accumulate(spread[:, rank], axis=1)
     found = np.full(spread.shape, np.nan)

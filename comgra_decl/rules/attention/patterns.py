@@ -1,68 +1,138 @@
-"""Attention whose pattern says that it does nothing: all on one token, or each on itself."""
+"""Attention without a useful pattern: all on a single token, or each token on itself."""
 
 from __future__ import annotations
 
 from abc import abstractmethod
 from math import nan
-from typing import Annotated, Any
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
-from pydantic import Field
 
-from comgra_decl.records import SlotInfo
-from comgra_decl.rules.base import Scene
-from comgra_decl.rules.memory import Bools, Slots
-from comgra_decl.rules.sampled import SampledParameters, SampledRule
-from comgra_decl.rules.table import Mask, SlotTable
-from comgra_decl.rules.window import Window
-from comgra_decl.spec.base import Number
+from comgra_decl.rules.api import (
+    Factor,
+    Fraction,
+    Mask,
+    Measured,
+    Patient,
+    SampledParameters,
+    SampledRule,
+    Scene,
+    SlotInfo,
+    SlotRule,
+    Slots,
+    SlotTable,
+    Window,
+)
 
 FEWEST_TOKENS = 4
-"""Attention to fewer tokens has no pattern."""
+"""Attention over fewer tokens has no pattern."""
 
 
 def could_be_attention(info: SlotInfo) -> bool:
-    """Whether a tensor could be attention [..., queries, tokens] in some record."""
+    """Whether the shape of a tensor could be that of attention [..., queries, tokens]."""
     return len(info.shape) >= 3
 
 
 def tokens_of(info: SlotInfo) -> float:
-    """Returns the tokens that queries may look at; NaN if this can be no attention."""
+    """Returns the number of tokens that a query can attend to; NaN if this cannot be attention."""
     *_, queries, tokens = (0, 0, *info.shape)
     return tokens if len(info.shape) >= 3 and tokens >= FEWEST_TOKENS and queries > 1 else nan
 
 
-class PatternParameters(SampledParameters):
-    """What can be said of rules about patterns of attention."""
+class AttentionParameters(Patient):
+    """The options of `attention_collapse`."""
 
-    share: Annotated[Number, Field(gt=0, lt=1)] = 0.9
-    """So much of all attention is too much."""
+    tokens: Factor = 1.1
+    """The smallest number of tokens that attention must be spread over, on average."""
+
+
+class AttentionCollapse(SlotRule):
+    """Attention on a single token per query."""
+
+    name = "attention_collapse"
+    certainty = 0.7
+    definition = (
+        "The number of tokens that attention is spread over, 1 / E[sum p^2] over all rows of "
+        "probabilities p, is below `tokens` for `patience` records in a row. A tensor counts as "
+        f"attention if it has at least three dimensions and at least {FEWEST_TOKENS} tokens, all "
+        "elements lie in 0 .. 1, and its mean is that of rows that sum to 1."
+    )
+    source = (
+        "Entropy collapse: Zhai et al., Stabilizing Transformer Training (2023). The inverse "
+        "participation ratio is used in place of the entropy because it follows from the l2 norm; "
+        "msprobe monitors the largest probability."
+    )
+    advice = (
+        "The logits have grown too large: scale them by 1 / sqrt(d), normalize queries and keys "
+        "(QK norm), lower the learning rate or warm it up, and check the mask."
+    )
+    explained_by = ("nonfinite", "large_update")
+    Parameters = AttentionParameters
+    statistics = ("l2", "mean", "min", "max")
+    lowest, evidence = True, "tokens"
+    needs = "attention probabilities, as in the preset `attention`"
+
+    _seen = False
+
+    def wants(self, table: SlotTable) -> Mask:
+        """Returns tensors whose shape could be that of attention."""
+        return table.outputs & table.where(could_be_attention)
+
+    def measure(self, window: Window, at: Slots) -> Measured:
+        """Counts the tokens that rows are spread over."""
+        tokens = window.of_shape(tokens_of, at)
+        rows = window.elements(at) / tokens
+        valid = (window.read("min", at) >= -1e-6) & (window.read("max", at) <= 1 + 1e-3)
+        valid &= np.abs(window.read("mean", at) * tokens - 1) < 1e-2
+        spread = rows / window.read("l2", at).astype(np.float64) ** 2
+        spread = np.where(valid, spread, np.nan)
+        self._seen = self._seen or bool(valid.any())
+        return spread < self.parameters.tokens, spread
+
+    def missing(self, scene: Scene) -> str | None:
+        """Returns why the rule could not check the run."""
+        nothing = None if self._seen else f"no attention is recorded; it needs {self.needs}"
+        return super().missing(scene) or nothing
+
+    def sentence(self, scene: Scene, slot: int) -> str:
+        """Returns the message about a slot."""
+        return (
+            f"{scene.table.place(slot)} is spread over {self.streak.worst[slot]:.2f} tokens: "
+            "attention has collapsed."
+        )
+
+
+class PatternParameters(SampledParameters):
+    """The options of the rules about patterns of attention."""
+
+    share: Fraction = 0.9
+    """The largest allowed share of all attention."""
 
 
 class _Pattern(SampledRule):
-    """Looks at the values of attention."""
+    """Checks the values of attention."""
 
     severity = "hint"
     certainty = 0.5
     explained_by = ("nonfinite",)
     Parameters = PatternParameters
     evidence, what = "share of attention", "attention"
-    needs = "attention with `values: true`, as the preset `attention` does"
+    needs = "attention with `values: true`, as in the preset `attention`"
 
     def wants(self, table: SlotTable) -> Mask:
-        """Returns what could be attention by its shape."""
+        """Returns tensors whose shape could be that of attention."""
         return table.outputs & table.where(could_be_attention)
 
     def is_meant(self, values: NDArray[Any]) -> bool:
-        """Whether rows of values [samples, ..., queries, tokens] are shares that add up to 1."""
+        """Whether the rows of values [samples, ..., queries, tokens] are shares that sum to 1."""
         if values.ndim < 3 or values.shape[-1] < FEWEST_TOKENS or values.shape[-2] < 2:
             return False
         sums = np.asarray(values, np.float64).sum(-1)
         return bool((values >= 0).all() and np.abs(sums - 1).max() < 1e-2)
 
-    def measure(self, window: Window, at: Slots) -> tuple[Bools, NDArray[Any]]:
-        """Looks at the values of each record."""
+    def measure(self, window: Window, at: Slots) -> Measured:
+        """Reads the values of each record."""
         share = np.full((len(window), len(at)), np.nan)
         for row, column, values in self.measured(window, at):
             share[row, column] = self.share_of(values)
@@ -71,38 +141,39 @@ class _Pattern(SampledRule):
     @staticmethod
     @abstractmethod
     def share_of(attention: NDArray[np.float64]) -> float:
-        """Returns how much of attention [samples, ..., queries, tokens] has the pattern."""
+        """Returns the share of attention [samples, ..., queries, tokens] with the pattern."""
 
 
 class AttentionSink(_Pattern):
-    """Attention that goes to one and the same token from everywhere."""
+    """Attention that always goes to the same token."""
 
     name = "attention_sink"
     definition = (
-        "Of the attention of all queries, heads and recorded samples, more than `share` goes to "
-        "the same token, the first one or another, for `patience` of the records looked at."
+        "More than `share` of the attention of all queries, heads and recorded samples goes to the "
+        "same token, the first or another one, for `patience` of the checked records in a row."
     )
     source = (
         "Attention sinks: Xiao et al., Efficient Streaming Language Models (2024), who find more "
-        "than half of it at the first token in most heads; the debugging chapter's vertical stripe."
+        "than half of the attention on the first token in most heads; the vertical stripe in the "
+        "book chapter 'Debugging: Visualizing Activation Maps & Gradients'."
     )
     advice = (
-        "Some heads do this when they have nothing to say; all of them hand on the same value "
-        "to every token. See whether the mask lets anything else through, and look for logits that "
-        "grow: normalise queries and keys, lower the learning rate."
+        "Some heads do this when they have nothing to contribute; if all do, every token receives "
+        "the same value. Check whether the mask lets anything else through, and look for growing "
+        "logits: normalize queries and keys, or lower the learning rate."
     )
 
     @staticmethod
     def share_of(attention: NDArray[np.float64]) -> float:
-        """Returns the share of the token that gets most."""
+        """Returns the share of the token that receives most."""
         by_token = attention.reshape(-1, attention.shape[-1]).mean(0)
         return float(by_token.max())
 
     def sentence(self, scene: Scene, slot: int) -> str:
-        """Says how much it is."""
+        """Returns the message about a slot."""
         return (
-            f"{self.streak.worst[slot]:.0%} of {scene.table.place(slot)} is at one token, wherever "
-            "it looks from."
+            f"{self.streak.worst[slot]:.0%} of {scene.table.place(slot)} goes to a single token, "
+            "whatever the query."
         )
 
 
@@ -111,18 +182,22 @@ class AttentionDiagonal(_Pattern):
 
     name = "attention_diagonal"
     definition = (
-        "Of the attention of all queries, heads and recorded samples, from as many queries as "
-        "there are tokens, more than `share` lies on the diagonal, for `patience` of the records "
-        "looked at."
+        "More than `share` of the attention of all queries, heads and recorded samples lies on the "
+        "diagonal, for `patience` of the checked records in a row. Applies where there are as many "
+        "queries as tokens."
     )
-    source = "The debugging chapter's diagonal pattern; own default."
+    source = (
+        "The diagonal pattern in the book chapter 'Debugging: Visualizing Activation Maps & "
+        "Gradients'; own default."
+    )
     advice = (
-        "Attention that looks at itself hands on its input: look at the mask (is it inverted?), at "
-        "the dimension of the softmax, and at queries and keys, which may be the same projection."
+        "Attention of tokens to themselves passes its input on unchanged. Check the mask (is it "
+        "inverted?), the dimension of the softmax, and queries and keys, which may be the same "
+        "projection."
     )
 
     def is_meant(self, values: NDArray[Any]) -> bool:
-        """Whether this is attention of tokens to themselves."""
+        """Whether the values are self-attention."""
         return values.shape[-2:-1] == values.shape[-1:] and super().is_meant(values)
 
     @staticmethod
@@ -131,8 +206,8 @@ class AttentionDiagonal(_Pattern):
         return float(np.diagonal(attention, axis1=-2, axis2=-1).mean())
 
     def sentence(self, scene: Scene, slot: int) -> str:
-        """Says how much it is."""
+        """Returns the message about a slot."""
         return (
-            f"{self.streak.worst[slot]:.0%} of {scene.table.place(slot)} is of tokens to "
-            "themselves: it hands on what it is given."
+            f"{self.streak.worst[slot]:.0%} of {scene.table.place(slot)} goes from tokens to "
+            "themselves: it passes its input on unchanged."
         )

@@ -1,27 +1,35 @@
-"""Networks that are another one in evaluation."""
+"""Activations that differ between evaluation and training."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Annotated, Any
 
 import numpy as np
 from numpy.typing import NDArray
-from pydantic import Field
 
-from comgra_decl.rules.base import Patient, Scene, SlotRule
-from comgra_decl.rules.memory import Bools, Previous, Slots
-from comgra_decl.rules.paths import beyond_targets
-from comgra_decl.rules.table import Mask, SlotTable
-from comgra_decl.rules.window import Window
-from comgra_decl.spec.base import Int, Number
+from comgra_decl.rules.api import (
+    Bools,
+    Count,
+    Factor,
+    Mask,
+    Measured,
+    Patient,
+    Previous,
+    Scene,
+    SlotRule,
+    Slots,
+    SlotTable,
+    Window,
+    computed_from_targets,
+    per_run,
+)
 
-_MOST_WAITING = 64  # evaluations in a row: a run may evaluate on and on after its training
+_MOST_WAITING = 64  # evaluations in a row; a run may do nothing else after its training
 
 
 @dataclass(frozen=True)
 class _Evaluation:
-    """A recorded evaluation: the spread of slots `at`, and what it is of the training's before."""
+    """An evaluation record: the spread of slots, and its ratio to the training step before it."""
 
     step: int
     at: Slots
@@ -31,29 +39,30 @@ class _Evaluation:
 
 
 class EvaluationParameters(Patient):
-    """What can be said of `evaluation_gap`."""
+    """The options of `evaluation_gap`."""
 
-    patience: Annotated[Int, Field(ge=1)] = 2
-    """For so many recorded evaluations in a row it must be so."""
+    patience: Count = 2
+    """How many evaluation records in a row must meet the condition."""
 
-    factor: Annotated[Number, Field(gt=1)] = 3.0
-    """A spread that differs by this factor is another one."""
+    factor: Factor = 3.0
+    """The largest allowed ratio between the two spreads."""
 
 
 class EvaluationGap(SlotRule):
-    """Activations that are others in evaluation than in training."""
+    """Activations that differ between evaluation and training."""
 
     name = "evaluation_gap"
     certainty = 0.6
     definition = (
-        "In evaluation the standard deviation of a tensor is `factor` times that of the recorded "
-        "training steps next to it, before and after, or 1 / `factor` of both, for `patience` "
-        "recorded evaluations. What lies between them is training going on."
+        "For `patience` evaluation records in a row, the standard deviation of a tensor is "
+        "`factor` times that of both recorded training steps next to it, before and after, or 1 / "
+        "`factor` of both. A difference that lies between these two steps is the progress of the "
+        "training."
     )
-    source = "TheDeepChecker compares activations of both modes (similarity below 0.75)."
+    source = "TheDeepChecker compares activations in both modes (similarity below 0.75)."
     advice = (
-        "BatchNorm is the usual reason: its running statistics lag behind (raise the momentum, "
-        "train longer, or recompute them). Else the preparation of data differs between both."
+        "BatchNorm is the usual cause: its running statistics lag behind (raise the momentum, "
+        "train longer, or recompute them). Otherwise the data are preprocessed differently."
     )
     explained_by = ("nonfinite", "loss_diverges", "large_update")
     Parameters = EvaluationParameters
@@ -61,18 +70,16 @@ class EvaluationGap(SlotRule):
     evidence = "factor"
     needs = "outputs, and evaluations (`schedule.eval`)"
 
-    def __init__(self, parameters: Any = None) -> None:
-        super().__init__(parameters)
-        self._train = Previous()
-        self._waiting: list[_Evaluation] = []
-        self._judged = 0
+    _train = per_run(Previous)
+    _waiting: list[_Evaluation] = per_run(list)
+    _judged = 0
 
     def wants(self, table: SlotTable) -> Mask:
         """Returns outputs and inputs."""
         return table.outputs | table.where(lambda i: i.kind == "input" and "float" in i.dtype)
 
     def look(self, window: Window) -> None:
-        """Judges the evaluations before these steps, and remembers the training's spread."""
+        """Judges the evaluations before these steps, and notes the spread of the training."""
         at = self.columns(window.table)
         if not window.has("std") or not len(at):
             return
@@ -86,20 +93,20 @@ class EvaluationGap(SlotRule):
         self._train.look(at, spread)
 
     def look_at_evaluation(self, window: Window) -> None:
-        """Keeps evaluations until the training goes on."""
+        """Keeps evaluations until the next training step."""
         at = self.columns(window.table)
         if not window.has("std") or not len(at):
             return
         with np.errstate(all="ignore"):
             _, ratios = self.measure(window, at)
-        spreads, there = window.read("std", at).astype(np.float64), window.there[:, at]
+        spreads, there = window.read("std", at).astype(np.float64), window.present[:, at]
         for row in range(min(len(window), _MOST_WAITING - len(self._waiting))):
             self._waiting.append(
                 _Evaluation(int(window.steps[row]), at, there[row], spreads[row], ratios[row])
             )
 
-    def measure(self, window: Window, at: Slots) -> tuple[Bools, NDArray[Any]]:
-        """Divides the spread by that of the training step before."""
+    def measure(self, window: Window, at: Slots) -> Measured:
+        """Divides the spread by that of the previous training step."""
         ratio = _divided(window.read("std", at).astype(np.float64), self._train.known(at))
         return self._off(ratio, ratio)[0], ratio
 
@@ -110,38 +117,38 @@ class EvaluationGap(SlotRule):
             np.array([evaluation.step]),
             evaluation.at,
             hit=hit[None],
-            there=evaluation.there[None],
+            present=evaluation.there[None],
             evidence=factor[None],
         )
 
     def _off(
         self, before: NDArray[np.float64], after: NDArray[np.float64]
     ) -> tuple[Bools, NDArray[np.float64]]:
-        """Returns whether both ratios are too large, or both too small, and the nearer one to 1."""
+        """Returns whether both ratios are too large, or both too small, and the one nearer to 1."""
         factor = np.fmax(np.fmin(before, after), 1 / np.fmax(before, after))
         return factor > self.parameters.factor, factor
 
     def chosen(self, scene: Scene, fired: Slots) -> Slots:
         """Leaves out losses."""
-        return fired[~np.isin(fired, list(beyond_targets(scene)))]
+        return fired[~np.isin(fired, list(computed_from_targets(scene)))]
 
     def missing(self, scene: Scene) -> str | None:
-        """Returns why it could not look."""
+        """Returns why the rule could not check the run."""
         if self._judged < self.patience:
             return (
-                f"it takes {self.patience} recorded evaluations with training steps before and "
-                f"after; there are {self._judged} (`model.eval()` and `schedule.eval`)"
+                f"it needs {self.patience} evaluation records with training records before and "
+                f"after; the run has {self._judged} (see `model.eval()` and `schedule.eval`)"
             )
         return super().missing(scene)
 
     def sentence(self, scene: Scene, slot: int) -> str:
-        """Says by how much."""
+        """Returns the message about a slot."""
         return (
-            f"{scene.table.place(slot)} is another one in evaluation: its spread differs from the "
-            f"training's by a factor of {self.streak.worst[slot]:.3g}."
+            f"{scene.table.place(slot)} differs between evaluation and training: its spread "
+            f"changes by a factor of {self.streak.worst[slot]:.3g}."
         )
 
 
 def _divided(spread: NDArray[np.float64], train: NDArray[np.float64]) -> NDArray[np.float64]:
-    """Returns how many times the training's spread it is; NaN where one of them is zero."""
+    """Returns the ratio of the spread to that in training; NaN where either is zero."""
     return np.where((spread > 0) & (train > 0), spread / train, np.nan)

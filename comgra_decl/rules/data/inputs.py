@@ -1,55 +1,58 @@
-"""Inputs that nobody has normalised."""
+"""Inputs that are not normalized."""
 
 from __future__ import annotations
 
-from typing import Annotated, Any
-
 import numpy as np
-from numpy.typing import NDArray
-from pydantic import Field
 
-from comgra_decl.rules.base import Patient, Scene, SlotRule
-from comgra_decl.rules.memory import Bools, Slots
-from comgra_decl.rules.table import Mask, SlotTable
-from comgra_decl.rules.window import Window
-from comgra_decl.spec.base import Int, Number
+from comgra_decl.rules.api import (
+    Count,
+    Factor,
+    Fraction,
+    Mask,
+    Measured,
+    Patient,
+    Scene,
+    SlotRule,
+    Slots,
+    SlotTable,
+    Window,
+)
 
 
 class InputParameters(Patient):
-    """What can be said of `input_scale`."""
+    """The options of `input_scale`."""
 
-    patience: Annotated[Int, Field(ge=1)] = 3
-    """For so many records in a row it must be so."""
+    patience: Count = 3
 
-    largest: Annotated[Number, Field(gt=1)] = 30.0
-    """A mean magnitude above this is too large."""
+    largest: Factor = 30.0
+    """The largest mean magnitude allowed."""
 
-    smallest: Annotated[Number, Field(gt=0, lt=1)] = 1e-3
-    """A mean magnitude below this is too small."""
+    smallest: Fraction = 1e-3
+    """The smallest mean magnitude allowed."""
 
-    offset: Annotated[Number, Field(gt=1)] = 10.0
-    """A mean of so many standard deviations is too far from zero."""
+    offset: Factor = 10.0
+    """The largest mean allowed, in standard deviations."""
 
 
 class InputScale(SlotRule):
-    """Inputs that nobody has normalised."""
+    """Inputs that are not normalized."""
 
     name = "input_scale"
     certainty = 0.6
     definition = (
         "A floating-point input has a mean magnitude above `largest` or below `smallest`, or a "
-        "mean of more than `offset` standard deviations, for `patience` records."
+        "mean of more than `offset` standard deviations, for `patience` records in a row."
     )
     source = (
-        "SageMaker Debugger (|mean| > 0.2 of images); wider, since pixels in 0 .. 1 train well. "
-        "0 .. 255 does not pass."
+        "SageMaker Debugger (|mean| > 0.2 for images); wider here, because pixels in 0 .. 1 train "
+        "well. Pixels in 0 .. 255 do not pass."
     )
     advice = "Subtract the mean and divide by the standard deviation of the training data."
     explained_by = ("nonfinite",)
     Parameters = InputParameters
     statistics = ("abs_mean", "mean", "std")
     evidence = "mean magnitude"
-    needs = "inputs of the model, which are recorded where `nodes` selects its root"
+    needs = "inputs of the model, which are recorded if `nodes` selects its root"
 
     def wants(self, table: SlotTable) -> Mask:
         """Returns inputs of the model."""
@@ -57,19 +60,19 @@ class InputScale(SlotRule):
             lambda i: i.kind == "input" and i.key.pass_ == "forward" and i.batch_dim is not None
         )
 
-    def measure(self, window: Window, at: Slots) -> tuple[Bools, NDArray[Any]]:
-        """Looks at size and offset."""
+    def measure(self, window: Window, at: Slots) -> Measured:
+        """Compares size and offset with the limits."""
         size = window.read("abs_mean", at).astype(np.float64)
         mean = np.abs(window.read("mean", at).astype(np.float64))
-        # of all elements: within samples, and between their means
+        # over all elements: within samples, and between their means
         spread = np.hypot(window.read("std", at), window.read("mean", at, "std"))
         parameters = self.parameters
         hit = (size > parameters.largest) | ((size < parameters.smallest) & (size > 0))
         return hit | ((mean > parameters.offset * spread) & (spread > 0)), size
 
     def sentence(self, scene: Scene, slot: int) -> str:
-        """Says how large they are."""
+        """Returns the message about a slot."""
         return (
-            f"{scene.table.place(slot)} is not normalised: its mean magnitude is "
+            f"{scene.table.place(slot)} is not normalized: its mean magnitude is "
             f"{self.streak.worst[slot]:.3g}."
         )

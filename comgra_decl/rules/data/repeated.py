@@ -1,46 +1,49 @@
-"""The same batch again and again."""
+"""The same batch in every step."""
 
 from __future__ import annotations
 
-from typing import Any
-
 import numpy as np
-from numpy.typing import NDArray
 
-from comgra_decl.rules.base import Scene, SlotRule
-from comgra_decl.rules.memory import Bools, Previous, Slots
-from comgra_decl.rules.table import Mask, SlotTable
-from comgra_decl.rules.window import Window
+from comgra_decl.rules.api import (
+    Mask,
+    Measured,
+    Previous,
+    Scene,
+    SlotRule,
+    Slots,
+    SlotTable,
+    Window,
+    per_run,
+)
 
 _NAMES = ("mean", "std", "l2", "abs_mean", "min", "max")
 
 
 class RepeatedBatch(SlotRule):
-    """The same batch again and again."""
+    """The same batch in every step."""
 
     name = "repeated_batch"
     severity = "hint"
     certainty = 0.6
     definition = (
-        "In every input and target that varies over the batch, mean and standard deviation over "
-        "the batch of all recorded statistics are exactly those of the record before, for "
-        "`patience` records in a row."
+        "For `patience` records in a row, all recorded statistics of every input and target that "
+        "varies over the batch have exactly the same mean and standard deviation over the batch as "
+        "in the previous record."
     )
-    source = "Own definition; a loader whose iterator is made anew in each step does this."
+    source = "Own definition; a loader whose iterator is created again in every step does this."
     advice = (
-        "Call iter(loader) once per epoch, not once per step; do not seed within the loop. If one "
-        "batch is all there is (full-batch training, over-fitting one batch), switch the rule off."
+        "Call iter(loader) once per epoch, not once per step, and do not seed inside the loop. If "
+        "a single batch is intended (full-batch training, overfitting one batch), switch this rule "
+        "off."
     )
     statistics = ("mean",)
     evidence = "deviation over the batch"
-    needs = "inputs of the model, which are recorded where `nodes` selects its root"
+    needs = "inputs of the model, which are recorded if `nodes` selects its root"
 
-    def __init__(self, parameters: Any = None) -> None:
-        super().__init__(parameters)
-        self._before: dict[tuple[str, str], Previous] = {}
+    _before: dict[tuple[str, str], Previous] = per_run(dict)
 
     def wants(self, table: SlotTable) -> Mask:
-        """Returns inputs and targets with a batch dimension, the first call's."""
+        """Returns inputs and targets with a batch dimension."""
         return table.where(
             lambda i: (
                 i.kind in ("input", "target")
@@ -49,8 +52,8 @@ class RepeatedBatch(SlotRule):
             )
         )
 
-    def measure(self, window: Window, at: Slots) -> tuple[Bools, NDArray[Any]]:
-        """Compares with the record before."""
+    def measure(self, window: Window, at: Slots) -> Measured:
+        """Compares with the previous record."""
         same = np.ones((len(window), len(at)), np.bool_)
         varied = np.zeros(same.shape, np.float64)
         for name in (name for name in _NAMES if window.has(name)):
@@ -63,7 +66,7 @@ class RepeatedBatch(SlotRule):
         return same & (varied > 0), varied
 
     def chosen(self, scene: Scene, fired: Slots) -> Slots:
-        """Keeps none if any of the inputs and targets that vary over the batch is another one."""
+        """Returns nothing if any input or target that varies over the batch does change."""
         everything = np.flatnonzero(self.wants(scene.table))
         seen = everything[everything < len(self.streak.seen)]
         often = seen[self.streak.seen[seen] > 2 * self.patience]
@@ -71,8 +74,8 @@ class RepeatedBatch(SlotRule):
         return fired if not len(others) else fired[:0]
 
     def sentence(self, scene: Scene, slot: int) -> str:
-        """Says since when."""
+        """Returns the message about a slot."""
         return (
             f"{scene.table.place(slot)} is the same in every record from step "
-            f"{self.streak.first[slot]} on: one batch, again and again."
+            f"{self.streak.first[slot]} on: the same batch every time."
         )

@@ -1,22 +1,32 @@
-"""Batches whose targets say that the data come in the wrong way."""
+"""Targets that reveal problems with the data: their order, balance or variety."""
 
 from __future__ import annotations
 
-from typing import Annotated, Any
+from typing import Annotated
 
 import numpy as np
 from numpy.typing import NDArray
-from pydantic import Field
 
-from comgra_decl.rules.base import Patient, Rule, Scene, SlotRule
-from comgra_decl.rules.data.classes import FEWEST, ClassCounts, targets
-from comgra_decl.rules.finding import Finding
-from comgra_decl.rules.memory import Bools, Slots
-from comgra_decl.rules.table import Mask, SlotTable
-from comgra_decl.rules.window import Window
-from comgra_decl.spec.base import Int, Number
+from comgra_decl.rules.api import (
+    ClassCounts,
+    Count,
+    Factor,
+    Field,
+    Finding,
+    Int,
+    Mask,
+    Measured,
+    Patient,
+    Rule,
+    Scene,
+    SlotRule,
+    Slots,
+    SlotTable,
+    Window,
+    per_run,
+)
 
-_NEEDS = "targets, which are recorded where the loss is seen to meet one"
+_NEEDS = "targets, which are recorded where a loss compares a prediction with one"
 
 
 class SingleClass(SlotRule):
@@ -26,41 +36,44 @@ class SingleClass(SlotRule):
     severity = "error"
     certainty = 0.8
     definition = (
-        "All targets of a batch of at least 8 samples have the same value, for `patience` records "
-        "in a row."
+        f"All targets of a batch of at least {ClassCounts.fewest} samples have the same value, for "
+        "`patience` records in a row."
     )
-    source = "The debugging chapter's frozen ResNet: labels 0, 0, 0, 0, 0."
-    advice = "Shuffle the data, and look at how labels are made."
+    source = (
+        "The labels 0, 0, 0, 0, 0 of the frozen ResNet in the book chapter 'Debugging: Visualizing "
+        "Activation Maps & Gradients'."
+    )
+    advice = "Shuffle the data, and check how labels are made."
     statistics = ("mean",)
-    fewest_samples = FEWEST
+    fewest_samples = ClassCounts.fewest
     lowest, evidence = True, "deviation between samples"
     needs = _NEEDS
 
     def wants(self, table: SlotTable) -> Mask:
         """Returns targets with one number per sample."""
-        return targets(table, one=True)
+        return table.scalar_targets
 
-    def measure(self, window: Window, at: Slots) -> tuple[Bools, NDArray[Any]]:
-        """Looks for no deviation between samples."""
+    def measure(self, window: Window, at: Slots) -> Measured:
+        """Finds a standard deviation of zero between samples."""
         deviation = window.read("mean", at, "std")
         return deviation == 0, np.asarray(deviation)
 
     def sentence(self, scene: Scene, slot: int) -> str:
-        """Says that they are the same."""
+        """Returns the message about a slot."""
         return f"All samples of a batch have the same target ({scene.table.place(slot)})."
 
 
 class OrderParameters(Patient):
-    """What can be said of `unshuffled`."""
+    """The options of `unshuffled`."""
 
-    patience: Annotated[Int, Field(ge=1)] = 1
-    """Not used: all records count."""
+    patience: Count = 1
+    """Not used; all records count."""
 
-    ratio: Annotated[Number, Field(gt=1)] = 6.0
-    """The variance of the batches' means is so many times what chance makes of it."""
+    ratio: Factor = 6.0
+    """The largest variance of the batches' means allowed, relative to that of shuffled data."""
 
     least: Annotated[Int, Field(ge=5)] = 10
-    """So many records are needed."""
+    """The number of records needed."""
 
 
 class Unshuffled(Rule):
@@ -69,36 +82,37 @@ class Unshuffled(Rule):
     name = "unshuffled"
     certainty = 0.65
     definition = (
-        "Over `least` records or more, the variance of the batches' mean targets is more than "
-        "`ratio` times the mean variance within a batch divided by the batch size, which is what "
-        "shuffled data make of it (the F statistic of an analysis of variance)."
+        "Over at least `least` records, the variance of the batches' mean targets is more than "
+        "`ratio` times the mean variance within a batch divided by the batch size, which is its "
+        "expected value for shuffled data (the F statistic of an analysis of variance)."
     )
-    source = "Own definition; the debugging chapter lists missing shuffling."
-    advice = "DataLoader(..., shuffle=True), or shuffle before the data are cut into batches."
+    source = (
+        "Own definition; the book chapter 'Debugging: Visualizing Activation Maps & Gradients' "
+        "lists missing shuffling."
+    )
+    advice = "Use DataLoader(..., shuffle=True), or shuffle before splitting the data into batches."
     explained_by = ("single_class",)
     Parameters = OrderParameters
 
-    def __init__(self, parameters: Any = None) -> None:
-        super().__init__(parameters)
-        self._sums: dict[int, NDArray[np.float64]] = {}  # n, mean, mean^2, variance / size, first
+    # by slot: sums of 1, mean, mean^2 and variance / size
+    _sums: dict[int, NDArray[np.float64]] = per_run(dict)
 
     def look(self, window: Window) -> None:
         """Adds up means and variances of the batches."""
         if not window.has("mean"):
             return
-        wanted = window.table.remembered(Unshuffled, targets)
-        for slot in np.flatnonzero(wanted).tolist():
+        for slot in np.flatnonzero(window.table.targets).tolist():
             at = np.array([slot])
             mean = window.read("mean", at)[:, 0].astype(np.float64)
             within = window.read("mean", at, "std")[:, 0].astype(np.float64) ** 2
             size = window.samples(at)[:, 0]
-            there = np.isfinite(mean) & np.isfinite(within) & (size >= FEWEST)
+            there = np.isfinite(mean) & np.isfinite(within) & (size >= ClassCounts.fewest)
             for m, v, n in zip(mean[there], within[there], size[there], strict=True):
                 sums = self._sums.setdefault(slot, np.zeros(4))
                 sums += (1, m, m * m, v / (n - 1))
 
     def findings(self, scene: Scene) -> list[Finding]:
-        """Returns a finding for the first target that is out of order."""
+        """Returns a finding about the first target that is out of order."""
         for slot, (n, total, squares, chance) in self._sums.items():
             if n < self.parameters.least or chance <= 0:
                 continue
@@ -111,30 +125,33 @@ class Unshuffled(Rule):
                         scene,
                         place=place,
                         first_step=0,
-                        message=f"Batches are not shuffled: the means of {place} vary {ratio:.3g} "
-                        "times as much as chance would have it.",
+                        message=f"Batches are not shuffled: the variance of the means of {place} "
+                        f"is {ratio:.3g} times that of shuffled data.",
                         evidence={"ratio": float(ratio), "batches": int(n)},
                     )
                 ]
         return []
 
     def missing(self, scene: Scene) -> str | None:
-        """Returns why it could not look."""
+        """Returns why the rule could not check the run."""
         if not self._sums:
-            return f"no target of at least {FEWEST} samples was recorded"
+            return f"no target of at least {ClassCounts.fewest} samples was recorded"
         most = max(sums[0] for sums in self._sums.values())
         least = self.parameters.least
-        return None if most >= least else f"it takes {least} records; there are {int(most)}"
+        return None if most >= least else f"it needs {least} records; the run has {int(most)}"
 
 
 class ImbalanceParameters(Patient):
-    """What can be said of `class_imbalance`."""
+    """The options of `class_imbalance`."""
 
-    ratio: Annotated[Number, Field(gt=1)] = 10.0
-    """The most frequent class is so many times as frequent as the rarest."""
+    patience: Count = 5
+    """Not used; all targets count."""
+
+    ratio: Factor = 10.0
+    """The largest ratio allowed between the most and the least frequent class."""
 
     least: Annotated[Int, Field(ge=10)] = 500
-    """So many targets are needed."""
+    """The number of targets needed."""
 
 
 class ClassImbalance(Rule):
@@ -144,24 +161,22 @@ class ClassImbalance(Rule):
     severity = "hint"
     certainty = 0.5
     definition = (
-        "Over all recorded targets (integers, one per sample, at least `least`), the most frequent "
-        "class is more than `ratio` times as frequent as the rarest one that occurs."
+        "Over all recorded targets (integers, one per sample; at least `least` of them), the most "
+        "frequent class is more than `ratio` times as frequent as the rarest class that occurs."
     )
     source = "SageMaker Debugger (10, after 500 labels)."
-    advice = "Weight the loss by class, or sample rare classes more often; do not trust accuracy."
+    advice = "Weight the loss by class, or sample rare classes more often; do not rely on accuracy."
     explained_by = ("single_class",)
     Parameters = ImbalanceParameters
 
-    def __init__(self, parameters: Any = None) -> None:
-        super().__init__(parameters)
-        self._counts = ClassCounts()
+    _counts = per_run(ClassCounts)
 
     def look(self, window: Window) -> None:
-        """Counts classes by the histograms of targets."""
+        """Counts classes in the histograms of targets."""
         self._counts.look(window)
 
     def findings(self, scene: Scene) -> list[Finding]:
-        """Returns a finding for the first target that is out of balance."""
+        """Returns a finding about the first target that is out of balance."""
         for slot, known in self._counts.by_slot.items():
             if sum(known.values()) < self.parameters.least or len(known) < 2:
                 continue
@@ -181,10 +196,10 @@ class ClassImbalance(Rule):
         return []
 
     def missing(self, scene: Scene) -> str | None:
-        """Returns why it could not look."""
+        """Returns why the rule could not check the run."""
         if not scene.has_histograms:
             return "no histograms are recorded; set `histogram: {bins: 64}`"
         if not self._counts.by_slot:
-            return "no target of whole numbers, one per sample, was recorded"
+            return "no target with one integer per sample was recorded"
         most, least = self._counts.most, self.parameters.least
-        return None if most >= least else f"it takes {least} targets; there are {most}"
+        return None if most >= least else f"it needs {least} targets; the run has {most}"

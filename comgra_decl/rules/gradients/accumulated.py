@@ -1,71 +1,79 @@
-"""Gradients that are added up over steps because nobody clears them."""
+"""Gradients that add up over steps because they are never cleared."""
 
 from __future__ import annotations
 
-from typing import Annotated, Any
-
 import numpy as np
 from numpy.typing import NDArray
-from pydantic import Field
 
-from comgra_decl.rules.base import Patient, Scene, SlotRule
-from comgra_decl.rules.gradients.sizes import weight_gradients
-from comgra_decl.rules.memory import Bools, Early, Previous, Slots
-from comgra_decl.rules.table import Mask, SlotTable
-from comgra_decl.rules.window import Window
-from comgra_decl.spec.base import Number
+from comgra_decl.rules.api import (
+    Early,
+    Factor,
+    Fraction,
+    Mask,
+    Measured,
+    Patient,
+    Previous,
+    Scene,
+    Share,
+    SlotRule,
+    Slots,
+    SlotTable,
+    Window,
+    per_run,
+)
+
+_FIRST = 3  # records; their median is the start value
 
 
 class AccumulatedParameters(Patient):
-    """What can be said of `accumulated_gradient`."""
+    """The options of `accumulated_gradient`."""
 
-    growth: Annotated[Number, Field(gt=1)] = 3.0
-    """Gradients of weights grow by so much, against those of the outputs they make."""
+    growth: Factor = 3.0
+    """How much gradients of weights may grow relative to those of the layers' outputs."""
 
-    change: Annotated[Number, Field(gt=0, lt=1)] = 0.4
-    """From record to record, a mean changes by less than this share of itself."""
+    change: Fraction = 0.4
+    """The largest relative change of a mean between records that still counts as smooth."""
 
-    share: Annotated[Number, Field(gt=0, le=1)] = 0.7
-    """In so many of the weights it must be so at once."""
+    share: Share = 0.7
+    """The share of weights that must meet the condition at once."""
 
 
 class AccumulatedGradient(SlotRule):
-    """Gradients that are added up over steps because nobody clears them."""
+    """Gradients that add up over steps because they are never cleared."""
 
     name = "accumulated_gradient"
     severity = "error"
     certainty = 0.75
     definition = (
-        "Against the gradient of the layer's own output (l2), that of its weight has grown to "
-        "`growth` times what it was in the first three records, and from record to record its "
-        "mean changes by less than `change` of itself, or its smallest and its largest element by "
-        "less than half as much; in at least `share` of all weights, for `patience` records in a "
-        "row. A sum over all steps behaves like this, the gradient of one batch does not: it is "
-        "proportional to the output's gradient, and its mean is mostly noise."
+        "Relative to the gradient of the layer's own output, the l2 norm of a weight's gradient "
+        f"has grown to `growth` times its median over the first {_FIRST} records. Between records "
+        "its mean changes by less than `change` of itself, or its smallest and largest element by "
+        "less than half as much. Both hold for at least `share` of all weights and `patience` "
+        "records in a row. A sum over all steps behaves like this; the gradient of a single batch "
+        "does not, because it is proportional to the output's gradient and its mean is mostly "
+        "noise."
     )
-    source = "Own derivation; a missing `zero_grad()` is in TheDeepChecker's list of bugs."
-    advice = "Call `optimizer.zero_grad()` once per optimizer step, before the backward."
+    source = "Own derivation; a missing `zero_grad()` is among the bugs that TheDeepChecker lists."
+    advice = "Call `optimizer.zero_grad()` once per optimizer step, before the backward pass."
     Parameters = AccumulatedParameters
     statistics = ("l2", "mean", "min", "max")
     evidence = "growth against the output's gradient"
     needs = (
-        "gradients of outputs and of parameters, {select: '**', capture: [output_grad, "
+        "gradients of outputs and parameters, {select: '**', capture: [output_grad, "
         "parameter_grad]}"
     )
 
-    def __init__(self, parameters: Any = None) -> None:
-        super().__init__(parameters)
-        self._early = Early(3)
-        self._previous = {name: Previous() for name in ("mean", "min", "max")}
+    _early = per_run(Early, _FIRST)
+    _previous = per_run(lambda: {name: Previous() for name in ("mean", "min", "max")})
 
     def wants(self, table: SlotTable) -> Mask:
-        """Returns the gradients of weights whose layers' outputs have gradients, too."""
-        wanted = weight_gradients(table)
+        """Returns the gradients of weights whose layers' outputs have gradients as well."""
+        wanted = table.weight_gradients
         partner = _output_gradients(table)
         return wanted & table.where(lambda info: info.key.node in partner)
 
-    def measure(self, window: Window, at: Slots) -> tuple[Bools, NDArray[Any]]:
-        """Follows the ratio of both gradients."""
+    def measure(self, window: Window, at: Slots) -> Measured:
+        """Follows the ratio of the two gradients."""
         others = window.table.remembered((_partners, len(at)), lambda t: _partners(t, at))
         ratio = window.read("l2", at) / window.read("l2", others)
         ratio = np.where(np.isfinite(ratio) & (ratio > 0), ratio, np.nan).astype(np.float64)
@@ -73,21 +81,21 @@ class AccumulatedGradient(SlotRule):
         change = {name: self._change(window, at, name) for name in self._previous}
         smooth = change["mean"] < self.parameters.change
         smooth |= np.maximum(change["min"], change["max"]) < self.parameters.change / 2
-        so = (growth > self.parameters.growth) & smooth
-        many = so.mean(1, keepdims=True) >= self.parameters.share
-        return so & many, growth
+        summed = (growth > self.parameters.growth) & smooth
+        many = summed.mean(1, keepdims=True) >= self.parameters.share
+        return summed & many, growth
 
     def _change(self, window: Window, at: Slots, name: str) -> NDArray[np.float64]:
-        """Returns by how much of itself a statistic has changed since the record before."""
+        """Returns the relative change of a statistic since the previous record."""
         value = window.read(name, at).astype(np.float64)
         return np.asarray(np.abs(value - self._previous[name].look(at, value)) / np.abs(value))
 
     def sentence(self, scene: Scene, slot: int) -> str:
-        """Says how far they have grown."""
+        """Returns the message about a slot."""
         return (
-            "Gradients of earlier steps are not cleared: those of the weights are the sums of "
-            f"many steps, {self.streak.worst[slot]:.3g} times larger than at first, "
-            f"{scene.table.place(slot)} for one, while those of the outputs are not."
+            "Gradients are never cleared: those of the weights add up over steps and have grown "
+            f"{self.streak.worst[slot]:.3g}-fold relative to those of the outputs, for example "
+            f"{scene.table.place(slot)}."
         )
 
 

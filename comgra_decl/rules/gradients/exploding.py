@@ -1,53 +1,61 @@
-"""Gradients that grow on their way to the first layers, or over training."""
+"""Gradients that grow on their way back to the first layers, or during training."""
 
 from __future__ import annotations
 
-from typing import Annotated, Any
-
 import numpy as np
 from numpy.typing import NDArray
-from pydantic import Field
 
-from comgra_decl.rules.base import Patient, Scene, SlotRule
-from comgra_decl.rules.gradients.sizes import gradients
-from comgra_decl.rules.memory import Bools, Early, Slots
-from comgra_decl.rules.table import Mask, SlotTable
-from comgra_decl.rules.window import Window
-from comgra_decl.spec.base import Int, Number
+from comgra_decl.rules.api import (
+    Count,
+    Early,
+    Factor,
+    Mask,
+    Measured,
+    Patient,
+    Scene,
+    SlotRule,
+    Slots,
+    SlotTable,
+    Window,
+    per_run,
+)
+
+_FIRST = 5  # records; their median is the start value
 
 
 class ExplodingParameters(Patient):
-    """What can be said of `exploding_gradient`."""
+    """The options of `exploding_gradient`."""
 
-    patience: Annotated[Int, Field(ge=1)] = 2
-    """For so many records in a row it must be so."""
+    patience: Count = 2
 
-    growth: Annotated[Number, Field(gt=1)] = 100.0
-    """So many times what all gradients together, and this one, were at first is too much."""
+    growth: Factor = 100.0
+    """How much all gradients together, and this one, may grow from their first size."""
 
-    ratio: Annotated[Number, Field(gt=1)] = 1000.0
-    """So many times the largest gradient near the loss is too much."""
+    ratio: Factor = 1000.0
+    """How many times larger a gradient may be than the largest one near the loss."""
 
 
 class ExplodingGradient(SlotRule):
-    """Gradients that grow on their way to the first layers, or over training."""
+    """Gradients that grow on their way back to the first layers, or during training."""
 
     name = "exploding_gradient"
     severity = "error"
     certainty = 0.6
     definition = (
-        "For `patience` records, the l2 norm of a gradient is `ratio` times the largest of those "
-        "nearest to the loss (the last quarter of the network); or both it and the norm of all "
-        "gradients together are `growth` times what they were at first (median of five records)."
+        "For `patience` records in a row, the l2 norm of a gradient exceeds `ratio` times the "
+        "largest norm near the loss (in the last quarter of the network); or both this norm and "
+        "the norm of all gradients together exceed `growth` times their first size (median of "
+        f"{_FIRST} records)."
     )
     source = (
-        "TheDeepChecker (doubling at five checks in a row), AutoTrainer (norm of the first layer "
-        "70 times that of the last); wider here, and relative to the run itself, since healthy "
-        "trainings begin with small gradients at layers whose successors start at zero."
+        "TheDeepChecker (doubling at five checks in a row) and AutoTrainer (norm of the first "
+        "layer 70 times that of the last). The limits here are wider, and relative to the run "
+        "itself, because healthy trainings start with small gradients at layers whose successors "
+        "are initialized to zero."
     )
     advice = (
-        "Lower the learning rate or warm it up, clip the gradient norm (about 1), and check the "
-        "initialisation of this layer; in recurrent networks, use gates or shorter sequences."
+        "Lower the learning rate or warm it up, clip the gradient norm (to about 1), and check the "
+        "initialization of this layer. In recurrent networks, use gates or shorter sequences."
     )
     explained_by = ("nonfinite", "poor_initialisation", "accumulated_gradient")
     Parameters = ExplodingParameters
@@ -55,16 +63,15 @@ class ExplodingGradient(SlotRule):
     backwards, evidence = True, "times too large"
     needs = "gradients, such as {select: '**', capture: [output_grad]}"
 
-    def __init__(self, parameters: Any = None) -> None:
-        super().__init__(parameters)
-        self._early, self._early_total = Early(5), Early(5)
+    _early = per_run(Early, _FIRST)
+    _early_total = per_run(Early, _FIRST)
 
     def wants(self, table: SlotTable) -> Mask:
-        """Returns the gradients of outputs, or else of weights."""
-        return gradients(table)
+        """Returns the gradients of outputs; if there are none, those of weights."""
+        return table.layer_gradients
 
-    def measure(self, window: Window, at: Slots) -> tuple[Bools, NDArray[Any]]:
-        """Compares with the other gradients of the step, and with those of the first steps."""
+    def measure(self, window: Window, at: Slots) -> Measured:
+        """Compares with the other gradients of the step, and with the first steps."""
         size = window.read("l2", at).astype(np.float64)
         known = np.where(np.isfinite(size) & (size > 0), size, np.nan)
         there = (~np.isnan(known)).sum(1)
@@ -79,11 +86,11 @@ class ExplodingGradient(SlotRule):
         return excess > 1, excess
 
     def sentence(self, scene: Scene, slot: int) -> str:
-        """Says by how much it is too large."""
+        """Returns the message about a slot."""
         return (
-            f"The gradient explodes: at {scene.table.place(slot)} it is "
-            f"{self.streak.worst[slot]:.3g} times over the limit (step "
-            f"{self.streak.worst_step[slot]})."
+            f"The gradient explodes: {scene.table.place(slot)} is "
+            f"{self.streak.worst[slot]:.3g} times the limit at step "
+            f"{self.streak.worst_step[slot]}."
         )
 
 

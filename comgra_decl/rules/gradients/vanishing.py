@@ -1,53 +1,62 @@
-"""Gradients that die on their way to the first layers."""
+"""Gradients that vanish on their way back to the first layers."""
 
 from __future__ import annotations
 
-from typing import Annotated, Any
-
 import numpy as np
 from numpy.typing import NDArray
-from pydantic import Field
 
-from comgra_decl.rules.base import Patient, Scene, SlotRule
-from comgra_decl.rules.gradients.sizes import gradients, largest_of_node
-from comgra_decl.rules.memory import Bools, Early, Slots, row_quantile
-from comgra_decl.rules.table import Mask, SlotTable
-from comgra_decl.rules.window import Window
-from comgra_decl.spec.base import Int, Number
+from comgra_decl.rules.api import (
+    Count,
+    Early,
+    Fraction,
+    Mask,
+    Measured,
+    Patient,
+    Scene,
+    SlotRule,
+    Slots,
+    SlotTable,
+    Window,
+    per_run,
+    row_quantile,
+)
+
+_FIRST = 5  # records; their median is the start value
+_FEWEST = 4  # gradients to compare
 
 
 class VanishingParameters(Patient):
-    """What can be said of `vanishing_gradient`."""
+    """The options of `vanishing_gradient`."""
 
-    patience: Annotated[Int, Field(ge=1)] = 10
-    """For so many records in a row it must be so; the keys of attention begin like this."""
+    patience: Count = 10
+    """How many records in a row must meet the condition; keys of attention start out like this."""
 
-    ratio: Annotated[Number, Field(gt=0, lt=1)] = 1e-3
-    """A gradient is too small below this share of the upper quartile of all gradients."""
+    ratio: Fraction = 1e-3
+    """The smallest gradient allowed, relative to the upper quartile of all gradients."""
 
-    fall: Annotated[Number, Field(gt=0, lt=1)] = 1e-3
-    """Below this part of the share that it had at first, it has died during the training."""
+    fall: Fraction = 1e-3
+    """How far that ratio may fall, relative to its first value."""
 
 
 class VanishingGradient(SlotRule):
-    """Gradients that die on their way to the first layers."""
+    """Gradients that vanish on their way back to the first layers."""
 
     name = "vanishing_gradient"
     certainty = 0.7
     definition = (
-        "The l2 norm of the gradient of a module's output (of a weight, where outputs' gradients "
-        "are not recorded) is below `ratio` times the upper quartile of all such gradients of the "
-        "step, in every iteration of the module, for `patience` records, though not exactly zero; "
-        "or that share is below `fall` times what it was at first (median of five records). At "
-        "least four are compared."
+        "For `patience` records in a row, the l2 norm of the gradient of a module's output (or of "
+        "a weight, if gradients of outputs are not recorded) is below `ratio` times the upper "
+        "quartile of all such gradients in the step, in every iteration of the module, though not "
+        "exactly zero; or that ratio has fallen below `fall` times its first value (median of "
+        f"{_FIRST} records). Needs at least {_FEWEST} gradients to compare."
     )
     source = (
-        "AutoTrainer (norm of the first layer below 1e-3 of that of the last one); relative to the "
-        "other layers, so that neither the loss's scale nor the width matters."
+        "AutoTrainer (norm of the first layer below 1e-3 of that of the last one); here relative "
+        "to the other layers, so that neither the scale of the loss nor the width matters."
     )
     advice = (
-        "Use normalisation, residual connections or another activation function (ReLU, GELU) "
-        "between this layer and the loss, or initialise by He or Glorot."
+        "Between this layer and the loss, use normalization, residual connections or another "
+        "activation function (ReLU, GELU), or initialize by He or Glorot."
     )
     explained_by = ("nonfinite", "saturated", "dead_units", "poor_initialisation")
     Parameters = VanishingParameters
@@ -55,28 +64,46 @@ class VanishingGradient(SlotRule):
     lowest, backwards, evidence = True, True, "share of the upper quartile"
     needs = "gradients, such as {select: '**', capture: [output_grad]}"
 
-    def __init__(self, parameters: Any = None) -> None:
-        super().__init__(parameters)
-        self._early = Early(5)
+    _early = per_run(Early, _FIRST)
 
     def wants(self, table: SlotTable) -> Mask:
-        """Returns the gradients of outputs, or else of weights."""
-        return gradients(table)
+        """Returns the gradients of outputs; if there are none, those of weights."""
+        return table.layer_gradients
 
-    def measure(self, window: Window, at: Slots) -> tuple[Bools, NDArray[Any]]:
+    def measure(self, window: Window, at: Slots) -> Measured:
         """Compares each gradient with the upper quartile of its step."""
         size = window.read("l2", at).astype(np.float64)
         known = np.where(np.isfinite(size) & (size > 0), size, np.nan)
-        enough = (~np.isnan(known)).sum(1) >= 4
-        share = largest_of_node(window.table, at, known) / row_quantile(known, 0.75)
+        enough = (~np.isnan(known)).sum(1) >= _FEWEST
+        share = _largest_of_node(window.table, at, known) / row_quantile(known, 0.75)
         share[~enough] = np.nan
         fallen = share < self.parameters.fall * self._early.look(at, share)
         return (share < self.parameters.ratio) | fallen, share
 
     def sentence(self, scene: Scene, slot: int) -> str:
-        """Says how small it is."""
+        """Returns the message about a slot."""
         share = self.streak.worst[slot]
         return (
-            f"The gradient dies on its way back: at {scene.table.place(slot)} it is {share:.1e} "
-            "times that of the upper quartile of layers."
+            f"The gradient vanishes on its way back: {scene.table.place(slot)} is {share:.1e} "
+            "times the upper quartile of all layers."
         )
+
+
+def _largest_of_node(
+    table: SlotTable, at: Slots, sizes: NDArray[np.float64]
+) -> NDArray[np.float64]:
+    """Returns, per column, the largest size over all iterations of its tensor, [records, slots]."""
+    group = table.remembered((_largest_of_node, len(at)), lambda t: _group(t, at))
+    if group.max(initial=-1) == len(group) - 1:
+        return sizes
+    order = np.argsort(group, kind="stable")
+    starts = np.flatnonzero(np.diff(group[order], prepend=-1))
+    largest = np.fmax.reduceat(sizes[:, order], starts, axis=1)
+    return np.asarray(largest[:, group], np.float64)
+
+
+def _group(table: SlotTable, at: Slots) -> Slots:
+    """Numbers the tensors; all iterations of a tensor get the same number."""
+    names = [(table.infos[slot].key.node, table.infos[slot].key.role) for slot in at.tolist()]
+    numbers = {name: number for number, name in enumerate(dict.fromkeys(names))}
+    return np.array([numbers[name] for name in names], np.int64)

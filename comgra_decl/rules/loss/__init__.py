@@ -1,1 +1,1 @@
-"""Rules about the loss and other numbers of each step."""
+"""Rules about the loss and other metrics."""

@@ -1,4 +1,4 @@
-"""A loss that rises for good, or falls below what a loss can be."""
+"""Losses that keep rising, or fall below what is possible."""
 
 from __future__ import annotations
 
@@ -6,64 +6,64 @@ from typing import Annotated
 
 import numpy as np
 from numpy.typing import NDArray
-from pydantic import Field
 
-from comgra_decl.rules.base import RuleParameters, Scene
-from comgra_decl.rules.finding import Finding
-from comgra_decl.rules.loss.curve import Curve, LossRule
-from comgra_decl.rules.paths import met
-from comgra_decl.spec.base import Int, Number
+from comgra_decl.rules.api import (
+    CurveRule,
+    Factor,
+    Field,
+    Finding,
+    Int,
+    RuleParameters,
+    Scene,
+    per_run,
+    target_pairs,
+)
 
 
 class DivergingParameters(RuleParameters):
-    """What can be said of `loss_diverges`."""
+    """The options of `loss_diverges`."""
 
-    growth: Annotated[Number, Field(gt=1)] = 2.0
-    """So many times the smallest mean of a part of the curve."""
+    growth: Factor = 2.0
+    """How many times its best mean the loss may reach."""
 
     least: Annotated[Int, Field(ge=10)] = 20
-    """So many losses must have been heard."""
+    """The number of losses needed."""
 
 
-class LossDiverges(LossRule):
-    """A loss that rises for good."""
+class LossDiverges(CurveRule):
+    """A loss that keeps rising."""
 
     name = "loss_diverges"
     severity = "error"
     certainty = 0.65
     definition = (
-        "The mean of the last tenth of all losses is more than `growth` times the smallest mean of "
-        "any tenth before and above that of the first tenth by three standard errors; or a loss is "
+        "The mean of the last tenth of all losses is above `growth` times the lowest mean of any "
+        "earlier tenth, and above that of the first tenth by three standard errors; or a loss is "
         "not finite."
     )
-    source = "TheDeepChecker (twice the minimum); the first tenth keeps small losses out."
+    source = (
+        "TheDeepChecker (twice the minimum); the comparison with the first tenth excludes noise "
+        "around small losses."
+    )
     advice = (
-        "Lower the learning rate or warm it up, clip gradients; if the loss rises steadily from "
-        "the first step, look for a wrong sign."
+        "Lower the learning rate or warm it up, and clip gradients. If the loss rises steadily "
+        "from the first step, look for a wrong sign."
     )
     explained_by = ("nonfinite", "exploding_gradient", "accumulated_gradient")
     Parameters = DivergingParameters
 
-    def __init__(self, parameters: RuleParameters | None = None) -> None:
-        super().__init__(parameters)
-        self._curves: dict[str, Curve] = {}
-        self._nonfinite: dict[str, int] = {}
-
-    @property
-    def least(self) -> int:
-        """So many losses must have been heard."""
-        return int(self.parameters.least)
+    _nonfinite: dict[str, int] = per_run(dict)
 
     def take(self, type_: str, steps: NDArray[np.int64], values: NDArray[np.float64]) -> None:
-        """Adds to the curve."""
-        self._curves.setdefault(type_, Curve()).add(steps, values)
+        """Adds the losses to the curve, and notes the first that is not finite."""
+        super().take(type_, steps, values)
         wild = steps[~np.isfinite(values)]
         if len(wild):
             self._nonfinite.setdefault(type_, int(wild[0]))
 
     def judge(self, scene: Scene, type_: str) -> Finding | None:
-        """Compares the end with the best and the first part."""
-        curve = self._curves[type_]
+        """Compares the end with the best part and with the start."""
+        curve = self.curves[type_]
         if type_ in self._nonfinite:
             step = self._nonfinite[type_]
             text = f"The loss is not finite from step {step} on."
@@ -81,75 +81,75 @@ class LossDiverges(LossRule):
         return self.finding(
             scene,
             first_step=at,
-            message=f"The loss diverges: {means[best]:.4g} at its best, {last:.4g} in the last "
-            f"tenth of {curve.count} steps.",
+            message=f"The loss diverges: from {means[best]:.4g} at its best to {last:.4g} in the "
+            f"last tenth of {curve.count} steps.",
             evidence={"best": float(means[best]), "last": last},
         )
 
 
 class NegativeParameters(RuleParameters):
-    """What can be said of `negative_loss`."""
+    """The options of `negative_loss`."""
 
-    growth: Annotated[Number, Field(gt=1)] = 10.0
-    """A loss of numbers that falls to so many times its first, negative mean has no end."""
+    growth: Factor = 10.0
+    """How far a negative loss with numeric targets may fall, as a multiple of its first mean."""
 
 
-class NegativeLoss(LossRule):
-    """A loss that is negative where it cannot be."""
+class NegativeLoss(CurveRule):
+    """A loss that is negative though it should not be."""
 
     name = "negative_loss"
     severity = "error"
     certainty = 0.85
     definition = (
-        "The loss is below -0.001 although its targets are classes (integers), so that it should "
-        "be a negative log-likelihood, which is not negative; in at least a tenth of all losses. "
-        "Or, with targets that are numbers: it is negative in nine of ten and falls without end, "
-        "the last tenth's mean being `growth` times that of the first tenth."
+        "The targets are classes (integers), so the loss should be a negative log-likelihood and "
+        "not negative, but at least a tenth of all losses are below -0.001. Or the targets are "
+        "other numbers, nine out of ten losses are negative, and the loss keeps falling: the mean "
+        "of the last tenth is more than `growth` times that of the first tenth."
     )
-    source = "AutoTrainer (negative where impossible); a wrong sign is the usual reason."
-    advice = "Look for a minus sign, or for nll_loss of probabilities instead of their logarithm."
+    source = "AutoTrainer (a negative loss where that is impossible); usually a wrong sign."
+    advice = (
+        "Look for a wrong minus sign, or for nll_loss applied to probabilities instead of "
+        "log-probabilities."
+    )
     Parameters = NegativeParameters
 
-    def __init__(self, parameters: RuleParameters | None = None) -> None:
-        super().__init__(parameters)
-        self._negative: dict[str, list[int]] = {}  # how many, the first step
-        self._curves: dict[str, Curve] = {}
+    _negative: dict[str, list[int]] = per_run(dict)  # count and first step
 
     def take(self, type_: str, steps: NDArray[np.int64], values: NDArray[np.float64]) -> None:
-        """Counts negative losses."""
-        self._curves.setdefault(type_, Curve()).add(steps, values)
+        """Adds the losses to the curve, and counts negative ones."""
+        super().take(type_, steps, values)
         below = steps[values < -1e-3]
         if len(below):
             known = self._negative.setdefault(type_, [0, int(below[0])])
             known[0] += len(below)
 
     def judge(self, scene: Scene, type_: str) -> Finding | None:
-        """Asks what the targets are."""
+        """Judges the count by the kind of targets."""
         count, first = self._negative.get(type_, [0, 0])
-        classes = any("int" in target.dtype for _, target in met(scene))
+        classes = any("int" in target.dtype for _, target in target_pairs(scene))
         if not classes:
             return self._endless(scene, type_, count, first)
-        if count < max(3, 0.1 * self._heard[type_]):
+        if count < max(3, 0.1 * self._losses[type_]):
             return None
         return self.finding(
             scene,
             first_step=first,
-            message=f"The loss is negative from step {first} on, although its targets are classes.",
+            message=f"The loss is negative from step {first} on although its targets are classes.",
             evidence={"negative": count},
         )
 
     def _endless(self, scene: Scene, type_: str, count: int, first: int) -> Finding | None:
-        """Asks whether a loss of numbers, which may be negative, falls without end."""
-        curve = self._curves[type_]
+        """Checks whether a loss with numeric targets, which may be negative, keeps falling."""
+        curve = self.curves[type_]
         (start, _), (end, _) = curve.mean(0, 0.1), curve.mean(0.9, 1)
-        often = count >= max(20, 0.9 * self._heard[type_])
+        often = count >= max(20, 0.9 * self._losses[type_])
         if self.several or not often or not end < self.parameters.growth * start < 0:
             return None
         return self.finding(
             scene,
             first_step=first,
-            message=f"The loss is negative and falls without end, from {start:.4g} to {end:.4g}: "
-            "whatever it measures is made as large as can be.",
+            message=f"The loss is negative and keeps falling, from {start:.4g} to {end:.4g}: "
+            "training makes what it measures arbitrarily large.",
             evidence={"first": start, "last": end},
             severity="warning",
         )

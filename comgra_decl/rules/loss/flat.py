@@ -1,45 +1,48 @@
-"""A loss that does not fall."""
+"""Losses that do not fall."""
 
 from __future__ import annotations
 
 from typing import Annotated
 
 import numpy as np
-from numpy.typing import NDArray
-from pydantic import Field
 
-from comgra_decl.rules.base import RuleParameters, Scene
-from comgra_decl.rules.finding import Finding
-from comgra_decl.rules.loss.curve import Curve, LossRule
-from comgra_decl.spec.base import Int, Number
+from comgra_decl.rules.api import (
+    CurveRule,
+    Field,
+    Finding,
+    Fraction,
+    Int,
+    RuleParameters,
+    Scene,
+)
 
 
 class FlatParameters(RuleParameters):
-    """What can be said of `loss_not_falling`."""
+    """The options of `loss_not_falling`."""
 
-    fall: Annotated[Number, Field(gt=0, lt=1)] = 0.02
-    """The loss must have fallen by this share of its first value."""
+    fall: Fraction = 0.02
+    """How far the loss must fall, as a share of its first mean."""
 
     least: Annotated[Int, Field(ge=10)] = 60
-    """So many losses must have been heard."""
+    """The number of losses needed."""
 
 
-class LossNotFalling(LossRule):
+class LossNotFalling(CurveRule):
     """A loss that does not fall."""
 
     name = "loss_not_falling"
     severity = "warning"
     certainty = 0.6
     definition = (
-        "After `least` losses or more, the mean of the last quarter is not below the mean of the "
-        "first tenth by more than `fall` of it, nor by three standard errors; where a step has one "
-        "loss (of two networks that train against each other none need fall)."
+        "After at least `least` losses, the mean of the last quarter is below that of the first "
+        "tenth neither by more than `fall` of it nor by three standard errors. Applies where a "
+        "step has a single loss; when two networks train against each other, no loss need fall."
     )
-    source = "SageMaker Debugger (less than 0.1 % over ten steps), with a test against noise."
+    source = "SageMaker Debugger (less than 0.1% over ten steps), with a test against noise."
     advice = (
-        "Train on one batch only (`comgra-decl overfit-one-batch`): if even that fails, look for a "
+        "Train on a single batch (`comgra-decl overfit-one-batch`). If even that fails, look for a "
         "cut gradient, wrong labels, a wrong sign, frozen parameters, or a learning rate that is "
-        "far too small or too large."
+        "far too low or too high."
     )
     explained_by = (
         "nonfinite",
@@ -55,24 +58,11 @@ class LossNotFalling(LossRule):
     )
     Parameters = FlatParameters
 
-    def __init__(self, parameters: RuleParameters | None = None) -> None:
-        super().__init__(parameters)
-        self._curves: dict[str, Curve] = {}
-
-    @property
-    def least(self) -> int:
-        """So many losses must have been heard."""
-        return int(self.parameters.least)
-
-    def take(self, type_: str, steps: NDArray[np.int64], values: NDArray[np.float64]) -> None:
-        """Adds to the curve."""
-        self._curves.setdefault(type_, Curve()).add(steps, values)
-
     def judge(self, scene: Scene, type_: str) -> Finding | None:
-        """Compares the beginning with the end."""
+        """Compares the end with the start."""
         if self.several:
-            return None  # networks that train against each other keep each other's loss up
-        curve = self._curves[type_]
+            return None  # networks that train against each other keep each other's loss high
+        curve = self.curves[type_]
         first, first_error = curve.mean(0, 0.1)
         last, last_error = curve.mean(0.75, 1)
         noise = 3 * float(np.hypot(first_error, last_error))
@@ -80,7 +70,7 @@ class LossNotFalling(LossRule):
         if not np.isfinite(fall) or fall > min(self.parameters.fall * abs(first), max(noise, 1e-9)):
             return None
         if first < 0.05 * abs(curve.first) or abs(first) < 1e-4:
-            return None  # it had fallen before the first tenth was over
+            return None  # it fell within the first tenth
         return self.finding(
             scene,
             first_step=curve.steps[0],

@@ -1,4 +1,4 @@
-"""Classifiers that know no more than how often each class comes."""
+"""Classifiers that are no better than guessing by class frequency."""
 
 from __future__ import annotations
 
@@ -6,60 +6,68 @@ from math import log
 from typing import Annotated, Any
 
 import numpy as np
-from numpy.typing import NDArray
-from pydantic import Field
 
-from comgra_decl.rules.base import RuleParameters, Scene
-from comgra_decl.rules.data.classes import ClassCounts
-from comgra_decl.rules.finding import Finding
-from comgra_decl.rules.loss.curve import Curve, LossRule
-from comgra_decl.rules.loss.initial import classes_of
-from comgra_decl.rules.loss.overfit import is_validation
-from comgra_decl.rules.window import Numbers, Window
-from comgra_decl.spec.base import Int, Number
+from comgra_decl.rules.api import (
+    ClassCounts,
+    Count,
+    Curve,
+    CurveRule,
+    Field,
+    Finding,
+    Fraction,
+    Int,
+    Numbers,
+    RuleParameters,
+    Scene,
+    Window,
+    classes_of,
+    is_validation,
+    per_run,
+)
 
-_NEAR = (0.7, 1.7)  # of ln C: a first loss outside is no mean cross-entropy, or not a beginner's
+_NEAR = (0.7, 1.7)  # of ln C; otherwise no mean cross-entropy, or not an untrained network
 
 
 class GuessingParameters(RuleParameters):
-    """What can be said of `no_better_than_guessing`."""
+    """The options of `no_better_than_guessing`."""
 
-    gain: Annotated[Number, Field(gt=0, lt=1)] = 0.03
-    """The loss is not below what guessing costs by this share of it."""
+    gain: Fraction = 0.03
+    """How far the loss must be below the cost of guessing, as a share of that cost."""
 
-    learned: Annotated[Number, Field(gt=0, lt=1)] = 0.2
-    """The training's loss is below what guessing costs by this share of it, and the validation's
-    is not below it at all: what was learned was learned by heart."""
+    learned: Fraction = 0.2
+    """The training loss must be below the cost of guessing by this share of it to show
+    memorization."""
 
     least: Annotated[Int, Field(ge=20)] = 100
-    """So many losses must have been heard, and twice as many targets counted."""
+    """The number of losses needed; also half the number of targets needed."""
 
-    patience: Annotated[Int, Field(ge=1)] = 3
-    """So many validations are needed."""
+    patience: Count = 3
+    """The number of validation losses needed."""
 
 
-class NoBetterThanGuessing(LossRule):
-    """Classifiers that know no more than how often each class comes."""
+class NoBetterThanGuessing(CurveRule):
+    """A classifier that is no better than guessing by class frequency."""
 
     name = "no_better_than_guessing"
     certainty = 0.65
     definition = (
-        "Guessing costs H = -sum p ln p, p being the shares of the classes among the recorded "
-        "targets (integers, one per sample). The mean loss of the last quarter is within `gain` of "
-        "H or above it, by no more than a tenth, and has not fallen since the quarter before by "
-        "two standard errors: the input tells nothing about the target. Or the training's last "
-        "tenth is below H by `learned` of it while the smallest of `patience` validation losses or "
-        "more is above H by `gain` or nearer to it: what was learned does not carry over. "
-        "Only where the first loss is that of a beginner, 0.7 to 1.7 times ln(classes)."
+        "Guessing costs H = -sum p ln p, where p are the shares of the classes among the recorded "
+        "targets (integers, one per sample). Either the mean loss of the last quarter is not "
+        "below H by more than `gain` of it, nor above it by more than a tenth, and has not fallen "
+        "since the previous quarter by two standard errors: the input tells the network nothing "
+        "about the target. Or the last tenth of the training loss is below H by `learned` of it, "
+        "while the lowest of at least `patience` validation losses is not below H by more than "
+        "`gain` of it: what is learned does not generalize. Applies only if the first loss is "
+        f"{_NEAR[0]} to {_NEAR[1]} times ln(classes), as for an untrained network."
     )
     source = (
-        "The entropy of the labels is what the best constant answer costs; Zhang et al., "
+        "The entropy of the labels is the cost of the best constant prediction; Zhang et al., "
         "Understanding deep learning requires rethinking generalization (2017), on random labels."
     )
     advice = (
-        "Look at some samples beside their labels: are they shuffled apart, permuted, off by one, "
-        "or noise? Is the input what the label is about, and prepared alike in both? If they are "
-        "right, train longer or with another learning rate."
+        "Look at some samples and their labels: are they shuffled independently, permuted, off by "
+        "one, or noise? Does the input contain what the label is about, and is it preprocessed "
+        "alike in training and validation? If so, train longer or with another learning rate."
     )
     explained_by = (
         "nonfinite",
@@ -76,31 +84,19 @@ class NoBetterThanGuessing(LossRule):
     )
     Parameters = GuessingParameters
 
-    def __init__(self, parameters: RuleParameters | None = None) -> None:
-        super().__init__(parameters)
-        self._counts = ClassCounts()
-        self._curves: dict[str, Curve] = {}
-        self._best: dict[str, tuple[int, int, float]] = {}  # how many, step and value of the least
-
-    @property
-    def least(self) -> int:
-        """So many losses must have been heard."""
-        return int(self.parameters.least)
+    _counts = per_run(ClassCounts)
+    _best: dict[str, tuple[int, int, float]] = per_run(dict)  # count, step and value of the least
 
     def look(self, window: Window) -> None:
         """Counts classes."""
         self._counts.look(window)
 
-    def hear(self, numbers: Numbers) -> None:
-        """Takes losses of both kinds."""
+    def look_at_numbers(self, numbers: Numbers) -> None:
+        """Takes training and validation losses."""
         if is_validation(numbers):
             self._take_validation(f"{numbers.name} ({numbers.type})", numbers)
         else:
-            super().hear(numbers)
-
-    def take(self, type_: str, steps: NDArray[np.int64], values: NDArray[np.float64]) -> None:
-        """Adds to the curve."""
-        self._curves.setdefault(type_, Curve()).add(steps, values)
+            super().look_at_numbers(numbers)
 
     def _take_validation(self, name: str, numbers: Numbers) -> None:
         for step, value in zip(numbers.steps.tolist(), numbers.values.tolist(), strict=True):
@@ -111,11 +107,11 @@ class NoBetterThanGuessing(LossRule):
     def judge(self, scene: Scene, type_: str) -> Finding | None:
         """Compares both losses with the entropy of the labels."""
         entropy, classes = self._entropy(scene)
-        curve = self._curves[type_]
+        curve = self.curves[type_]
         start, _ = curve.mean(0, 0.02)
         if self.several or not entropy or not _NEAR[0] < start / log(classes) < _NEAR[1]:
             return None
-        return self._stays(scene, curve, entropy) or self._by_heart(scene, curve, entropy)
+        return self._stays(scene, curve, entropy) or self._memorises(scene, curve, entropy)
 
     def _stays(self, scene: Scene, curve: Curve, entropy: float) -> Finding | None:
         (before, spread), (last, error) = curve.mean(0.5, 0.75), curve.mean(0.75, 1)
@@ -125,12 +121,12 @@ class NoBetterThanGuessing(LossRule):
         return self.finding(
             scene,
             first_step=curve.steps[0],
-            message=f"The loss stays at {last:.4g}, which is what guessing by the frequency of the "
-            f"classes costs ({entropy:.4g}): the input tells the network nothing about its target.",
+            message=f"The loss stays at {last:.4g}, the cost of guessing by class frequency "
+            f"({entropy:.4g}): the input tells the network nothing about the target.",
             evidence={"loss": last, "guessing": entropy},
         )
 
-    def _by_heart(self, scene: Scene, curve: Curve, entropy: float) -> Finding | None:
+    def _memorises(self, scene: Scene, curve: Curve, entropy: float) -> Finding | None:
         last, _ = curve.mean(0.9, 1)
         if not last < (1 - self.parameters.learned) * entropy:
             return None
@@ -139,15 +135,15 @@ class NoBetterThanGuessing(LossRule):
                 return self.finding(
                     scene,
                     first_step=step,
-                    message=f"{name} never was below {best:.4g}, and guessing by the frequency of "
-                    f"the classes costs {entropy:.4g}, while the training's loss fell to "
-                    f"{last:.4g}: what was learned was learned by heart.",
+                    message=f"{name} never falls below {best:.4g} (guessing by class frequency "
+                    f"costs {entropy:.4g}), while the training loss falls to {last:.4g}: the "
+                    "network memorizes its training data.",
                     evidence={"validation": best, "guessing": entropy, "train": last},
                 )
         return None
 
     def _entropy(self, scene: Scene) -> tuple[float, int]:
-        """Returns the entropy of the labels and the number of classes; 0 where it is not known."""
+        """Returns the entropy of the labels (0 if unknown) and the number of classes."""
         classes, known = classes_of(scene), self._known()
         total = sum(known.values())
         if classes < 2 or len(known) < 2 or total < 2 * self.least:
@@ -160,12 +156,12 @@ class NoBetterThanGuessing(LossRule):
         return max(counted, key=lambda known: sum(known.values()), default={})
 
     def missing(self, scene: Scene) -> str | None:
-        """Returns why it could not look."""
+        """Returns why the rule could not check the run."""
         if not scene.has_histograms:
             return "no histograms are recorded; set `histogram: {bins: 64}`"
         if self._counts.most < 2 * self.least:
             return (
-                f"it takes {2 * self.least} targets that are classes, one per sample; "
-                f"{self._counts.most} were recorded"
+                f"it needs {2 * self.least} targets that are classes, one per sample; "
+                f"the run has {self._counts.most}"
             )
         return super().missing(scene)

@@ -1,57 +1,60 @@
-"""A first loss that is far from what guessing costs."""
+"""First losses far above the cost of guessing."""
 
 from __future__ import annotations
 
 from math import log
-from typing import Annotated
 
 import numpy as np
 from numpy.typing import NDArray
-from pydantic import Field
 
-from comgra_decl.rules.base import RuleParameters, Scene
-from comgra_decl.rules.finding import Finding
-from comgra_decl.rules.loss.curve import LossRule
-from comgra_decl.rules.paths import met
-from comgra_decl.spec.base import Number
+from comgra_decl.rules.api import (
+    Factor,
+    Finding,
+    LossRule,
+    RuleParameters,
+    Scene,
+    classes_of,
+    per_run,
+)
 
 
 class InitialParameters(RuleParameters):
-    """What can be said of `initial_loss`."""
+    """The options of `initial_loss`."""
 
-    factor: Annotated[Number, Field(gt=1)] = 1.7
-    """So many times ln(classes) is too much."""
+    factor: Factor = 1.7
+    """The largest first loss allowed, as a multiple of ln(classes)."""
 
 
 class InitialLoss(LossRule):
-    """A first loss that is far above what guessing costs."""
+    """A first loss far above the cost of guessing."""
 
     name = "initial_loss"
     certainty = 0.7
     definition = (
-        "The first loss is above `factor` times ln(C), C being the number of classes: the last "
-        "dimension of the answer (or the second, where targets have further ones), where targets "
-        "are integers. A network that knows nothing should lose ln(C)."
+        "The first loss is above `factor` times ln(C), where C is the number of classes: the last "
+        "dimension of the prediction (or the second, if targets have further dimensions), where "
+        "targets are integers. An untrained network should lose ln(C)."
     )
-    source = "The debugging chapter (ln C; 50 is far off); TheDeepChecker (100 % deviation)."
+    source = (
+        "The book chapter 'Debugging: Visualizing Activation Maps & Gradients' (ln C; 50 is far "
+        "off); TheDeepChecker (100% deviation)."
+    )
     advice = (
-        "Make the last layer's initial weights smaller, normalise what enters it, and look at the "
-        "scale of inputs; see whether the loss is summed where it should be averaged."
+        "Use smaller initial weights in the last layer, normalize its inputs, and check the scale "
+        "of the data. Check whether the loss is summed where it should be averaged."
     )
     explained_by = ("nonfinite", "input_scale", "poor_initialisation")
     Parameters = InitialParameters
 
-    def __init__(self, parameters: RuleParameters | None = None) -> None:
-        super().__init__(parameters)
-        self._first: dict[str, tuple[int, float]] = {}
+    _first: dict[str, tuple[int, float]] = per_run(dict)
 
     def take(self, type_: str, steps: NDArray[np.int64], values: NDArray[np.float64]) -> None:
-        """Remembers the first one."""
+        """Notes the first loss."""
         if type_ not in self._first and len(steps):
             self._first[type_] = int(steps[0]), float(values[0])
 
     def judge(self, scene: Scene, type_: str) -> Finding | None:
-        """Compares it with guessing."""
+        """Compares the first loss with guessing."""
         step, loss = self._first[type_]
         classes = classes_of(scene)
         if classes < 2 or step > 0 or not loss > self.parameters.factor * log(classes):
@@ -64,15 +67,3 @@ class InitialLoss(LossRule):
             f"ln({classes}) = {log(classes):.3f}.",
             evidence={"loss": loss, "guessing": log(classes), "classes": classes},
         )
-
-
-def classes_of(scene: Scene) -> int:
-    """Returns among how many classes an answer that meets a target chooses; 0 if none does."""
-    for answer, target in met(scene):
-        if "int" in target.dtype and "float" in answer.dtype:
-            if len(answer.shape) == len(target.shape) + 1:
-                at = 1 if len(target.shape) > 1 and answer.shape[2:] == target.shape[1:] else -1
-                return answer.shape[at]
-            if len(answer.shape) == 2 and len(target.shape) == 1:
-                return answer.shape[1]
-    return 0

@@ -1,4 +1,4 @@
-"""A loss that jumps to and fro from step to step."""
+"""Losses that jump up and down from step to step."""
 
 from __future__ import annotations
 
@@ -6,49 +6,54 @@ from typing import Annotated
 
 import numpy as np
 from numpy.typing import NDArray
-from pydantic import Field
 
-from comgra_decl.rules.base import RuleParameters, Scene
-from comgra_decl.rules.finding import Finding
-from comgra_decl.rules.loss.curve import LossRule
-from comgra_decl.spec.base import Int, Number
+from comgra_decl.rules.api import (
+    Field,
+    Finding,
+    Int,
+    LossRule,
+    Number,
+    Positive,
+    RuleParameters,
+    Scene,
+    per_run,
+)
 
 
 class OscillatingParameters(RuleParameters):
-    """What can be said of `loss_oscillates`."""
+    """The options of `loss_oscillates`."""
 
     correlation: Annotated[Number, Field(gt=-1, lt=0)] = -0.5
-    """The correlation of neighbouring losses is below this; that of independent ones is 0."""
+    """The lowest correlation allowed between consecutive losses; independent ones have 0."""
 
-    size: Annotated[Number, Field(gt=0)] = 0.2
-    """The standard deviation is above this share of the mean."""
+    size: Positive = 0.2
+    """The largest standard deviation allowed, relative to the mean."""
 
     window: Annotated[Int, Field(ge=20, le=10_000)] = 50
-    """So many losses are looked at together."""
+    """The number of losses to look at together."""
 
 
 class LossOscillates(LossRule):
-    """A loss that jumps to and fro from step to step."""
+    """A loss that jumps up and down from step to step."""
 
     name = "loss_oscillates"
     certainty = 0.55
     definition = (
-        "In a part of `window` losses, without their linear trend, neighbouring losses have a "
-        "correlation below `correlation` and a standard deviation above `size` of their mean: each "
-        "step overshoots the minimum. Noise of the batches alone has a correlation of 0."
+        "Within `window` consecutive losses, with their linear trend removed, consecutive losses "
+        "have a correlation below `correlation` and a standard deviation above `size` of their "
+        "mean: every step overshoots the minimum. Noise between batches alone has a correlation of "
+        "0."
     )
-    source = "TheDeepChecker counts switches of direction; noise has those as well."
+    source = "TheDeepChecker counts changes of direction; noise has those as well."
     advice = "Lower the learning rate, or the momentum."
     explained_by = ("nonfinite", "large_update", "loss_diverges", "exploding_gradient")
     Parameters = OscillatingParameters
 
-    def __init__(self, parameters: RuleParameters | None = None) -> None:
-        super().__init__(parameters)
-        self._open: dict[str, list[tuple[int, float]]] = {}
-        self._found: dict[str, tuple[int, int, float, float]] = {}
+    _open: dict[str, list[tuple[int, float]]] = per_run(dict)
+    _found: dict[str, tuple[int, int, float, float]] = per_run(dict)
 
     def take(self, type_: str, steps: NDArray[np.int64], values: NDArray[np.float64]) -> None:
-        """Looks at each whole part."""
+        """Checks each complete window."""
         waiting = self._open.setdefault(type_, [])
         waiting += zip(steps.tolist(), values.tolist(), strict=True)
         size = self.parameters.window
@@ -81,7 +86,7 @@ class LossOscillates(LossRule):
             scene,
             first_step=first,
             last_step=last,
-            message=f"The loss jumps to and fro: neighbouring losses have a correlation of "
+            message=f"The loss jumps up and down: consecutive losses have a correlation of "
             f"{correlation:.2f}, and it varies by {size:.0%} of its mean.",
             evidence={"correlation": correlation, "size": size},
         )

@@ -1,62 +1,62 @@
-"""A validation loss that rises while the training's falls."""
+"""Validation losses that rise while the training loss falls."""
 
 from __future__ import annotations
 
-from fnmatch import fnmatchcase
-from typing import Annotated
-
 import numpy as np
-from pydantic import Field
 
-from comgra_decl.rules.base import Rule, RuleParameters, Scene
-from comgra_decl.rules.finding import Finding
-from comgra_decl.rules.loss.curve import Curve
-from comgra_decl.rules.window import Numbers
-from comgra_decl.spec.base import Int, Number
-
-_NAMES = ("*val*loss*", "*valid*loss*", "*eval*loss*", "*test*loss*", "*dev*loss*")
-_TYPES = ("eval", "val", "valid", "validation", "test")
+from comgra_decl.rules.api import (
+    EVALUATION_TYPES,
+    Count,
+    Curve,
+    Finding,
+    Numbers,
+    Positive,
+    Rule,
+    RuleParameters,
+    Scene,
+    Share,
+    is_validation,
+    per_run,
+)
 
 
 class OverfitParameters(RuleParameters):
-    """What can be said of `overfitting`."""
+    """The options of `overfitting`."""
 
-    rise: Annotated[Number, Field(gt=0)] = 0.1
-    """The validation loss rises by this share of its smallest value."""
+    rise: Positive = 0.1
+    """How far the validation loss may rise, as a share of its lowest value."""
 
-    gap: Annotated[Number, Field(gt=0, le=1)] = 0.8
-    """The training's loss is below this share of the validation's."""
+    gap: Share = 0.8
+    """The training loss must be below this share of the validation loss."""
 
-    patience: Annotated[Int, Field(ge=1)] = 3
-    """For so many validations in a row it must be so."""
+    patience: Count = 3
+    """How many validations in a row must meet the condition."""
 
 
 class Overfitting(Rule):
-    """A validation loss that rises while the training's falls."""
+    """A validation loss that rises while the training loss falls."""
 
     name = "overfitting"
     certainty = 0.7
     definition = (
-        "A number that is said during evaluations and is called a loss (`val_loss`, `loss` of type "
-        "eval, ...) is above its smallest value by `rise` of it for `patience` times in a row, "
-        "while the training's loss goes on falling, below `gap` of the validation's."
+        "A metric logged during evaluations and named as a loss (`val_loss`, `loss` of type eval, "
+        "...) is above its lowest value by `rise` of it for `patience` times in a row, while the "
+        "training loss keeps falling and is below `gap` of the validation loss."
     )
     source = "SageMaker Debugger ((val - train) / train > 0.1), with patience."
     advice = (
-        "Stop early, at the smallest validation loss; regularise (weight decay, dropout, "
-        "augmentation), use more data or a smaller network."
+        "Stop early, at the lowest validation loss. Regularize (weight decay, dropout, "
+        "augmentation), use more data, or use a smaller network."
     )
     explained_by = ("nonfinite", "loss_diverges")
     Parameters = OverfitParameters
 
-    def __init__(self, parameters: RuleParameters | None = None) -> None:
-        super().__init__(parameters)
-        self._train = Curve()
-        self._validation: dict[str, list[tuple[int, float]]] = {}
+    _train = per_run(Curve)
+    _validation: dict[str, list[tuple[int, float]]] = per_run(dict)
 
-    def hear(self, numbers: Numbers) -> None:
-        """Takes losses of both kinds."""
-        if numbers.name == "loss" and numbers.type not in _TYPES:
+    def look_at_numbers(self, numbers: Numbers) -> None:
+        """Takes training and validation losses."""
+        if numbers.name == "loss" and numbers.type not in EVALUATION_TYPES:
             self._train.add(numbers.steps, numbers.values)
         elif is_validation(numbers):
             known = self._validation.setdefault(f"{numbers.name} ({numbers.type})", [])
@@ -65,7 +65,7 @@ class Overfitting(Rule):
                 del known[1::2]
 
     def findings(self, scene: Scene) -> list[Finding]:
-        """Returns the first number that says so."""
+        """Returns a finding about the first metric that shows it."""
         for name, known in self._validation.items():
             found = self._judge(scene, name, known)
             if found is not None:
@@ -92,20 +92,12 @@ class Overfitting(Rule):
             scene,
             first_step=known[best][0],
             message=f"{name} rises from {values[best]:.4g} (step {known[best][0]}) to "
-            f"{values[-1]:.4g} while the training's loss falls to {end:.4g}: it learns by heart.",
+            f"{values[-1]:.4g} while the training loss falls to {end:.4g}: the network overfits.",
             evidence={"best": float(values[best]), "last": float(values[-1]), "train": end},
         )
 
     def missing(self, scene: Scene) -> str | None:
-        """Returns why it could not look."""
+        """Returns why the rule could not check the run."""
         if not self._validation:
-            return "nobody said a validation loss; say comgra.kpi('val_loss', value)"
+            return "no validation loss is logged; call comgra.kpi('val_loss', value)"
         return None
-
-
-def is_validation(numbers: Numbers) -> bool:
-    """Whether these are losses of evaluations, by their name or type of execution."""
-    name = numbers.name.lower()
-    if numbers.type in _TYPES and "loss" in name:
-        return True
-    return any(fnmatchcase(name, pattern) for pattern in _NAMES)

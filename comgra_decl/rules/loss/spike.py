@@ -1,4 +1,4 @@
-"""Sudden rises of the loss."""
+"""Sudden jumps of the loss."""
 
 from __future__ import annotations
 
@@ -7,29 +7,35 @@ from typing import Annotated
 
 import numpy as np
 from numpy.typing import NDArray
-from pydantic import Field
 
-from comgra_decl.rules.base import RuleParameters, Scene
-from comgra_decl.rules.finding import Finding
-from comgra_decl.rules.loss.curve import LossRule
-from comgra_decl.spec.base import Int, Number
+from comgra_decl.rules.api import (
+    Factor,
+    Field,
+    Finding,
+    Int,
+    LossRule,
+    Positive,
+    RuleParameters,
+    Scene,
+    per_run,
+)
 
 
 class SpikeParameters(RuleParameters):
-    """What can be said of `loss_spike`."""
+    """The options of `loss_spike`."""
 
-    sigmas: Annotated[Number, Field(gt=0)] = 8.0
-    """So many standard deviations above the mean of the window."""
+    sigmas: Positive = 8.0
+    """How many standard deviations above the mean of the window a loss may be."""
 
-    times: Annotated[Number, Field(gt=1)] = 3.0
-    """And so many times that mean."""
+    times: Factor = 3.0
+    """How many times that mean it may be; both must be exceeded."""
 
     window: Annotated[Int, Field(ge=20, le=10_000)] = 64
-    """So many losses before it are compared with; half of them must be there."""
+    """The number of previous losses to compare with; at least half of them are needed."""
 
 
 class _Past:
-    """The latest losses, with their sum and sum of squares, and the size of the first ones."""
+    """The latest losses and the first ones, and the spikes so far."""
 
     def __init__(self, window: int) -> None:
         self.values: deque[float] = deque(maxlen=window)
@@ -42,32 +48,30 @@ class _Past:
 
 
 class LossSpike(LossRule):
-    """Sudden rises of the loss."""
+    """Sudden jumps of the loss."""
 
     name = "loss_spike"
     certainty = 0.5
     definition = (
-        "A loss exceeds the mean of the `window` losses before it by `sigmas` standard deviations, "
+        "A loss exceeds the mean of the previous `window` losses by `sigmas` standard deviations, "
         "is `times` as large, and exceeds it by a quarter of the median of the first ten losses "
-        "(near the end of a training, where losses are tiny, one odd batch is no spike)."
+        "(at the end of a training, when losses are tiny, one unusual batch is not a spike)."
     )
     source = (
         "OLMo-core's SkipStepOptimizer (6 deviations of 128 steps) and Lightning's SpikeDetection "
-        "(twice the running mean); stricter, to be worth a finding."
+        "(twice the running mean); stricter here, so that a finding is worth reading."
     )
     advice = (
-        "Look at the batch of that step, clip gradients, lower the learning rate or Adam's beta2; "
-        "`keep: {when: [loss_spike]}` records the steps before the next one in full."
+        "Look at the batch of that step, clip gradients, or lower the learning rate or Adam's "
+        "beta2. `keep: {when: [loss_spike]}` records the steps before the next spike in full."
     )
     explained_by = ("nonfinite", "exploding_gradient", "large_update", "loss_diverges")
     Parameters = SpikeParameters
 
-    def __init__(self, parameters: RuleParameters | None = None) -> None:
-        super().__init__(parameters)
-        self._past: dict[str, _Past] = {}
+    _past: dict[str, _Past] = per_run(dict)
 
     def take(self, type_: str, steps: NDArray[np.int64], values: NDArray[np.float64]) -> None:
-        """Compares each loss with those before it."""
+        """Compares each loss with the previous ones."""
         past = self._past.setdefault(type_, _Past(self.parameters.window))
         for step, value in zip(steps.tolist(), values.tolist(), strict=True):
             if np.isfinite(value):
@@ -95,11 +99,11 @@ class LossSpike(LossRule):
         return float(self.parameters.times)
 
     def judge(self, scene: Scene, type_: str) -> Finding | None:
-        """Returns the first spike, and how many there are."""
+        """Returns the first spike and their number."""
         past = self._past.get(type_)
         if past is None or not past.spikes:
             return None
-        more = f", and {past.spikes - 1} more times" if past.spikes > 1 else ""
+        more = f" and {past.spikes - 1} more times" if past.spikes > 1 else ""
         return self.finding(
             scene,
             first_step=past.first_spike,

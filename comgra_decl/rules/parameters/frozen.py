@@ -1,74 +1,80 @@
-"""Parameters that should stay as they are and move."""
+"""Frozen parameters that change."""
 
 from __future__ import annotations
 
-from typing import Annotated, Any
-
 import numpy as np
-from numpy.typing import NDArray
-from pydantic import Field
 
-from comgra_decl.rules.base import Patient, Scene, SlotRule
-from comgra_decl.rules.memory import Bools, Previous, Slots
-from comgra_decl.rules.table import Mask, SlotTable
-from comgra_decl.rules.window import Window
-from comgra_decl.spec.base import Int
+from comgra_decl.rules.api import (
+    Count,
+    Mask,
+    Measured,
+    Patient,
+    Previous,
+    Scene,
+    SlotRule,
+    Slots,
+    SlotTable,
+    Window,
+    per_run,
+)
+
+_CHANGE = 1e-6  # relative; float32 rounds to less
 
 
 class FrozenParameters(Patient):
-    """What can be said of `frozen_parameter_moves`."""
+    """The options of `frozen_parameter_moves`."""
 
-    patience: Annotated[Int, Field(ge=1)] = 2
-    """For so many records in a row it must be so."""
+    patience: Count = 2
 
 
 class FrozenMoves(SlotRule):
-    """Parameters that should stay as they are and move."""
+    """Frozen parameters that change."""
 
     name = "frozen_parameter_moves"
     severity = "error"
     certainty = 0.85
     definition = (
-        "A parameter with requires_grad=False, in the last record, to which that gave no gradient, "
-        "changes its l2 norm by more than a millionth from record to record, `patience` times in a "
-        "row."
+        "The l2 norm of a parameter that has requires_grad=False, and received no gradient in the "
+        f"last record, changes by more than {_CHANGE:g} of itself between records, `patience` "
+        "times in a row."
     )
-    source = "The debugging chapter on frozen layers; Adam and weight decay move what has a .grad."
+    source = (
+        "The section on frozen layers in the book chapter 'Debugging: Visualizing Activation Maps "
+        "& Gradients'; Adam and weight decay move any parameter that has a .grad."
+    )
     advice = (
-        "Give the optimizer only parameters with requires_grad (weight decay and momentum move "
-        "others, too), and look for code that writes to `.data` or copies weights in."
+        "Give the optimizer only parameters with requires_grad=True (weight decay and momentum "
+        "move others, too), and look for code that writes to `.data` or copies weights in."
     )
     Parameters = FrozenParameters
     statistics = ("l2",)
     evidence = "relative change"
     needs = "parameters, {select: '**', capture: [parameter]}, some with requires_grad=False"
 
-    def __init__(self, parameters: Any = None) -> None:
-        super().__init__(parameters)
-        self._before = Previous()
+    _before = per_run(Previous)
 
     def wants(self, table: SlotTable) -> Mask:
-        """Returns the parameters themselves."""
+        """Returns the parameters."""
         return table.parameters
 
-    def measure(self, window: Window, at: Slots) -> tuple[Bools, NDArray[Any]]:
-        """Compares the l2 norm with the one before."""
+    def measure(self, window: Window, at: Slots) -> Measured:
+        """Compares the l2 norm with the previous one."""
         norm = window.read("l2", at).astype(np.float64)
         before = self._before.look(at, norm)
         change = np.abs(norm - before) / np.maximum(np.abs(before), 1e-12)
-        return change > 1e-6, change
+        return change > _CHANGE, change
 
     def chosen(self, scene: Scene, fired: Slots) -> Slots:
-        """Keeps those that cannot be trained."""
+        """Keeps the parameters that cannot be trained."""
         parameters = scene.parameters
         keys = [scene.table.infos[slot].key for slot in fired.tolist()]
         frozen = [parameters.get((k.node, k.role), {}).get("trainable") is False for k in keys]
         return fired[np.array(frozen, np.bool_)]
 
     def marks(self) -> dict[int, int]:
-        """Returns nothing: most that move may do so."""
+        """Returns nothing: most parameters that move are meant to."""
         return {}
 
     def sentence(self, scene: Scene, slot: int) -> str:
-        """Says that it moves."""
-        return f"{scene.table.place(slot)} has requires_grad=False and changes all the same."
+        """Returns the message about a slot."""
+        return f"{scene.table.place(slot)} has requires_grad=False but changes."

@@ -1,70 +1,75 @@
-"""Weights that grow without end."""
+"""Weights that keep growing."""
 
 from __future__ import annotations
 
-from typing import Annotated, Any
-
 import numpy as np
-from numpy.typing import NDArray
-from pydantic import Field
 
-from comgra_decl.rules.base import Patient, Scene, SlotRule
-from comgra_decl.rules.memory import Bools, Early, Largest, Slots
-from comgra_decl.rules.table import Mask, SlotTable
-from comgra_decl.rules.window import Window
-from comgra_decl.spec.base import Int, Number
+from comgra_decl.rules.api import (
+    Count,
+    Early,
+    Factor,
+    Largest,
+    Mask,
+    Measured,
+    Patient,
+    Scene,
+    SlotRule,
+    Slots,
+    SlotTable,
+    Window,
+    per_run,
+)
 
-_TINY = 1e-3  # a root mean square below which a weight counts as having begun at zero
+_FIRST = 3  # records; their median is the start value
+_TINY = 1e-3  # weights with a smaller root mean square count as initialized to zero
 
 
 class GrowingParameters(Patient):
-    """What can be said of `growing_weight`."""
+    """The options of `growing_weight`."""
 
-    patience: Annotated[Int, Field(ge=1)] = 3
-    """For so many records in a row it must be so."""
+    patience: Count = 3
 
-    growth: Annotated[Number, Field(gt=1)] = 10.0
-    """So many times its first size is too much."""
+    growth: Factor = 10.0
+    """How much a weight may grow from its first size."""
 
 
 class GrowingWeight(SlotRule):
-    """Weights that grow without end."""
+    """Weights that keep growing."""
 
     name = "growing_weight"
     certainty = 0.55
     definition = (
-        "The l2 norm of a weight is more than `growth` times what it was at first (median of three "
-        "records), for `patience` records. Weights that begin near zero (root mean square below "
-        "1e-3) are left out."
+        f"The l2 norm of a weight exceeds `growth` times its first value (median of {_FIRST} "
+        "records) for `patience` records in a row. Weights that start near zero (root mean square "
+        f"below {_TINY:g}) do not count."
     )
     source = "TheDeepChecker's diverging weights (doubling at each of five checks)."
-    advice = "Lower the learning rate, add weight decay, or put a normalisation behind the layer."
+    advice = "Lower the learning rate, add weight decay, or normalize after the layer."
     explained_by = ("nonfinite", "large_update", "accumulated_gradient")
     Parameters = GrowingParameters
     statistics = ("l2",)
     evidence = "times its first size"
     needs = "parameters, {select: '**', capture: [parameter]}"
 
-    def __init__(self, parameters: Any = None) -> None:
-        super().__init__(parameters)
-        self._early, self._least = Early(3), Largest(smallest=True)
+    _early = per_run(Early, _FIRST)
+    _least = per_run(Largest, smallest=True)
 
     def wants(self, table: SlotTable) -> Mask:
-        """Returns weights."""
-        return table.parameters & table.where(lambda info: len(info.shape) > 1)
+        """Returns the weights."""
+        return table.weights
 
-    def measure(self, window: Window, at: Slots) -> tuple[Bools, NDArray[Any]]:
-        """Compares with what it was at first."""
+    def measure(self, window: Window, at: Slots) -> Measured:
+        """Compares the norm with its first value."""
         norm = window.read("l2", at).astype(np.float64)
         early = self._early.look(at, norm)
         growth = norm / early
         least = self._least.look(at, norm)
-        begun = least / np.sqrt(window.elements(at)) > _TINY
-        return begun & (growth > self.parameters.growth), growth
+        started = least / np.sqrt(window.elements(at)) > _TINY
+        return started & (growth > self.parameters.growth), growth
 
     def sentence(self, scene: Scene, slot: int) -> str:
-        """Says how far it has grown."""
+        """Returns the message about a slot."""
         return (
             f"{scene.table.place(slot)} has grown to {self.streak.worst[slot]:.3g} times its first "
-            f"size (step {self.streak.worst_step[slot]})."
+            f"size by step {self.streak.worst_step[slot]}."
         )

@@ -1,43 +1,41 @@
-"""Networks of which most is frozen."""
+"""Networks that are mostly frozen."""
 
 from __future__ import annotations
 
 from math import prod
-from typing import Annotated
 
-from pydantic import Field
-
-from comgra_decl.rules.base import Rule, RuleParameters, Scene
-from comgra_decl.rules.finding import MOST_OTHERS, Finding, Place
-from comgra_decl.spec.base import Number
+from comgra_decl.rules.api import MOST_OTHERS, Finding, Place, Rule, RuleParameters, Scene, Share
 
 
 class ManyFrozenParameters(RuleParameters):
-    """What can be said of `frozen_parameters`."""
+    """The options of `frozen_parameters`."""
 
-    share: Annotated[Number, Field(gt=0, le=1)] = 0.5
-    """So many of all elements of parameters cannot be trained."""
+    share: Share = 0.5
+    """The largest allowed share of frozen elements."""
 
 
 class ManyFrozen(Rule):
-    """Networks of which most is frozen."""
+    """Networks that are mostly frozen."""
 
     name = "frozen_parameters"
     severity = "hint"
     certainty = 0.6
     definition = (
-        "More than `share` of all elements of parameters have requires_grad=False, when their "
-        "modules were first seen. Nobody but you can tell whether that is on purpose."
+        "More than `share` of all elements of parameters had requires_grad=False when their "
+        "modules were first seen. Only you know whether that is intended."
     )
-    source = "The debugging chapter's frozen network, whose list of trainable parameters is short."
+    source = (
+        "The frozen network in the book chapter 'Debugging: Visualizing Activation Maps & "
+        "Gradients', whose list of trainable parameters is short."
+    )
     advice = (
-        "If it is meant (fine-tuning a pretrained network), switch the rule off; else look for "
-        "requires_grad_(False) and for a module that was loaded frozen."
+        "If it is intended (fine-tuning a pretrained network), switch this rule off. Otherwise "
+        "look for requires_grad_(False) and for a module that was loaded frozen."
     )
     Parameters = ManyFrozenParameters
 
     def findings(self, scene: Scene) -> list[Finding]:
-        """Returns one finding for all that is frozen."""
+        """Returns one finding for all frozen parameters."""
         sizes = {Place(*key): prod(facts["shape"]) for key, facts in scene.parameters.items()}
         frozen = [
             Place(*key) for key, facts in scene.parameters.items() if facts["trainable"] is False
@@ -51,7 +49,7 @@ class ManyFrozen(Rule):
                 place=frozen[0],
                 first_step=0,
                 message=f"{still / total:.0%} of all parameters ({still} of {total}) are frozen, "
-                f"{frozen[0]} for one.",
+                f"for example {frozen[0]}.",
                 evidence={"frozen": still, "all": total},
                 also=len(frozen) - 1,
                 others=tuple(frozen[1 : MOST_OTHERS + 1]),
@@ -59,5 +57,5 @@ class ManyFrozen(Rule):
         ]
 
     def missing(self, scene: Scene) -> str | None:
-        """Returns why it could not look."""
+        """Returns why the rule could not check the run."""
         return None if scene.parameters else "no module with parameters was seen"

@@ -2,27 +2,33 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Any
-
 import numpy as np
-from numpy.typing import NDArray
-from pydantic import Field
 
-from comgra_decl.rules.base import Patient, Scene, SlotRule
-from comgra_decl.rules.memory import Bools, Early, Slots
-from comgra_decl.rules.table import Mask, SlotTable
-from comgra_decl.rules.window import Window
-from comgra_decl.spec.base import Int, Number
+from comgra_decl.rules.api import (
+    Count,
+    Early,
+    Fraction,
+    Mask,
+    Measured,
+    Patient,
+    Scene,
+    SlotRule,
+    Slots,
+    SlotTable,
+    Window,
+    per_run,
+)
+
+_FIRST = 3  # records; their median is the start value
 
 
 class ShrinkingParameters(Patient):
-    """What can be said of `shrinking_weight`."""
+    """The options of `shrinking_weight`."""
 
-    patience: Annotated[Int, Field(ge=1)] = 3
-    """For so many records in a row it must be so."""
+    patience: Count = 3
 
-    share: Annotated[Number, Field(gt=0, lt=1)] = 0.1
-    """Below this share of its first size a weight has faded."""
+    share: Fraction = 0.1
+    """How far a weight may shrink, relative to its first size."""
 
 
 class ShrinkingWeight(SlotRule):
@@ -31,16 +37,17 @@ class ShrinkingWeight(SlotRule):
     name = "shrinking_weight"
     certainty = 0.65
     definition = (
-        "The l2 norm of a weight is below `share` of what it was at first (median of three "
-        "records), for `patience` records."
+        f"The l2 norm of a weight is below `share` times its first value (median of {_FIRST} "
+        "records) for `patience` records in a row."
     )
     source = (
-        "TheDeepChecker (regularisation overwhelms the loss); weight decay alone takes "
-        "1 - (1 - rate * decay)^steps of a weight, which is next to nothing at usual values."
+        "TheDeepChecker (regularization overwhelms the loss). Weight decay alone removes 1 - (1 - "
+        "rate * decay)^steps of a weight, which is close to nothing at usual values."
     )
     advice = (
-        "Lower the weight decay (AdamW: 0.01 to 0.1): what counts is learning rate times decay. If "
-        "there is none, look for a penalty in the loss, or for a layer that is not needed."
+        "Lower the weight decay (usual for AdamW: 0.01 to 0.1); what counts is learning rate times "
+        "decay. If there is none, look for a penalty in the loss, or for a layer that is not "
+        "needed."
     )
     explained_by = ("nonfinite", "large_update")
     Parameters = ShrinkingParameters
@@ -48,23 +55,21 @@ class ShrinkingWeight(SlotRule):
     lowest, evidence = True, "share of its first size"
     needs = "parameters, {select: '**', capture: [parameter]}"
 
-    def __init__(self, parameters: Any = None) -> None:
-        super().__init__(parameters)
-        self._early = Early(3)
+    _early = per_run(Early, _FIRST)
 
     def wants(self, table: SlotTable) -> Mask:
-        """Returns weights."""
-        return table.parameters & table.where(lambda info: len(info.shape) > 1)
+        """Returns the weights."""
+        return table.weights
 
-    def measure(self, window: Window, at: Slots) -> tuple[Bools, NDArray[Any]]:
-        """Compares with what it was at first."""
+    def measure(self, window: Window, at: Slots) -> Measured:
+        """Compares the norm with its first value."""
         norm = window.read("l2", at).astype(np.float64)
         share = norm / self._early.look(at, norm)
         return share < self.parameters.share, share
 
     def sentence(self, scene: Scene, slot: int) -> str:
-        """Says how far it has fallen."""
+        """Returns the message about a slot."""
         return (
-            f"{scene.table.place(slot)} has fallen to {self.streak.worst[slot]:.2g} of its first "
-            f"size (step {self.streak.worst_step[slot]})."
+            f"{scene.table.place(slot)} has shrunk to {self.streak.worst[slot]:.2g} of its first "
+            f"size by step {self.streak.worst_step[slot]}."
         )

@@ -1,4 +1,4 @@
-"""Parameters that could be trained and are not."""
+"""Trainable parameters that are not trained."""
 
 from __future__ import annotations
 
@@ -6,37 +6,48 @@ from collections.abc import Collection, Sequence
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
-from comgra_decl.records import SlotKey
-from comgra_decl.rules.base import Scene, SlotRule
-from comgra_decl.rules.finding import MOST_OTHERS, Finding, Place
-from comgra_decl.rules.memory import Bools, Previous, Slots
-from comgra_decl.rules.table import Mask, SlotTable
-from comgra_decl.rules.window import Window
+from comgra_decl.rules.api import (
+    MOST_OTHERS,
+    Finding,
+    Mask,
+    Measured,
+    Place,
+    Previous,
+    Scene,
+    SlotKey,
+    SlotRule,
+    Slots,
+    SlotTable,
+    Window,
+    per_run,
+)
 
-_SAID = {
-    "none": "never had a gradient",
-    "zero": "gets a gradient of exactly zero",
+_STATES = {
+    "none": "never has a gradient",
+    "zero": "has a gradient of exactly zero",
     "unknown": "never changes",
 }
 
 
 class Untrained(SlotRule):
-    """Parameters that could be trained and are not."""
+    """Trainable parameters that are not trained."""
 
     name = "untrained_parameter"
     severity = "error"
     certainty = 0.9
     definition = (
-        "A parameter with `requires_grad` has no gradient in any record although others have, or "
-        "one that is exactly zero in `patience` records in a row; or, where gradients are not "
-        "recorded, it stays exactly the same for `patience` records while others move."
+        "A parameter with `requires_grad` has no gradient in any record although others have one, "
+        "or a gradient of exactly zero for `patience` records in a row. If gradients are not "
+        "recorded: the parameter stays exactly the same for `patience` records while others change."
     )
-    source = "TheDeepChecker's untrained parameters; the debugging chapter on unused parameters."
+    source = (
+        "TheDeepChecker's untrained parameters; the section on unused parameters in the book "
+        "chapter 'Debugging: Visualizing Activation Maps & Gradients'."
+    )
     advice = (
-        "See whether the optimizer was given it (`optimizer.add_param_group`), whether its module "
-        "is called, and whether something cuts it off from the loss: detach(), .data, .item(), "
+        "Check that the optimizer received it (`optimizer.add_param_group`), that its module is "
+        "called, and that nothing cuts it off from the loss: detach(), .data, .item(), "
         "torch.no_grad(), an argmax. If it is frozen on purpose, set requires_grad=False."
     )
     explained_by = ("nonfinite",)
@@ -44,17 +55,15 @@ class Untrained(SlotRule):
     evidence = "size of its gradient"
     needs = "gradients of parameters, {select: '**', capture: [parameter_grad]}"
 
-    def __init__(self, parameters: Any = None) -> None:
-        super().__init__(parameters)
-        self._before: dict[str, Previous] = {}
+    _before: dict[str, Previous] = per_run(dict)
 
     def wants(self, table: SlotTable) -> Mask:
-        """Returns gradients of parameters; without any, the parameters themselves."""
+        """Returns the gradients of parameters; if there are none, the parameters."""
         gradients = table.parameter_gradients
         return gradients if gradients.any() else table.parameters
 
-    def measure(self, window: Window, at: Slots) -> tuple[Bools, NDArray[Any]]:
-        """Looks for gradients of exactly zero, or for parameters that stay what they are."""
+    def measure(self, window: Window, at: Slots) -> Measured:
+        """Finds gradients of exactly zero, or parameters that do not change."""
         if window.table.parameter_gradients[at].all():
             size = window.read("abs_max", at).astype(np.float64)
             still = size == 0
@@ -68,7 +77,7 @@ class Untrained(SlotRule):
         return still & ~still.all(1, keepdims=True), size
 
     def findings(self, scene: Scene) -> list[Finding]:
-        """Returns one finding for all that are not trained."""
+        """Returns one finding for all parameters that are not trained."""
         parameters = scene.parameters
         missing = [] if scene.records < self.patience else self._without(scene)
         zero = {scene.table.place(int(s)) for s in self.streak.fired if self._is_still(scene, s)}
@@ -86,7 +95,7 @@ class Untrained(SlotRule):
                 scene,
                 place=lead,
                 first_step=0,
-                message=f"{lead} could be trained and is not: it {_SAID[gradient]}.",
+                message=f"{lead} is trainable but not trained: it {_STATES[gradient]}.",
                 evidence={"records": scene.records, "gradient": gradient},
                 also=len(found) - 1,
                 others=tuple(place for place in found if place != lead)[:MOST_OTHERS],
@@ -94,7 +103,7 @@ class Untrained(SlotRule):
         ]
 
     def follows(self, finding: Finding, other: Finding) -> bool:
-        """A gradient of zero is explained by a rectifier that lets nothing through, too."""
+        """Whether another finding explains it; a dead rectifier explains a gradient of zero."""
         if finding.evidence["gradient"] == "zero" and other.rule == "dead_units":
             return other.place is not None and other.place.pass_ == "forward"
         return super().follows(finding, other)
@@ -102,27 +111,27 @@ class Untrained(SlotRule):
     def _lead(
         self, scene: Scene, found: Sequence[Place], missing: Collection[Place]
     ) -> tuple[Place, str]:
-        """Returns the parameter to be named, and what it gets for a gradient."""
+        """Returns the parameter to name, and the state of its gradient."""
         never = [place for place in found if place in missing]
         if never:
             return never[0], "none"
         if not scene.table.parameter_gradients.any():
             return found[0], "unknown"
-        # it comes from the loss, and has ended at the layer that it meets first
+        # gradients come from the loss: the last layer without one is where they end
         return max(found, key=lambda place: self._ran(scene, place)), "zero"
 
     def _ran(self, scene: Scene, place: Place) -> int:
-        """Returns when the node of a parameter ran in a step; -1 where that is not known."""
+        """Returns when the parameter's node ran in a step; -1 if unknown."""
         keys = (SlotKey(place.node, place.role, 0, pass_) for pass_ in ("forward", "grad"))
         slots = [scene.table.by_key[key] for key in keys if key in scene.table.by_key]
         return max((int(scene.table.order[slot]) for slot in slots), default=-1)
 
     def _is_still(self, scene: Scene, slot: int) -> bool:
-        """Whether it is so in nearly all records: an expert may wait for its first token."""
+        """Whether it holds in nearly all records: an expert may wait for its first token."""
         return bool(self.streak.records[slot] + self.patience >= 0.9 * self.streak.seen[slot])
 
     def _without(self, scene: Scene) -> set[Place]:
-        """Returns the trainable parameters that have no gradient where others have."""
+        """Returns the trainable parameters without a gradient, if others have one."""
         table = scene.table
         if not table.parameter_gradients.any():
             return set()
@@ -141,7 +150,7 @@ class Untrained(SlotRule):
         }
 
     def sentence(self, scene: Scene, slot: int) -> str:
-        """Says that it is not trained."""
+        """Returns the message about a slot."""
         return f"{scene.table.place(slot)} is not trained."
 
 

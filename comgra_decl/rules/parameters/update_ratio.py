@@ -1,138 +1,142 @@
-"""Updates that are too large or too small for their parameters."""
+"""Updates too large or too small for their weights."""
 
 from __future__ import annotations
 
-from typing import Annotated, Any
-
 import numpy as np
 from numpy.typing import NDArray
-from pydantic import Field
 
-from comgra_decl.rules.base import Patient, Scene, SlotRule
-from comgra_decl.rules.memory import Bools, Previous, Slots, grown
-from comgra_decl.rules.table import Mask, SlotTable
-from comgra_decl.rules.window import Window
-from comgra_decl.spec.base import Int, Number
+from comgra_decl.rules.api import (
+    Bools,
+    Count,
+    Mask,
+    Measured,
+    Patient,
+    Positive,
+    Previous,
+    Scene,
+    SlotRule,
+    Slots,
+    SlotTable,
+    Window,
+    grown,
+    per_run,
+)
 
-_TINY = 1e-3  # a root mean square below which a weight counts as having begun at zero
-_FIRST = 15  # so many first records of such weights are left alone
+_TINY = 1e-3  # weights with a smaller root mean square count as initialized to zero
+_FIRST = 15  # records in which such weights are ignored
 
 
 class LargeParameters(Patient):
-    """What can be said of `large_update`."""
+    """The options of `large_update`."""
 
-    patience: Annotated[Int, Field(ge=1)] = 3
-    """For so many records in a row it must be so."""
+    patience: Count = 3
 
-    ratio: Annotated[Number, Field(gt=0)] = 0.2
-    """An update is too large above this share of its parameter."""
+    ratio: Positive = 0.2
+    """The largest allowed update, relative to the weight."""
 
 
 class LargeUpdate(SlotRule):
-    """Updates that are too large for their weights."""
+    """Updates too large for their weights."""
 
     name = "large_update"
     certainty = 0.65
     definition = (
-        "The l2 norm of the update of a weight is more than `ratio` times that of the weight, for "
-        "`patience` records. Where updates are not recorded, the change of its own l2 norm "
-        "between records of consecutive steps, which is never more, stands for it. Weights that "
-        "begin near zero (root mean square below 1e-3) are left out in the first 15 records."
+        "The l2 norm of a weight's update exceeds `ratio` times that of the weight for `patience` "
+        "records in a row. If updates are not recorded, the change of the weight's own l2 norm "
+        "between records of consecutive steps is used instead, which is never larger. Weights "
+        f"that start near zero (root mean square below {_TINY:g}) are ignored in the first "
+        f"{_FIRST} records."
     )
     source = (
         "About 1e-3 is healthy (Karpathy, CS231n notes); TheDeepChecker warns above 1e-1. Adam's "
-        "first steps at usual rates come to 3e-2."
+        "first steps at usual learning rates reach 3e-2."
     )
-    advice = "Lower the learning rate, ten times for a start, or warm it up; clip gradients."
+    advice = "Lower the learning rate, tenfold to begin with, or warm it up; clip gradients."
     explained_by = ("nonfinite", "accumulated_gradient")
     Parameters = LargeParameters
     statistics = ("l2",)
     evidence = "update / weight"
     needs = "parameters, {select: '**', capture: [parameter, update]}"
 
-    def __init__(self, parameters: Any = None) -> None:
-        super().__init__(parameters)
-        self._before, self._step = Previous(), Previous()
-        self._size = np.zeros(0)  # of each weight, when it was first seen
+    _before = per_run(Previous)
+    _step = per_run(Previous)
+    _size = np.zeros(0)  # root mean square of each weight in its first record
 
     def wants(self, table: SlotTable) -> Mask:
-        """Returns weights; biases begin at zero."""
-        return table.parameters & table.where(lambda info: len(info.shape) > 1)
+        """Returns the weights; biases start at zero."""
+        return table.weights
 
-    def measure(self, window: Window, at: Slots) -> tuple[Bools, NDArray[Any]]:
-        """Divides the update, or what is known of it, by the weight."""
+    def measure(self, window: Window, at: Slots) -> Measured:
+        """Divides the update, or the change of the norm, by the weight."""
         weight = window.read("l2", at).astype(np.float64)
         updates = window.table.remembered((LargeUpdate, len(at)), lambda t: _updates(t, at))
         steps = np.broadcast_to(window.steps[:, None], weight.shape).astype(np.float64)
         steps = np.where(np.isnan(weight), np.nan, steps)
-        next_to = steps - self._step.look(at, steps) == 1
+        successive = steps - self._step.look(at, steps) == 1
         before = self._before.look(at, weight)
-        ratio = np.where(next_to, np.abs(weight - before) / before, np.nan)
+        ratio = np.where(successive, np.abs(weight - before) / before, np.nan)
         known = window.read("l2", np.maximum(updates, 0)) / weight
         ratio = np.where(updates >= 0, known, ratio)
         ratio = np.where(self._fresh(window, at, weight), np.nan, ratio)
         return (ratio > self.parameters.ratio) & np.isfinite(ratio), ratio
 
     def _fresh(self, window: Window, at: Slots, weight: NDArray[np.float64]) -> Bools:
-        """Returns the first records of weights that begin near zero: all is large beside that."""
+        """Returns the first records of weights that start near zero, where any update is large."""
         self._size = grown(self._size, int(at.max(initial=-1)) + 1, np.nan)
-        there = ~np.isnan(weight)
+        present = ~np.isnan(weight)
         size = weight / np.sqrt(window.elements(at))
-        first = size[there.argmax(0), np.arange(len(at))]
+        first = size[present.argmax(0), np.arange(len(at))]
         self._size[at] = np.where(np.isnan(self._size[at]), first, self._size[at])
         early = window.first + np.arange(len(window)) < _FIRST
         return np.asarray(early[:, None] & (self._size[at] < _TINY))
 
     def sentence(self, scene: Scene, slot: int) -> str:
-        """Says how large it is."""
+        """Returns the message about a slot."""
         return (
-            f"{scene.table.place(slot)} changes by {self.streak.worst[slot]:.0%} of itself in one "
-            f"step (step {self.streak.worst_step[slot]}); about 0.1 % is usual."
+            f"{scene.table.place(slot)} changes by {self.streak.worst[slot]:.0%} of its size in "
+            f"step {self.streak.worst_step[slot]}; about 0.1% is usual."
         )
 
 
 class SmallParameters(Patient):
-    """What can be said of `small_update`."""
+    """The options of `small_update`."""
 
-    patience: Annotated[Int, Field(ge=1)] = 10
-    """For so many records in a row it must be so."""
+    patience: Count = 10
 
-    ratio: Annotated[Number, Field(gt=0)] = 1e-6
-    """An update is too small below this share of its parameter."""
+    ratio: Positive = 1e-6
+    """The smallest update allowed, relative to the weight."""
 
 
 class SmallUpdate(SlotRule):
-    """Updates that are too small to change anything."""
+    """Updates too small to change anything."""
 
     name = "small_update"
     certainty = 0.6
     definition = (
-        "The l2 norm of the update of a weight is less than `ratio` times that of the weight for "
-        "`patience` records, in at least half of all weights that have gradients. Where updates "
-        "are not recorded, the largest relative change of its l2 norm, its smallest and its "
-        "largest element between records, by the steps between them, stands for it."
+        "The l2 norm of a weight's update is below `ratio` times that of the weight for `patience` "
+        "records in a row, in at least half of all weights that have gradients. If updates are not "
+        "recorded, the largest relative change per step of the weight's l2 norm, smallest and "
+        "largest element is used instead."
     )
-    source = "TheDeepChecker warns below 1e-4 of the mean; float32 itself ends at 6e-8."
-    advice = "Raise the learning rate, or see why gradients are that small."
+    source = "TheDeepChecker warns below 1e-4 of the mean; the resolution of float32 ends at 6e-8."
+    advice = "Raise the learning rate, or find out why gradients are that small."
     explained_by = ("vanishing_gradient", "untrained_parameter", "gradient_scale")
     Parameters = SmallParameters
     statistics = ("l2",)
     lowest, evidence = True, "update / weight"
     needs = "parameters and their gradients, {select: '**', capture: [parameter, parameter_grad]}"
 
-    def __init__(self, parameters: Any = None) -> None:
-        super().__init__(parameters)
-        self._step = Previous()
-        self._before = {name: Previous() for name in ("l2", "min", "max")}
+    _step = per_run(Previous)
+    _before = per_run(lambda: {name: Previous() for name in ("l2", "min", "max")})
 
     def wants(self, table: SlotTable) -> Mask:
-        """Returns weights that have gradients, or updates that are recorded."""
-        weights = np.flatnonzero(table.parameters & table.where(lambda info: len(info.shape) > 1))
+        """Returns the weights that have gradients or recorded updates."""
+        weights = np.flatnonzero(table.weights)
         mask = np.zeros(len(table), np.bool_)
         mask[weights[(_updates(table, weights) >= 0) | (_others(table, weights, "grad") >= 0)]] = 1
         return mask
 
-    def measure(self, window: Window, at: Slots) -> tuple[Bools, NDArray[Any]]:
+    def measure(self, window: Window, at: Slots) -> Measured:
         """Divides the update by the weight."""
         updates = _updates(window.table, at)
         known = window.read("l2", np.maximum(updates, 0)) / window.read("l2", at)
@@ -141,7 +145,7 @@ class SmallUpdate(SlotRule):
         return small & (small.mean(1, keepdims=True) >= 0.5), ratio
 
     def _changes(self, window: Window, at: Slots) -> NDArray[np.float64]:
-        """Returns the largest relative change per step of what tells a weight."""
+        """Returns the largest relative change per step of a weight's recorded statistics."""
         weight = window.read("l2", at).astype(np.float64)
         steps = np.broadcast_to(window.steps[:, None], weight.shape).astype(np.float64)
         steps = np.where(np.isnan(weight), np.nan, steps)
@@ -154,15 +158,15 @@ class SmallUpdate(SlotRule):
         return largest
 
     def sentence(self, scene: Scene, slot: int) -> str:
-        """Says how small it is."""
+        """Returns the message about a slot."""
         return (
-            f"Weights hardly move: {scene.table.place(slot)} changes by "
-            f"{self.streak.worst[slot]:.1e} of itself per step."
+            f"Weights hardly change: {scene.table.place(slot)} changes by "
+            f"{self.streak.worst[slot]:.1e} of its size per step."
         )
 
 
 def _updates(table: SlotTable, at: Slots) -> Slots:
-    """Returns the slot of each parameter's update, -1 where it is not recorded."""
+    """Returns the slot of each parameter's update; -1 if it is not recorded."""
     return _others(table, at, "update")
 
 

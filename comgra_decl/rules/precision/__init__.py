@@ -1,1 +1,1 @@
-"""Rules about numbers that do not fit their format."""
+"""Rules about numerical precision."""

@@ -1,62 +1,69 @@
-"""Half-precision numbers close to what their format can hold."""
+"""Float16 values close to the limits of their format."""
 
 from __future__ import annotations
 
-from typing import Annotated, Any
-
 import numpy as np
-from numpy.typing import NDArray
-from pydantic import Field
 
-from comgra_decl.rules.base import Patient, Scene, SlotRule
-from comgra_decl.rules.memory import Bools, Slots
-from comgra_decl.rules.paths import steps_between
-from comgra_decl.rules.table import Mask, SlotTable, is_gradient
-from comgra_decl.rules.window import Window
-from comgra_decl.spec.base import Int, Number
+from comgra_decl.rules.api import (
+    Count,
+    Mask,
+    Measured,
+    Patient,
+    Scene,
+    Share,
+    SlotRule,
+    Slots,
+    SlotTable,
+    Window,
+    is_gradient,
+    per_run,
+    same_shape_edges,
+)
 
 LARGEST = 65504.0
-"""The largest float16."""
+"""The largest float16 number."""
 
 SMALLEST_NORMAL = 2.0**-14
-"""The smallest float16 that has all its digits."""
+"""The smallest float16 number with full precision."""
 
 
 class OverflowParameters(Patient):
-    """What can be said of `half_overflow`."""
+    """The options of `half_overflow`."""
 
-    patience: Annotated[Int, Field(ge=1)] = 1
-    """For so many records in a row it must be so."""
+    patience: Count = 1
 
-    share: Annotated[Number, Field(gt=0, le=1)] = 0.5
-    """Of the largest float16, 65504, that is too much."""
+    share: Share = 0.5
+    """The largest allowed magnitude, as a share of the largest float16 number, 65504."""
 
 
 class HalfOverflow(SlotRule):
-    """Values that are about to overflow in half precision."""
+    """Values about to overflow in half precision."""
 
     name = "half_overflow"
     certainty = 0.7
     definition = (
-        "The largest magnitude in a float16 tensor of the forward pass, of any sample, is above "
-        "`share` of the largest float16, 65504, or infinite."
+        "The largest magnitude of any sample in a float16 tensor of the forward pass is infinite "
+        f"or above `share` of the largest float16 number ({LARGEST:.0f})."
     )
-    source = "IEEE 754; the debugging chapter's section on mixed precision."
+    source = (
+        "IEEE 754; the section on mixed precision of the book chapter 'Debugging: Visualizing "
+        "Activation Maps & Gradients'."
+    )
     advice = (
         "Use bfloat16, run this module in float32 (`torch.autocast(..., enabled=False)`), or scale "
-        "its input down: logits and residual sums grow most."
+        "its input down. Logits and residual sums grow the most."
     )
     Parameters = OverflowParameters
     statistics = ("abs_max",)
     evidence = "largest magnitude"
-    needs = "float16 tensors; there is none in this run"
+    needs = "float16 tensors"
 
     def wants(self, table: SlotTable) -> Mask:
-        """Returns float16 values of the forward pass."""
+        """Returns the float16 tensors of the forward pass."""
         return table.where(lambda i: i.dtype == "float16" and i.key.pass_ == "forward")
 
-    def measure(self, window: Window, at: Slots) -> tuple[Bools, NDArray[Any]]:
-        """Looks at the largest magnitude of all samples; a mask is not about to overflow."""
+    def measure(self, window: Window, at: Slots) -> Measured:
+        """Compares the largest magnitude over all samples; masks (-inf) do not count."""
         size = window.read("abs_max", at, "abs_max")
         hit = size > self.parameters.share * LARGEST
         if window.has("min"):
@@ -64,55 +71,56 @@ class HalfOverflow(SlotRule):
         return hit, size
 
     def sentence(self, scene: Scene, slot: int) -> str:
-        """Says how large it is."""
+        """Returns the message about a slot."""
         return (
-            f"{scene.table.place(slot)} reaches {self.streak.worst[slot]:.4g} in float16, whose "
-            f"largest number is {LARGEST:.0f}."
+            f"{scene.table.place(slot)} reaches {self.streak.worst[slot]:.4g} in float16, where "
+            f"the largest number is {LARGEST:.0f}."
         )
 
 
-_HOPS = 3  # modules without weights that may follow a layer: a norm, dropout, a rectifier
+_HOPS = 3  # modules without weights that may follow a layer: norm, dropout, activation
 
 
 class UnderflowParameters(Patient):
-    """What can be said of `half_underflow`."""
+    """The options of `half_underflow`."""
 
-    share: Annotated[Number, Field(gt=0, le=1)] = 0.5
-    """So much of a gradient is exactly zero."""
+    share: Share = 0.5
+    """The largest allowed share of elements that are exactly zero."""
 
 
 class HalfUnderflow(SlotRule):
-    """Gradients that are too small for half precision."""
+    """Gradients too small for half precision."""
 
     name = "half_underflow"
     certainty = 0.6
     definition = (
-        "A float16 gradient is zero in more than `share` of its elements although the same tensor "
-        "is not in the forward pass, nor what modules without weights make of it in the same shape "
-        "(a ReLU lets through as many gradients as values); or its largest element is below "
-        "2^-14, where float16 begins to lose digits; for `patience` records."
+        "For `patience` records in a row, more than `share` of a float16 gradient is exactly zero "
+        "although the values of the forward pass are not: neither the tensor itself nor what "
+        "modules without weights compute from it in the same shape (a ReLU passes on as many "
+        "gradients as values). Or its largest element is below 2^-14, where float16 starts to lose "
+        "digits."
     )
     source = "IEEE 754; Micikevicius et al., Mixed Precision Training (2018), on loss scaling."
-    advice = "Scale the loss (`torch.amp.GradScaler`), or use bfloat16, which has float32's range."
+    advice = (
+        "Scale the loss (`torch.amp.GradScaler`), or use bfloat16, which has the range of float32."
+    )
     explained_by = ("vanishing_gradient", "dead_units")
     Parameters = UnderflowParameters
     statistics = ("zero_fraction", "abs_max")
     evidence, of_graph = "share of zeros", True
-    needs = "float16 gradients; there is none in this run"
+    needs = "float16 gradients"
 
-    def __init__(self, parameters: Any = None) -> None:
-        super().__init__(parameters)
-        self._after: list[Slots] = []  # what each slot becomes, and what that becomes, ...
+    _after: list[Slots] = per_run(list)  # the slot computed from each slot, from that one, ...
 
     def wants(self, table: SlotTable) -> Mask:
-        """Returns float16 gradients; learns what follows each tensor."""
+        """Returns the float16 gradients, and notes what is computed from each tensor."""
         self._after = self._followed(table)
         return table.where(lambda i: i.dtype == "float16" and is_gradient(i.key.pass_))
 
     def _followed(self, table: SlotTable) -> list[Slots]:
         weighted = {node for node, _ in self.scene.parameters}
         after = np.full(len(table), -1, np.int64)
-        for source, sink in steps_between(self.scene):
+        for source, sink in same_shape_edges(self.scene):
             if table.infos[sink].key.node not in weighted:
                 after[source] = sink
         found = [after]
@@ -120,8 +128,8 @@ class HalfUnderflow(SlotRule):
             found.append(np.where(found[-1] < 0, -1, after[found[-1]]))
         return found
 
-    def measure(self, window: Window, at: Slots) -> tuple[Bools, NDArray[Any]]:
-        """Compares zeros with those of the forward pass."""
+    def measure(self, window: Window, at: Slots) -> Measured:
+        """Compares the zeros with those of the forward pass."""
         zeros = window.read("zero_fraction", at).astype(np.float64)
         lost = zeros > self.parameters.share
         forward = window.table.forward[at]
@@ -133,8 +141,8 @@ class HalfUnderflow(SlotRule):
         return (lost & (zeros < 1)) | tiny, zeros
 
     def sentence(self, scene: Scene, slot: int) -> str:
-        """Says how much is lost."""
+        """Returns the message about a slot."""
         return (
             f"{scene.table.place(slot)} is too small for float16: {self.streak.worst[slot]:.0%} of "
-            "it is exactly zero or about to be."
+            "its elements are exactly zero or close to it."
         )

@@ -3,64 +3,67 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import Annotated, Any
 
 import numpy as np
-from numpy.typing import NDArray
-from pydantic import Field
 
-from comgra_decl.rules.base import Patient, Scene, SlotRule
-from comgra_decl.rules.finding import Finding
-from comgra_decl.rules.memory import Bools, Slots
-from comgra_decl.rules.paths import sources_of
-from comgra_decl.rules.table import Mask, SlotTable, is_gradient
-from comgra_decl.rules.window import Window
-from comgra_decl.spec.base import Int
+from comgra_decl.rules.api import (
+    Bools,
+    Count,
+    Finding,
+    Mask,
+    Measured,
+    Patient,
+    Scene,
+    SlotRule,
+    Slots,
+    SlotTable,
+    Window,
+    is_gradient,
+    per_run,
+    sources_of,
+)
 
 
 class NonfiniteParameters(Patient):
-    """What can be said of `nonfinite`."""
+    """The options of `nonfinite`."""
 
-    patience: Annotated[Int, Field(ge=1)] = 1
-    """For so many records in a row it must be so."""
+    patience: Count = 1
 
 
 class Nonfinite(SlotRule):
-    """NaN and infinities, and where they came from."""
+    """NaN or infinity in a tensor, and where it came from."""
 
     name = "nonfinite"
     severity = "error"
     certainty = 1.0
     definition = (
-        "A tensor holds NaN or infinity. A mask, which holds -inf and else finite numbers, is "
-        "none, unless NaN is computed of it. Of the tensors of the first step at which this is so, "
-        "the origin is the one that the step came to first: forward before backward, so all that "
-        "entered it is finite."
+        "A tensor contains NaN or infinity. A mask, which holds -inf and otherwise finite numbers, "
+        "does not count unless a NaN is computed from it. The finding names the tensor that the "
+        "step computed first, forward before backward, at the first step where this happens; "
+        "everything recorded before it is finite."
     )
     source = (
-        "SageMaker Debugger (exploding tensor), and transformers' DebugUnderflowOverflow, which "
+        "SageMaker Debugger (exploding tensor); DebugUnderflowOverflow of transformers, which "
         "looks for the first module."
     )
     advice = (
-        "Look at the tensor and at what enters it, one step earlier: a logarithm or root of 0, a "
-        "division by 0, exp of a large number, a half-precision overflow, or a learning rate that "
-        "is too large. Add an epsilon, clamp, clip gradients, or lower the learning rate."
+        "Look at this tensor and its inputs one step earlier: a logarithm or square root of 0, a "
+        "division by 0, exp of a large number, an overflow in half precision, or a learning rate "
+        "that is too high. Add an epsilon, clamp, clip gradients, or lower the learning rate."
     )
     Parameters = NonfiniteParameters
     statistics = ("nonfinite",)
     evidence = "elements"
     needs = "any tensor"
 
-    def __init__(self, parameters: Any = None) -> None:
-        super().__init__(parameters)
-        self._samples: dict[int, int] = {}
+    _samples: dict[int, int] = per_run(dict)
 
     def wants(self, table: SlotTable) -> Mask:
-        """Returns all slots that hold floating-point numbers."""
+        """Returns all slots of floating-point tensors."""
         return table.floating
 
-    def measure(self, window: Window, at: Slots) -> tuple[Bools, NDArray[Any]]:
-        """Counts what is not finite."""
+    def measure(self, window: Window, at: Slots) -> Measured:
+        """Counts the non-finite elements."""
         count = window.read("nonfinite", at, "abs_max")
         hit = count > 0
         if hit.any() and window.has("min", "max"):
@@ -73,7 +76,7 @@ class Nonfinite(SlotRule):
         return hit, count
 
     def _add_causes(self, at: Slots, hit: Bools, mask: Bools) -> None:
-        """Counts those as not finite that look like a mask and of which a NaN is computed."""
+        """Marks the masks from which a NaN is computed as non-finite after all."""
         rows = np.flatnonzero(hit.any(1) & mask.any(1))
         if not len(rows):
             return
@@ -98,7 +101,7 @@ class Nonfinite(SlotRule):
                 self._samples[slot] = int(bad.argmax())
 
     def ordered(self, scene: Scene, fired: Slots) -> Slots:
-        """Returns the slots in the order in which a step comes to them."""
+        """Returns the slots in the order in which a step computes them."""
         infos = [scene.table.infos[slot] for slot in fired.tolist()]
         backward = np.array([is_gradient(i.key.pass_) for i in infos])
         update = np.array([i.key.pass_ == "update" for i in infos])
@@ -110,16 +113,17 @@ class Nonfinite(SlotRule):
         return fired[np.lexsort((own, order, backward, update, first))]
 
     def sentence(self, scene: Scene, slot: int) -> str:
-        """Says where it began."""
+        """Returns the message about a slot."""
         sample = self._samples.get(slot, -1)
-        which = "" if sample < 0 else f", in recorded sample {sample}"
+        which = "" if sample < 0 else f", first in recorded sample {sample}"
         return (
-            f"{scene.table.place(slot)} holds NaN or infinity from step {self.streak.first[slot]} "
-            f"on{which}; all that was recorded before it in this step is finite."
+            f"{scene.table.place(slot)} contains NaN or infinity from step "
+            f"{self.streak.first[slot]} on{which}; everything recorded before it in that step is "
+            "finite."
         )
 
     def findings(self, scene: Scene) -> list[Finding]:
-        """Returns one finding, at the origin."""
+        """Returns one finding, placed where the non-finite values came from."""
         found = super().findings(scene)
         if not found or found[0].place is None:
             return found

@@ -1,80 +1,88 @@
-"""Mixed precision that skips steps: gradients are not finite however the loss is scaled."""
+"""Steps that mixed precision skips because gradients are not finite, whatever the scale."""
 
 from __future__ import annotations
 
 from collections import deque
-from typing import Annotated, Any
+from typing import Annotated
 
 import numpy as np
-from pydantic import Field
 
-from comgra_decl.records import GRAD_SCALE, SKIPPED_STEP
-from comgra_decl.rules.base import Rule, RuleParameters, Scene
-from comgra_decl.rules.finding import Finding, Severity
-from comgra_decl.rules.window import Numbers, Window
-from comgra_decl.spec.base import Int, Number
+from comgra_decl.rules.api import (
+    GRAD_SCALE,
+    SKIPPED_STEP,
+    Field,
+    Finding,
+    Fraction,
+    Int,
+    Numbers,
+    Positive,
+    Rule,
+    RuleParameters,
+    Scene,
+    Severity,
+    Window,
+)
 
 
 class ScaleParameters(RuleParameters):
-    """What can be said of `gradient_scale`."""
+    """The options of `gradient_scale`."""
 
-    smallest: Annotated[Number, Field(gt=0)] = 1.0
-    """A scale below this means that the loss is scaled down instead of up."""
+    smallest: Positive = 1.0
+    """A scale below this scales the loss down instead of up."""
 
     calibration: Annotated[Int, Field(ge=0)] = 50
-    """In so many first steps the scale may still be looking for its size."""
+    """The number of first steps in which the scale may still adapt."""
 
-    share: Annotated[Number, Field(gt=0, lt=1)] = 0.05
-    """Afterwards so large a share of steps may be skipped,"""
+    share: Fraction = 0.05
+    """The largest allowed share of skipped steps after that,"""
 
     window: Annotated[Int, Field(ge=20)] = 200
-    """of so many in a row."""
+    """among this many steps in a row."""
 
 
 class GradientScale(Rule):
-    """Steps that mixed precision skips, and a gradient scale that goes to zero."""
+    """Steps skipped by mixed precision, and a gradient scale that drops to zero."""
 
     name = "gradient_scale"
     certainty = 0.8
     definition = (
-        "`torch.amp.GradScaler` skips a step whose gradients are not finite, and halves its scale. "
-        "An error: the scale is below `smallest`, so it is not the scaling that makes them "
-        "overflow. A warning: after the first `calibration` steps, more than `share` of some "
-        "`window` steps in a row are skipped; a doubled scale that is too large costs one in "
-        "thousands. Of a skipped step the gradients, which nobody used, are not shown to other "
-        "rules."
+        "`torch.amp.GradScaler` skips a step whose gradients are not finite and halves its scale. "
+        "Error: the scale falls below `smallest`, so the scaling is not what makes them overflow. "
+        "Warning: after the first `calibration` steps, more than `share` of any `window` steps in "
+        "a row are skipped; normally, doubling the scale too far costs one step in thousands. "
+        "Gradients of skipped steps are hidden from the other rules, because they are never used."
     )
     source = (
         "PyTorch's documentation of GradScaler: steps are skipped in the first iterations, then "
-        "rarely, once every few hundred or thousand. Megatron-LM ends where the scale would be "
-        "below 1."
+        "once every few hundred or thousand. Megatron-LM stops when the scale would fall below 1."
     )
     advice = (
-        "Look where the gradients become infinite or NaN, and run that part in float32 "
-        "(`torch.autocast(..., enabled=False)`); or use bfloat16, which needs no scaling. See that "
-        "`scaler.unscale_` comes before clipping, and `scaler.update()` once per step."
+        "Find where the gradients become infinite or NaN and run that part in float32 "
+        "(`torch.autocast(..., enabled=False)`), or use bfloat16, which needs no scaling. Call "
+        "`scaler.unscale_` before clipping and `scaler.update()` once per step."
     )
     explained_by = ("nonfinite", "half_overflow")
     Parameters = ScaleParameters
 
-    def __init__(self, parameters: Any = None) -> None:
-        super().__init__(parameters)
-        self._latest: deque[int] = deque(maxlen=int(self._allowed) + 1)
-        self._skipped, self._last = 0, -1
-        self._often = -1  # the first step at which too many were skipped
-        self._heard = False
-        self._lowest = float("inf")
-        self._collapsed = -1  # the first step at which the scale was too small
-        self._slot = -1  # the first gradient of a skipped step that is not finite
+    _skipped = 0
+    _last = -1
+    _often = -1  # the first step of a window with too many skipped steps
+    _scaling = False
+    _lowest = float("inf")
+    _collapsed = -1  # the first step with a scale that is too small
+    _slot = -1  # the first non-finite gradient of a skipped step
+    _latest: deque[int]  # the latest skipped steps, one more than allowed
 
-    @property
-    def _allowed(self) -> float:
-        return float(self.parameters.share * self.parameters.window)
+    def reset(self) -> None:
+        """Forgets the run."""
+        super().reset()
+        allowed = float(self.parameters.share * self.parameters.window)
+        self._latest = deque(maxlen=int(allowed) + 1)
 
-    def hear(self, numbers: Numbers) -> None:
-        """Takes scales, and steps that were skipped."""
+    def look_at_numbers(self, numbers: Numbers) -> None:
+        """Takes scales and skipped steps."""
         if numbers.name == GRAD_SCALE:
-            self._heard = True
+            self._scaling = True
             self._lowest = min(self._lowest, float(numbers.values.min()))
             small = numbers.steps[numbers.values < self.parameters.smallest]
             if len(small) and self._collapsed < 0:
@@ -85,7 +93,7 @@ class GradientScale(Rule):
 
     def _skip(self, step: int) -> None:
         if step == self._last:
-            return  # another optimizer of the same step
+            return  # another optimizer in the same step
         self._skipped, self._last = self._skipped + 1, step
         if step < self.parameters.calibration:
             return
@@ -96,7 +104,7 @@ class GradientScale(Rule):
             self._often = latest[0]
 
     def look_at_skipped(self, window: Window) -> None:
-        """Remembers the first gradient that is not finite, the one nearest to the loss."""
+        """Notes the first gradient that is not finite, the one nearest to the loss."""
         if self._slot >= 0 or window.skipped is None or not window.skipped.any():
             return
         at = np.flatnonzero(window.table.backward)
@@ -107,12 +115,12 @@ class GradientScale(Rule):
             self._slot = int(slots[window.table.order[slots].argmax()])
 
     def findings(self, scene: Scene) -> list[Finding]:
-        """Returns one finding, the worse one."""
+        """Returns one finding, about the collapsed scale before the skipped steps."""
         if self._collapsed < 0 and self._often < 0:
             return []
-        severity, step, text = self._words()
+        severity, step, text = self._worse()
         place = None if self._slot < 0 else scene.table.place(self._slot)
-        where = "" if place is None else f" The first one that was recorded is {place}."
+        where = "" if place is None else f" The first such gradient on record is {place}."
         return [
             self.finding(
                 scene,
@@ -124,20 +132,20 @@ class GradientScale(Rule):
             )
         ]
 
-    def _words(self) -> tuple[Severity, int, str]:
+    def _worse(self) -> tuple[Severity, int, str]:
         if self._collapsed >= 0:
             text = (
                 f"The gradient scale is below {self.parameters.smallest:g} from step "
-                f"{self._collapsed} on ({self._lowest:.3g} at its smallest): gradients are not "
-                "finite however the loss is scaled."
+                f"{self._collapsed} on (smallest: {self._lowest:.3g}): gradients are not finite "
+                "whatever the scale."
             )
             return "error", self._collapsed, text
         text = (
-            f"From step {self._often} on more than {self.parameters.share:.0%} of the steps are "
+            f"From step {self._often} on, more than {self.parameters.share:.0%} of the steps are "
             "skipped because a gradient is not finite."
         )
         return "warning", self._often, text
 
     def missing(self, scene: Scene) -> str | None:
-        """Returns why it could not look."""
-        return None if self._heard else "no torch.amp.GradScaler was seen to step an optimizer"
+        """Returns why the rule could not check the run."""
+        return None if self._scaling else "no torch.amp.GradScaler stepped an optimizer"

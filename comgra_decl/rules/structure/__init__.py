@@ -1,1 +1,1 @@
-"""Rules about how the network is put together."""
+"""Rules about how the network is built."""

@@ -1,45 +1,50 @@
-"""Branches that are added or joined and do not count."""
+"""Branches that have no effect where they are combined."""
 
 from __future__ import annotations
 
-from typing import Annotated, Any
+from typing import Annotated
 
 import numpy as np
-from numpy.typing import NDArray
-from pydantic import Field
 
-from comgra_decl.rules.base import Patient, RuleParameters, Scene, SlotRule
-from comgra_decl.rules.memory import Bools, Slots
-from comgra_decl.rules.paths import parts
-from comgra_decl.rules.table import Mask, SlotTable
-from comgra_decl.rules.window import Window
-from comgra_decl.spec.base import Int, Number
+from comgra_decl.rules.api import (
+    Count,
+    Field,
+    Fraction,
+    Int,
+    Mask,
+    Measured,
+    Patient,
+    Scene,
+    SlotRule,
+    Slots,
+    SlotTable,
+    Window,
+    combined,
+    per_run,
+)
 
 
 class BranchParameters(Patient):
-    """What can be said of rules about branches."""
+    """The options of the rules about branches."""
 
-    patience: Annotated[Int, Field(ge=1)] = 10
-    """For so many records in a row it must be so."""
+    patience: Count = 10
 
-    ratio: Annotated[Number, Field(gt=0, lt=1)] = 1e-3
-    """A branch of less than this share of the largest one does not count."""
+    ratio: Fraction = 1e-3
+    """The smallest size allowed, relative to the largest branch."""
 
     after: Annotated[Int, Field(ge=0)] = 10
-    """So many first records are left alone: branches may begin at zero on purpose."""
+    """The number of first records to ignore, because branches may start at zero on purpose."""
 
 
 class _Branches(SlotRule):
-    """Compares tensors of one shape that the same tensor is computed from."""
+    """Compares tensors of the same shape from which one tensor is computed."""
 
     Parameters = BranchParameters
     statistics = ("l2",)
     lowest, evidence = True, "share of the largest branch"
     pass_, of_graph = "forward", True
 
-    def __init__(self, parameters: RuleParameters | None = None) -> None:
-        super().__init__(parameters)
-        self._groups: list[Slots] = []
+    _groups: list[Slots] = per_run(list)
 
     def wants(self, table: SlotTable) -> Mask:
         """Returns the branches."""
@@ -51,15 +56,15 @@ class _Branches(SlotRule):
 
     def _joined(self, table: SlotTable) -> list[Slots]:
         groups = []
-        for sources in parts(self.scene).values():
+        for sources in combined(self.scene).values():
             keys = [table.infos[slot].key._replace(pass_=self.pass_) for slot in sources]
             slots = [table.by_key[key] for key in keys if key in table.by_key]
             if len(slots) > 1:
                 groups.append(np.array(slots, np.int64))
         return groups
 
-    def measure(self, window: Window, at: Slots) -> tuple[Bools, NDArray[Any]]:
-        """Compares each branch with the largest that it is joined with."""
+    def measure(self, window: Window, at: Slots) -> Measured:
+        """Compares each branch with the largest one it is combined with."""
         if not self._groups:
             return np.zeros((len(window), len(at)), np.bool_), np.zeros((len(window), len(at)))
         size = window.read("l2", np.arange(len(window.table))).astype(np.float64)
@@ -72,25 +77,26 @@ class _Branches(SlotRule):
         return (found < self.parameters.ratio) & late[:, None], found
 
     def chosen(self, scene: Scene, fired: Slots) -> Slots:
-        """Leaves out what only some iterations show: the first state of a loop is often zero."""
+        """Leaves out branches that are small in some iterations only, such as initial states."""
         return self.in_every_iteration(scene, fired)
 
 
 class BranchIgnored(_Branches):
-    """A branch that is so small beside the one it is added to that it does nothing."""
+    """A branch too small to have an effect where it is added."""
 
     name = "branch_ignored"
     certainty = 0.5
     definition = (
-        "Of several tensors of one shape from which another of this shape is computed (a residual "
-        "branch and what it is added to), one has an l2 norm below `ratio` times that of the "
-        "largest, in every iteration within a step, for `patience` records, the first `after` left "
-        "alone."
+        "Several tensors of the same shape are combined into another one of this shape (a residual "
+        "branch and what it is added to), and one of them has an l2 norm below `ratio` times that "
+        "of the largest, in every iteration within a step, for `patience` records in a row. The "
+        "first `after` records are ignored."
     )
-    source = "comgra's plan (residual connections that are ignored)."
+    source = "comgra's README (planned: residual connections that are ignored)."
     advice = (
-        "If it begins at zero on purpose, its learning rate may be too low; else normalise both, "
-        "or scale the branch. If the skip is the small one, its path is blocked."
+        "If it starts at zero on purpose, its learning rate may be too low. Otherwise normalize "
+        "both branches, or scale this one. If the small one is the skip connection, its path is "
+        "blocked."
     )
     explained_by = (
         "nonfinite",
@@ -99,35 +105,38 @@ class BranchIgnored(_Branches):
         "untrained_parameter",
         "activation_drift",
     )
-    needs = "outputs of branches that meet, with `graph: true`"
+    needs = "outputs of branches that are combined, with `graph: true`"
 
     def sentence(self, scene: Scene, slot: int) -> str:
-        """Says how small it is."""
+        """Returns the message about a slot."""
         return (
-            f"{scene.table.place(slot)} hardly counts: it is {self.streak.worst[slot]:.1e} times "
-            "the size of what it is combined with."
+            f"{scene.table.place(slot)} has hardly any effect: it is {self.streak.worst[slot]:.1e} "
+            "times the size of the largest branch it is combined with."
         )
 
 
 class GradientImbalance(_Branches):
-    """A branch that gets next to no gradient beside another one."""
+    """A branch that receives far less gradient than another one."""
 
     name = "gradient_imbalance"
     certainty = 0.45
     definition = (
-        "Of several tensors of one shape that are combined, one has a gradient below `ratio` times "
-        "that of another (l2), in every iteration within a step, for `patience` records, the first "
-        "`after` left alone."
+        "Several tensors of the same shape are combined, and the gradient of one of them has an l2 "
+        "norm below `ratio` times that of another, in every iteration within a step, for "
+        "`patience` records in a row. The first `after` records are ignored."
     )
     source = "comgra and torchexplorer, whose users look for it by eye; own default."
-    advice = "Rescale or normalise the branches; look for saturation or detach() in the small one."
+    advice = "Rescale or normalize the branches; look for saturation or detach() in the small one."
     explained_by = ("nonfinite", "dead_units", "saturated", "vanishing_gradient", "branch_ignored")
     backwards, pass_ = True, "grad"
-    needs = "gradients of branches that meet, {select: '**', capture: [output_grad]}, `graph: true`"
+    needs = (
+        "gradients of branches that are combined, {select: '**', capture: [output_grad]}, with "
+        "`graph: true`"
+    )
 
     def sentence(self, scene: Scene, slot: int) -> str:
-        """Says how small it is."""
+        """Returns the message about a slot."""
         return (
-            f"{scene.table.place(slot)} gets {self.streak.worst[slot]:.1e} times the gradient of "
-            "the branch it is combined with."
+            f"{scene.table.place(slot)} is {self.streak.worst[slot]:.1e} times the gradient of "
+            "the largest branch it is combined with."
         )

@@ -1,31 +1,32 @@
-"""Where gradients are cut off."""
+"""Places where gradients are cut off."""
 
 from __future__ import annotations
 
-from comgra_decl.records import SlotKey, Structure
-from comgra_decl.rules.base import Rule, Scene
-from comgra_decl.rules.finding import MOST_OTHERS, Finding, Place
+from comgra_decl.rules.api import MOST_OTHERS, Finding, Place, Rule, Scene, SlotKey, Structure
 
 
 class Detached(Rule):
-    """Where gradients are cut off from what should be trained."""
+    """Gradients cut off from parameters that should be trained."""
 
     name = "detached"
     severity = "error"
     certainty = 0.92
     definition = (
-        "In the dependency graph, the value of a tensor that trainable parameters made goes on to "
-        "the loss, but over none of its ways does a gradient come back; and these parameters have "
-        "no gradient."
+        "In the dependency graph, the value of a tensor computed from trainable parameters reaches "
+        "the loss, but no gradient comes back along any path, and these parameters have no "
+        "gradient."
     )
-    source = "Own definition, by the graph; the debugging chapter's silent failures."
+    source = (
+        "Own definition, by the graph; the silent failures in the book chapter 'Debugging: "
+        "Visualizing Activation Maps & Gradients'."
+    )
     advice = (
         "Look for detach(), .data, .item(), numpy, torch.no_grad(), torch.tensor(x) or an argmax "
-        "between this tensor and the next. If it is meant, freeze the parameters before it."
+        "between this tensor and the next one. If it is intended, freeze the parameters before it."
     )
 
     def findings(self, scene: Scene) -> list[Finding]:
-        """Returns one finding for the last cut before the loss."""
+        """Returns one finding, about the last cut before the loss."""
         if scene.structure is None or scene.records < 2:
             return []
         cut = _cuts(scene, scene.structure)
@@ -39,15 +40,15 @@ class Detached(Rule):
                 scene,
                 place=place,
                 first_step=0,
-                message=f"No gradient comes back to {place}, though the loss depends on it and "
-                "trainable parameters made it.",
+                message=f"No gradient comes back to {place}, although the loss depends on it and "
+                "it is computed from trainable parameters.",
                 also=len(cut) - 1,
                 others=others,
             )
         ]
 
     def missing(self, scene: Scene) -> str | None:
-        """Returns why it could not look."""
+        """Returns why the rule could not check the run."""
         if scene.structure is None:
             return "no dependency graph is recorded; set `graph: true`"
         if not scene.table.parameters.any() or not scene.table.parameter_gradients.any():
@@ -56,7 +57,7 @@ class Detached(Rule):
 
 
 def _cuts(scene: Scene, structure: Structure) -> list[SlotKey]:
-    """Returns the tensors behind which the gradient is cut off, the last ones first."""
+    """Returns the tensors after which the gradient is cut off, the last ones first."""
     forward: dict[int, list[tuple[int, bool]]] = {}
     for a, b, gradient in structure.edges:
         forward.setdefault(a, []).append((b, gradient))
@@ -93,7 +94,7 @@ def _reaching(structure: Structure, ends: set[int], *, with_gradient: bool) -> s
 
 
 def _untrained(scene: Scene, structure: Structure, trained: set[int]) -> set[int]:
-    """Returns trainable parameters that no gradient reaches, by the graph and by the records."""
+    """Returns trainable parameters without a gradient, by the graph and by the records."""
     parameters, table = scene.parameters, scene.table
     return {
         i

@@ -1,60 +1,65 @@
-"""Trainings that go on in evaluation mode."""
+"""Training that continues in evaluation mode."""
 
 from __future__ import annotations
 
-from typing import Annotated, Any
-
 import numpy as np
-from numpy.typing import NDArray
-from pydantic import Field
 
-from comgra_decl.records import SlotInfo
-from comgra_decl.rules.base import Patient, Scene, SlotRule
-from comgra_decl.rules.memory import Bools, Largest, Slots
-from comgra_decl.rules.paths import single_sources
-from comgra_decl.rules.table import Mask, SlotTable
-from comgra_decl.rules.window import Window
-from comgra_decl.spec.base import Int
+from comgra_decl.rules.api import (
+    NO_SLOTS,
+    Count,
+    Largest,
+    Mask,
+    Measured,
+    Patient,
+    Scene,
+    SlotInfo,
+    SlotRule,
+    Slots,
+    SlotTable,
+    Window,
+    per_run,
+    single_sources,
+)
 
-_EXACT = 1e-4  # of the spread: float32 means of a batch are good to that
-_OFF = 2e-3  # of the spread: running means differ from a batch's by more
+_EXACT = 1e-4  # of the spread; the precision of a batch's float32 mean
+_OFF = 2e-3  # of the spread; running means differ more from a batch's
 
 
 class EvaluationModeParameters(Patient):
-    """What can be said of `training_in_evaluation_mode`."""
+    """The options of `training_in_evaluation_mode`."""
 
-    patience: Annotated[Int, Field(ge=1)] = 5
-    """For so many records in a row it must be so."""
+    patience: Count = 5
 
 
 class TrainingInEvaluationMode(SlotRule):
-    """Trainings that go on in evaluation mode."""
+    """Training that continues in evaluation mode."""
 
     name = "training_in_evaluation_mode"
     severity = "error"
     certainty = 0.8
     definition = (
-        "A Dropout module that dropped elements before returns exactly what enters it, for "
-        "`patience` records of the training; or the mean of what a BatchNorm module returns, which "
-        "is exactly the mean of its bias in training mode and was so before, is off by more than "
-        "0.2 % of its spread; or records of the training have gradients and no forward pass that "
-        "was made in training mode, though they had before."
+        "For `patience` records in a row, a Dropout module that dropped elements before returns "
+        "its input unchanged. Or the mean of a BatchNorm module's output, which in training mode "
+        f"equals the mean of its bias and did so before, differs from it by more than {_OFF:.1%} "
+        "of the output's spread. Or training records have gradients but no forward pass in "
+        "training mode, though earlier ones had."
     )
-    source = "Own derivation: sum((x - mean(x)) / std(x)) = 0. A forgotten model.train()."
-    advice = "Call model.train() after each evaluation, before the next training step."
+    source = (
+        "Own derivation: sum((x - mean(x)) / std(x)) = 0. The usual cause is a forgotten "
+        "model.train()."
+    )
+    advice = "Call model.train() after every evaluation, before the next training step."
     explained_by = ("nonfinite",)
     Parameters = EvaluationModeParameters
     statistics = ("mean", "std", "zero_fraction")
     evidence, of_graph = "distance from training mode", True
     needs = "outputs of Dropout or BatchNorm modules, with `graph: true` and parameters"
 
-    def __init__(self, parameters: Any = None) -> None:
-        super().__init__(parameters)
-        self._trained = Largest()
-        self._partner: Slots = np.zeros(0, np.int64)
+    _trained = per_run(Largest)
+    _partner = NO_SLOTS
 
     def wants(self, table: SlotTable) -> Mask:
-        """Returns Dropouts with what enters them, and BatchNorms with their biases."""
+        """Returns Dropout modules with their inputs, and BatchNorm modules with their biases."""
         self._partner = np.full(len(table), -1, np.int64)
         sources = single_sources(self.scene)
         bias = {i.key.node: i.id for i in table.infos if _is_bias(i)}
@@ -67,23 +72,22 @@ class TrainingInEvaluationMode(SlotRule):
         return self._partner >= 0
 
     def _take(self, window: Window) -> None:
-        """Counts as hit, too, where a module is in no forward pass of a training any more."""
+        """Takes the next records; a module missing from the forward pass counts as a hit."""
         at = self.columns(window.table)
-        self._able = window.has(*self.statistics)
-        if not self._able or not len(at) or not len(window):
+        if not window.has(*self.statistics) or not len(at) or not len(window):
             return
         with np.errstate(all="ignore"):
             hit, evidence = self.measure(window, at)
-        there = window.there[:, at]
-        trained = window.there[:, window.table.parameter_gradients].any(1, keepdims=True)
+        there = window.present[:, at]
+        trained = window.present[:, window.table.parameter_gradients].any(1, keepdims=True)
         been = self._trained.look(at, np.full(there.shape, np.nan)) == 1
-        gone = ~there & ~window.there[:, window.table.computed].any(1, keepdims=True) & trained
+        gone = ~there & ~window.present[:, window.table.computed].any(1, keepdims=True) & trained
         hit |= gone & been
         evidence = np.where(gone, 1.0, evidence)
-        self.streak.look(window.steps, at, hit=hit, there=there | gone, evidence=evidence)
+        self.streak.look(window.steps, at, hit=hit, present=there | gone, evidence=evidence)
 
-    def measure(self, window: Window, at: Slots) -> tuple[Bools, NDArray[Any]]:
-        """Tells both modes apart."""
+    def measure(self, window: Window, at: Slots) -> Measured:
+        """Tells the two modes apart."""
         partner = self._partner[at]
         norm = window.table.parameters[partner]
         zeros = window.read("zero_fraction", at) - window.read("zero_fraction", partner)
@@ -97,10 +101,10 @@ class TrainingInEvaluationMode(SlotRule):
         return other & (been == 1), np.where(norm, distance, 1.0)
 
     def sentence(self, scene: Scene, slot: int) -> str:
-        """Says since when."""
+        """Returns the message about a slot."""
         return (
-            f"From step {self.streak.first[slot]} on the training goes on in evaluation mode: "
-            f"{scene.table.place(slot)} does what it does in evaluations."
+            f"From step {self.streak.first[slot]} on, training continues in evaluation mode: "
+            f"{scene.table.place(slot)} behaves as in evaluation."
         )
 
 

@@ -1,42 +1,45 @@
-"""Probabilities where logits should be."""
+"""Probabilities passed to a loss that expects logits."""
 
 from __future__ import annotations
 
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
-from comgra_decl.rules.base import Scene, SlotRule
-from comgra_decl.rules.memory import Bools, Slots
-from comgra_decl.rules.paths import answers, met
-from comgra_decl.rules.table import Mask, SlotTable
-from comgra_decl.rules.window import Window
+from comgra_decl.rules.api import (
+    Mask,
+    Measured,
+    Scene,
+    SlotRule,
+    Slots,
+    SlotTable,
+    Window,
+    predictions,
+    target_pairs,
+)
 
 
 class ProbabilitiesAsLogits(SlotRule):
-    """Probabilities that enter a cross-entropy, which takes the softmax once more."""
+    """Probabilities passed to a cross-entropy, which applies the softmax again."""
 
     name = "probabilities_as_logits"
     severity = "error"
     certainty = 0.85
     definition = (
-        "What the network answers lies in 0 .. 1 and sums to 1 for every sample, for `patience` "
-        "records; its targets are classes (integers); and the loss never was below what a "
-        "cross-entropy of probabilities can reach, ln(1 + (C - 1) / e)."
+        "The network's predictions lie in 0 .. 1 and sum to 1 for every sample, for `patience` "
+        "records in a row; their targets are classes (integers); and the loss never falls below "
+        "what a cross-entropy of probabilities can reach, ln(1 + (C - 1) / e)."
     )
     source = "A common mistake: softmax twice. The bound is that of logits in 0 .. 1."
-    advice = "Give the loss what enters the softmax, or use NLLLoss of log-probabilities."
+    advice = "Pass the input of the softmax to the loss, or use NLLLoss with log-probabilities."
     statistics = ("min", "max", "mean")
     evidence = "classes"
     needs = "outputs, {select: '**', capture: [output]}"
 
-    def __init__(self, parameters: Any = None) -> None:
-        super().__init__(parameters)
-        self._smallest_loss = float("inf")
+    _smallest_loss = float("inf")
 
-    def hear(self, numbers: Any) -> None:
-        """Remembers the smallest loss."""
+    def look_at_numbers(self, numbers: Any) -> None:
+        """Notes the smallest loss."""
         if numbers.name == "loss" and len(numbers.values):
             smallest = np.nanmin(np.append(numbers.values, np.inf))
             self._smallest_loss = min(self._smallest_loss, float(smallest))
@@ -45,8 +48,8 @@ class ProbabilitiesAsLogits(SlotRule):
         """Returns outputs that may be rows of classes."""
         return table.outputs & table.where(lambda i: len(i.shape) == 2 and i.batch_dim == 0)
 
-    def measure(self, window: Window, at: Slots) -> tuple[Bools, NDArray[Any]]:
-        """Looks for rows that sum to 1."""
+    def measure(self, window: Window, at: Slots) -> Measured:
+        """Finds rows that sum to 1."""
         classes = window.elements(at)
         total = window.read("mean", at) * classes
         spread = window.read("mean", at, "std") * classes
@@ -55,9 +58,9 @@ class ProbabilitiesAsLogits(SlotRule):
         return hit, classes
 
     def chosen(self, scene: Scene, fired: Slots) -> Slots:
-        """Keeps answers to questions of class."""
-        final = answers(scene)
-        asked = any("int" in target.dtype for _, target in met(scene))
+        """Keeps predictions whose targets are classes."""
+        final = predictions(scene)
+        asked = any("int" in target.dtype for _, target in target_pairs(scene))
         keep = [
             slot in final and asked and self._smallest_loss >= 0.99 * self._bound(slot)
             for slot in fired.tolist()
@@ -65,14 +68,14 @@ class ProbabilitiesAsLogits(SlotRule):
         return fired[np.array(keep, np.bool_)]
 
     def marks(self) -> dict[int, int]:
-        """Returns nothing: attention, for one, is made of probabilities."""
+        """Returns nothing: attention, too, consists of probabilities."""
         return {}
 
     def sentence(self, scene: Scene, slot: int) -> str:
-        """Says that the softmax is taken twice."""
+        """Returns the message about a slot."""
         return (
-            f"{scene.table.place(slot)} holds probabilities, and a loss for logits seems to take "
-            f"their softmax once more: it cannot get below {self._bound(slot):.3g}."
+            f"{scene.table.place(slot)} contains probabilities, and the loss seems to apply the "
+            f"softmax to them again: it cannot fall below {self._bound(slot):.3g}."
         )
 
     def _bound(self, slot: int) -> float:

@@ -1,56 +1,62 @@
-"""An activation function behind the last layer that takes half of its answers away."""
+"""Activation functions after the last layer that remove negative values."""
 
 from __future__ import annotations
-
-from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from comgra_decl.rules.base import Scene, SlotRule
-from comgra_decl.rules.memory import Bools, Slots, grown
-from comgra_decl.rules.paths import answers, met, single_sources, steps_between
-from comgra_decl.rules.table import Mask, SlotTable
-from comgra_decl.rules.window import Window
+from comgra_decl.rules.api import (
+    NO_SLOTS,
+    Mask,
+    Measured,
+    Scene,
+    SlotRule,
+    Slots,
+    SlotTable,
+    Window,
+    grown,
+    predictions,
+    same_shape_edges,
+    single_sources,
+    target_pairs,
+)
 
 _SQUASHING = ("Sigmoid", "Softmax", "LogSoftmax", "LogSigmoid", "Tanh")
-_LEFT = 0.5  # of what is negative, so much or less is left
+_LEFT = 0.5  # share of the negative part that is left, at most
 
 
 class RectifiedAnswer(SlotRule):
-    """An activation function behind the last layer that takes half of its answers away."""
+    """An activation function after the last layer that removes negative values."""
 
     name = "rectified_answer"
     severity = "error"
     certainty = 0.85
     definition = (
-        "What the network answers, or what goes into its final sigmoid or softmax, has exactly the "
-        "largest value of the tensor it is computed from, but at most half of what is negative in "
-        "it (by the mean), for `patience` records: a ReLU or leaky ReLU lies between. Left out are "
-        "answers whose targets are numbers that are never negative."
+        "For `patience` records in a row, the network's prediction, or the input of its final "
+        "sigmoid or softmax, has exactly the same maximum as the tensor it is computed from, but "
+        f"at most {_LEFT:.0%} of its negative values (on average): a ReLU or leaky ReLU lies "
+        "between. Predictions whose targets are numbers that are never negative are left out."
     )
     source = "The seeded bug of comgra's tutorial; own definition."
     advice = (
-        "Leave out the activation function behind the last layer: a sigmoid, a softmax and a loss "
-        "of logits want numbers of both signs."
+        "Remove the activation function after the last layer: a sigmoid, a softmax and a loss that "
+        "expects logits need numbers of both signs."
     )
     statistics = ("min", "max", "mean", "abs_mean")
     lowest, evidence = True, "share of negative values that is left"
     of_graph = True
     needs = "outputs of single layers, with `graph: true`"
 
-    def __init__(self, parameters: Any = None) -> None:
-        super().__init__(parameters)
-        self._lowest_target = np.zeros(0)
-        self._sources: Slots = np.zeros(0, np.int64)
+    _lowest_target = np.zeros(0)
+    _sources = NO_SLOTS
 
     def wants(self, table: SlotTable) -> Mask:
-        """Returns tensors with one predecessor of their own shape."""
+        """Returns tensors computed from a single tensor of the same shape."""
         self._sources = single_sources(self.scene)
         return self._sources >= 0
 
-    def measure(self, window: Window, at: Slots) -> tuple[Bools, NDArray[Any]]:
-        """Compares the extremes of each tensor with those of its predecessor."""
+    def measure(self, window: Window, at: Slots) -> Measured:
+        """Compares the extremes of each tensor with those of its input."""
         before = self._sources[at]
         same = window.read("max", at, "abs_max") == window.read("max", before, "abs_max")
         below, source_below = _negative(window, at), _negative(window, before)
@@ -59,7 +65,7 @@ class RectifiedAnswer(SlotRule):
         return same & (left <= _LEFT), left
 
     def _see_targets(self, window: Window) -> None:
-        """Remembers the smallest value of every target."""
+        """Notes the smallest value of every target."""
         table = window.table
         targets = table.remembered(RectifiedAnswer, _targets)
         self._lowest_target = grown(self._lowest_target, len(table), np.nan)
@@ -68,41 +74,43 @@ class RectifiedAnswer(SlotRule):
             self._lowest_target[targets] = np.fmin(self._lowest_target[targets], lowest)
 
     def chosen(self, scene: Scene, fired: Slots) -> Slots:
-        """Keeps what is, or squashed becomes, an answer that should have both signs."""
-        table, final = scene.table, answers(scene)
-        # targets may turn up after the last window that had anything to measure
+        """Keeps predictions, and inputs of their final sigmoid or softmax, that need both signs."""
+        table, final = scene.table, predictions(scene)
+        # targets may appear after the last measured window
         lowest = grown(self._lowest_target, len(table), np.nan)
         squashed = {
             source
-            for source, sink in steps_between(scene)
+            for source, sink in same_shape_edges(scene)
             if sink in final and table.infos[sink].module_class in _SQUASHING
         }
         positive = {
-            answer.id
-            for answer, target in met(scene)
+            prediction.id
+            for prediction, target in target_pairs(scene)
             if "float" in target.dtype and lowest[target.id] >= 0
         }
-        signed = {slot for slot in final if slot not in positive} if any(met(scene)) else set()
+        signed = (
+            {slot for slot in final if slot not in positive} if any(target_pairs(scene)) else set()
+        )
         keys = {table.infos[slot].key.node for slot in squashed | signed}
         wanted = [table.infos[slot].key.node in keys for slot in fired.tolist()]
         return fired[np.array(wanted, np.bool_)]
 
     def marks(self) -> dict[int, int]:
-        """Returns nothing: inside a network this is what activation functions do."""
+        """Returns nothing: within a network this is what activation functions do."""
         return {}
 
     def sentence(self, scene: Scene, slot: int) -> str:
-        """Says what is taken away."""
+        """Returns the message about a slot."""
         source = scene.table.place(int(self._sources[slot]))
         return (
-            f"Between {source} and {scene.table.place(slot)} an activation function leaves "
-            f"{max(0.0, self.streak.worst[slot]):.0%} of negative values, just before the answer: "
-            "it can say yes and hardly no."
+            f"Between {source} and {scene.table.place(slot)} an activation function keeps "
+            f"{max(0.0, self.streak.worst[slot]):.0%} of negative values, right before the "
+            "prediction, which can hardly become negative."
         )
 
 
 def _negative(window: Window, at: Slots) -> NDArray[np.float64]:
-    """Returns the mean of what is below zero, the rest counted as 0; as a positive number."""
+    """Returns the mean of the negative part, as a positive number; other elements count as 0."""
     mean = window.read("mean", at).astype(np.float64)
     return np.asarray((window.read("abs_mean", at) - mean) / 2)
 

@@ -1,68 +1,75 @@
-"""Probabilities that enter a binary cross-entropy of logits."""
+"""Probabilities passed to a binary cross-entropy that expects logits."""
 
 from __future__ import annotations
 
 from math import prod
-from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
-from comgra_decl.records import SlotInfo
-from comgra_decl.rules.base import Scene, SlotRule
-from comgra_decl.rules.memory import Bools, Slots, grown
-from comgra_decl.rules.paths import answers, met
-from comgra_decl.rules.table import Mask, SlotTable
-from comgra_decl.rules.window import Window
+from comgra_decl.rules.api import (
+    Mask,
+    Measured,
+    Scene,
+    SlotInfo,
+    SlotRule,
+    Slots,
+    SlotTable,
+    Window,
+    grown,
+    predictions,
+    target_pairs,
+)
 
 _LOW, _HIGH = 0.26, 0.74  # sigmoid(0 .. 1) is 0.5 .. 0.731, and 1 minus that from 0.269
 
 
 class SigmoidTwice(SlotRule):
-    """Probabilities that enter a binary cross-entropy, which takes the sigmoid once more."""
+    """Probabilities passed to a binary cross-entropy, which applies the sigmoid again."""
 
     name = "sigmoid_twice"
     severity = "error"
     certainty = 0.85
     definition = (
-        "What the network answers lies in 0 .. 1 in every record and at every call, its targets "
-        "are 0 and 1 (floating-point), and its gradient, times the number of all answers, lies "
-        "between 0.26 and 0.74 in size for `patience` records: sigmoid(p) - y for a probability p. "
-        "That of BCELoss is 1 or more. Logits, such as a discriminator's, may be small and "
-        "positive for a while, but sooner or later one is negative."
+        "The network's predictions lie in 0 .. 1 in every record and every call; their targets "
+        "are 0 and 1 (floating-point); and their gradient, times the number of predictions, has a "
+        f"magnitude between {_LOW} and {_HIGH} for `patience` records in a row, as sigmoid(p) - y "
+        "has for a probability p. The gradient of BCELoss is at least 1. Logits, such as a "
+        "discriminator's, may be small and positive for a while, but sooner or later one is "
+        "negative."
     )
-    source = "A common mistake: sigmoid and BCEWithLogitsLoss. The bound is that of its derivative."
-    advice = "Leave the sigmoid out, or use BCELoss; apply it where probabilities are wanted."
+    source = (
+        "A common mistake: a sigmoid before BCEWithLogitsLoss. The bounds are those of its "
+        "derivative."
+    )
+    advice = "Remove the sigmoid, or use BCELoss; apply the sigmoid where probabilities are needed."
     statistics = ("max", "abs_mean", "abs_max", "mean", "zero_fraction")
     evidence = "largest gradient times answers"
     needs = "outputs and their gradients, {select: '**', capture: [output, output_grad]}"
 
-    def __init__(self, parameters: Any = None) -> None:
-        super().__init__(parameters)
-        self._other = np.zeros(0, np.bool_)  # targets that are not only zeros and ones
-        self._left = np.zeros(0, np.bool_)  # answers that were outside 0 .. 1
+    _other = np.zeros(0, np.bool_)  # targets with other values than zeros and ones
+    _left = np.zeros(0, np.bool_)  # predictions that were outside 0 .. 1
 
     def wants(self, table: SlotTable) -> Mask:
         """Returns outputs whose gradient is recorded."""
         return table.outputs & (_gradients(table) >= 0)
 
-    def measure(self, window: Window, at: Slots) -> tuple[Bools, NDArray[Any]]:
-        """Looks at the answers and at their gradients."""
+    def measure(self, window: Window, at: Slots) -> Measured:
+        """Compares predictions and their gradients with the bounds."""
         table = window.table
         gradient = table.remembered(SigmoidTwice, _gradients)[at]
         count = window.of_shape(_size, at)
         largest = window.read("abs_max", gradient, "abs_max") * count
         usual = window.read("abs_mean", gradient) * count
-        # the mean over the batch of the least could hide a negative one; this could not
+        # unlike the batch mean of the minimum, this cannot hide a negative one
         positive = window.read("abs_mean", at) - window.read("mean", at) < 1e-6
         inside = positive & (window.read("max", at, "abs_max") <= 1)
         self._see_targets(window)
         self._left = grown(self._left, len(table), fill=False)
-        self._left[at] |= (~inside & window.there[:, at]).any(0)
+        self._left[at] |= (~inside & window.present[:, at]).any(0)
         return inside & (largest < _HIGH) & (usual > _LOW), largest
 
     def _see_targets(self, window: Window) -> None:
-        """Remembers which targets hold anything but zeros and ones: their mean tells the ones."""
+        """Notes which targets contain anything but zeros and ones."""
         self._other = grown(self._other, len(window.table), fill=False)
         at = np.flatnonzero(window.table.where(lambda info: info.kind == "target"))
         ones = window.read("mean", at) - (1 - window.read("zero_fraction", at))
@@ -70,15 +77,15 @@ class SigmoidTwice(SlotRule):
         self._other[at] |= wrong.any(0)
 
     def chosen(self, scene: Scene, fired: Slots) -> Slots:
-        """Keeps answers to questions of yes or no that never were anything but probabilities."""
-        # a target may have turned up after the last window
+        """Keeps predictions of binary targets that are always probabilities."""
+        # a target may have appeared after the last window
         other = grown(self._other, len(scene.table), fill=False)
         asked = {
-            answer.id
-            for answer, target in met(scene)
+            prediction.id
+            for prediction, target in target_pairs(scene)
             if "float" in target.dtype and not other[target.id]
         }
-        handed_on = answers(scene) if asked else set()
+        handed_on = predictions(scene) if asked else set()
         asked |= handed_on
         infos = scene.table.infos
         logits = {infos[slot].key[:2] for slot in np.flatnonzero(self._left).tolist()}
@@ -86,14 +93,14 @@ class SigmoidTwice(SlotRule):
         return fired[np.array(keep, np.bool_)]
 
     def marks(self) -> dict[int, int]:
-        """Returns nothing: gates, too, hold probabilities."""
+        """Returns nothing: gates, too, contain probabilities."""
         return {}
 
     def sentence(self, scene: Scene, slot: int) -> str:
-        """Says that the sigmoid is taken twice."""
+        """Returns the message about a slot."""
         return (
-            f"{scene.table.place(slot)} holds probabilities, and a loss of logits takes their "
-            "sigmoid once more: the gradient never is that of a loss of probabilities."
+            f"{scene.table.place(slot)} contains probabilities, and the loss applies the sigmoid "
+            "to them again: the gradient is never that of a loss that expects probabilities."
         )
 
 
@@ -102,6 +109,6 @@ def _size(info: SlotInfo) -> int:
 
 
 def _gradients(table: SlotTable) -> Slots:
-    """Returns the slot of each output's gradient, -1 where it is not recorded."""
+    """Returns the slot of each output's gradient; -1 if it is not recorded."""
     found = [table.by_key.get(i.key._replace(pass_="grad"), -1) for i in table.infos]
     return np.array(found, np.int64)

@@ -3,27 +3,32 @@
 from __future__ import annotations
 
 from math import nan, prod
-from typing import Annotated, Any
+from typing import Annotated
 
-from numpy.typing import NDArray
-from pydantic import Field
-
-from comgra_decl.records import SlotInfo
-from comgra_decl.rules.base import Patient, Scene, SlotRule
-from comgra_decl.rules.memory import Bools, Slots
-from comgra_decl.rules.table import Mask, SlotTable
-from comgra_decl.rules.window import Window
-from comgra_decl.spec.base import Int
+from comgra_decl.rules.api import (
+    Count,
+    Field,
+    Int,
+    Mask,
+    Measured,
+    Patient,
+    Scene,
+    SlotInfo,
+    SlotRule,
+    Slots,
+    SlotTable,
+    Window,
+)
 
 
 class SmallBatchParameters(Patient):
-    """What can be said of `small_batch_norm`."""
+    """The options of `small_batch_norm`."""
 
-    patience: Annotated[Int, Field(ge=1)] = 3
-    """So many records must have it."""
+    patience: Count = 3
+    """How many records must meet the condition."""
 
     values: Annotated[Int, Field(ge=2)] = 8
-    """Fewer values per channel are too few for a mean and a variance."""
+    """The smallest number of values per channel allowed for a mean and a variance."""
 
 
 class SmallBatchNorm(SlotRule):
@@ -32,14 +37,14 @@ class SmallBatchNorm(SlotRule):
     name = "small_batch_norm"
     certainty = 0.7
     definition = (
-        "A BatchNorm module normalises each channel by fewer than `values` values: samples of the "
-        "batch times positions."
+        "A BatchNorm module normalizes each channel over fewer than `values` values (samples in "
+        "the batch times positions)."
     )
     source = (
-        "Wu and He, Group Normalization (2018): errors of BatchNorm rise steeply below a batch of "
-        "eight. Of two values it leaves nothing but their order."
+        "Wu and He, Group Normalization (2018): the error of BatchNorm rises steeply below a batch "
+        "size of eight. Of two values, nothing but their order remains."
     )
-    advice = "Use GroupNorm or LayerNorm, a larger batch, or SyncBatchNorm over several devices."
+    advice = "Use GroupNorm or LayerNorm, a larger batch, or SyncBatchNorm across devices."
     Parameters = SmallBatchParameters
     statistics = ("mean",)
     lowest, evidence = True, "values per channel"
@@ -49,15 +54,15 @@ class SmallBatchNorm(SlotRule):
         """Returns outputs of BatchNorm modules."""
         return table.outputs & table.where(lambda i: i.module_class.startswith("BatchNorm"))
 
-    def measure(self, window: Window, at: Slots) -> tuple[Bools, NDArray[Any]]:
-        """Counts the values of a channel."""
+    def measure(self, window: Window, at: Slots) -> Measured:
+        """Counts the values per channel."""
         counts = window.of_shape(_values, at)
         return counts < self.parameters.values, counts
 
     def sentence(self, scene: Scene, slot: int) -> str:
-        """Says how few."""
+        """Returns the message about a slot."""
         return (
-            f"{scene.table.place(slot)} normalises each channel by "
+            f"{scene.table.place(slot)} normalizes each channel over "
             f"{self.streak.worst[slot]:.0f} values only."
         )
 

@@ -1,47 +1,54 @@
-"""Answers that become the same for all samples."""
+"""Outputs that become the same for all samples."""
 
 from __future__ import annotations
 
-from typing import Annotated, Any
-
 import numpy as np
-from numpy.typing import NDArray
-from pydantic import Field
 
-from comgra_decl.rules.base import Patient, Scene
-from comgra_decl.rules.memory import Bools, Early, Slots
-from comgra_decl.rules.paths import beyond_targets
-from comgra_decl.rules.table import Mask, SlotTable
-from comgra_decl.rules.values.variation import Varying
-from comgra_decl.rules.window import Window
-from comgra_decl.spec.base import Number
+from comgra_decl.rules.api import (
+    VARYING,
+    Early,
+    Fraction,
+    Mask,
+    Measured,
+    Patient,
+    Scene,
+    SlotRule,
+    Slots,
+    SlotTable,
+    Window,
+    computed_from_targets,
+    per_run,
+)
+
+_FIRST = 5  # records; their median is the start value
 
 
 class CollapsingParameters(Patient):
-    """What can be said of `collapsing_output`."""
+    """The options of `collapsing_output`."""
 
-    fall: Annotated[Number, Field(gt=0, lt=1)] = 0.1
-    """The variation over the batch falls below this share of what it was at first."""
+    fall: Fraction = 0.1
+    """How far the variation over the batch may fall, relative to its first value."""
 
 
-class CollapsingOutput(Varying):
-    """Outputs that become more and more the same for all samples."""
+class CollapsingOutput(SlotRule):
+    """Outputs that become more and more alike for all samples."""
 
     name = "collapsing_output"
     certainty = 0.6
     definition = (
-        "The relative variation over the batch (the largest standard deviation of a recorded "
-        "statistic of the samples, by its largest magnitude) of a tensor falls below `fall` of "
-        "what it was at first (median of five records), for `patience` records."
+        "For `patience` records in a row, the relative variation of a tensor over the batch is "
+        f"below `fall` times its first value (median of {_FIRST} records). The relative variation "
+        "is the largest standard deviation over the batch of any recorded statistic of the "
+        "samples, divided by the largest magnitude of that statistic."
     )
     source = (
-        "comgra's plan (variance over the batch falls: collapse); the debugging chapter's "
-        "generator that repeats itself."
+        "comgra's README (planned: variance over the batch falls, collapse); the generator that "
+        "repeats itself in the book chapter 'Debugging: Visualizing Activation Maps & Gradients'."
     )
     advice = (
-        "Of a generator: balance both learning rates, add noise, a gradient penalty or minibatch "
-        "statistics. Else look for weight decay that is too strong, or a constant that solves the "
-        "task, as in representations without negatives."
+        "For a generator: balance the two learning rates, add noise, a gradient penalty or "
+        "minibatch statistics. Otherwise look for too much weight decay, or a constant that solves "
+        "the task, as in representation learning without negatives."
     )
     explained_by = (
         "nonfinite",
@@ -53,30 +60,31 @@ class CollapsingOutput(Varying):
         "dead_units",
     )
     Parameters = CollapsingParameters
+    any_statistic, lowest = VARYING, True
+    needs = "outputs with a batch dimension, {select: '**', capture: [output]}"
     fewest_samples = 4
     evidence = "share of its first variation"
 
-    def __init__(self, parameters: Any = None) -> None:
-        super().__init__(parameters)
-        self._early = Early(5)
+    _early = per_run(Early, _FIRST)
 
     def wants(self, table: SlotTable) -> Mask:
-        """Returns outputs of samples."""
+        """Returns outputs with a batch dimension."""
         return table.outputs & table.where(lambda i: i.batch_dim is not None)
 
-    def measure(self, window: Window, at: Slots) -> tuple[Bools, NDArray[Any]]:
-        """Compares the variation over the batch with that of the first records."""
-        most = self.variation(window, at)
+    def measure(self, window: Window, at: Slots) -> Measured:
+        """Compares the variation over the batch with its first value."""
+        most = window.variation(at)
+        most = np.where(window.samples(at) >= self.fewest_samples, most, np.nan)
         share = most / self._early.look(at, most)
         return share < self.parameters.fall, share
 
     def chosen(self, scene: Scene, fired: Slots) -> Slots:
         """Leaves out losses of single samples."""
-        return fired[~np.isin(fired, list(beyond_targets(scene)))]
+        return fired[~np.isin(fired, list(computed_from_targets(scene)))]
 
     def sentence(self, scene: Scene, slot: int) -> str:
-        """Says how little samples differ."""
+        """Returns the message about a slot."""
         return (
-            f"{scene.table.place(slot)} becomes the same for all samples: it varies over the batch "
-            f"by {self.streak.worst[slot]:.1%} of what it did at first."
+            f"{scene.table.place(slot)} becomes the same for all samples: its variation over "
+            f"the batch has fallen to {self.streak.worst[slot]:.1%} of its first value."
         )

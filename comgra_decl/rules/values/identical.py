@@ -1,57 +1,61 @@
-"""Units that all do the same."""
+"""Units that all compute the same."""
 
 from __future__ import annotations
 
-from typing import Annotated, Any
-
 import numpy as np
 from numpy.typing import NDArray
-from pydantic import Field
 
-from comgra_decl.rules.base import Patient, Scene, SlotRule
-from comgra_decl.rules.memory import Bools, Slots, grown
-from comgra_decl.rules.table import Mask, SlotTable
-from comgra_decl.rules.window import Window
-from comgra_decl.spec.base import Int, Number
+from comgra_decl.rules.api import (
+    Bools,
+    Count,
+    Fraction,
+    Mask,
+    Measured,
+    Patient,
+    Scene,
+    SlotRule,
+    Slots,
+    SlotTable,
+    Window,
+    grown,
+)
 
-_FEWEST = 4  # so many units, or the same value may be chance
+_FEWEST = 4  # units; fewer may agree by chance
 
 
 class IdenticalParameters(Patient):
-    """What can be said of `identical_units`."""
+    """The options of `identical_units`."""
 
-    patience: Annotated[Int, Field(ge=1)] = 3
-    """For so many records in a row it must be so."""
+    patience: Count = 3
 
-    spread: Annotated[Number, Field(gt=0, lt=1)] = 1e-5
-    """Below this share of their mean magnitude, units do not differ."""
+    spread: Fraction = 1e-5
+    """Units differ by less than this share of their mean magnitude."""
 
 
 class IdenticalUnits(SlotRule):
-    """Units that all do the same, and learn the same."""
+    """Units that all compute, and learn, the same."""
 
     name = "identical_units"
     severity = "error"
     certainty = 0.8
     definition = (
-        "A weight of at least two dimensions began with all its elements the same and not zero; or "
-        "for `patience` records the outputs of a layer with weights (one number per unit), or the "
-        "gradients of its bias, differ between units by less than `spread` of their mean magnitude."
+        "A weight of at least two dimensions starts with all its elements equal and not zero. Or, "
+        "for `patience` records in a row, the outputs of a layer with weights (one number per "
+        "unit), or the gradients of its bias, differ between units by less than `spread` of their "
+        "mean magnitude."
     )
     source = "Goodfellow et al., Deep Learning (2016), 8.4: initial weights must break symmetry."
-    advice = "Initialise weights at random (He, Glorot); constants only for biases and gains."
+    advice = "Initialize weights at random (He, Glorot); use constants only for biases and gains."
     explained_by = ("nonfinite", "input_independence")
     Parameters = IdenticalParameters
     statistics = ("std", "abs_mean")
     lowest, evidence = True, "spread between units"
     needs = "outputs or parameters, {select: '**', capture: [output, parameter]}"
 
-    def __init__(self, parameters: Any = None) -> None:
-        super().__init__(parameters)
-        self._constant = np.zeros(0, np.int64)  # 1: began constant, 0: did not, -1: not seen
+    _constant = np.zeros(0, np.int64)  # 1: started constant, 0: did not, -1: not seen yet
 
     def wants(self, table: SlotTable) -> Mask:
-        """Returns weights, gradients of biases, and outputs of one number per unit."""
+        """Returns weights, gradients of biases, and outputs with one number per unit."""
         weights = table.parameters & table.where(lambda i: sum(n > 1 for n in i.shape) > 1)
         biases = table.parameter_gradients & table.where(
             lambda i: i.key.role == "bias" and len(i.shape) == 1 and i.shape[0] >= _FEWEST
@@ -62,8 +66,8 @@ class IdenticalUnits(SlotRule):
         )
         return weights | biases | outputs
 
-    def measure(self, window: Window, at: Slots) -> tuple[Bools, NDArray[Any]]:
-        """Compares the spread with the size."""
+    def measure(self, window: Window, at: Slots) -> Measured:
+        """Compares the spread between units with their size."""
         size = window.read("abs_mean", at).astype(np.float64)
         spread = window.read("std", at).astype(np.float64)
         share = np.where(size > 0, spread / size, np.nan)
@@ -74,7 +78,7 @@ class IdenticalUnits(SlotRule):
         return same, share
 
     def _began(self, at: Slots, share: NDArray[np.float64], same: Bools) -> Bools:
-        """Returns, in all records, what the first record of each weight says."""
+        """Returns, for all records, the result of each weight's first record."""
         self._constant = grown(self._constant, int(at.max()) + 1, -1)
         seen = ~np.isnan(share)
         first = same[seen.argmax(0), np.arange(len(at))]
@@ -83,11 +87,11 @@ class IdenticalUnits(SlotRule):
         return np.broadcast_to(self._constant[at] == 1, same.shape)
 
     def sentence(self, scene: Scene, slot: int) -> str:
-        """Says what is the same."""
+        """Returns the message about a slot."""
         info = scene.table.infos[slot]
         if info.kind == "parameter" and info.key.pass_ == "forward":
-            return f"{scene.table.place(slot)} began with all its elements the same."
+            return f"{scene.table.place(slot)} starts with all its elements equal."
         return (
-            f"All units of {info.key.node} do the same: {scene.table.place(slot)} differs between "
-            f"them by {self.streak.worst[slot]:.1e} of its size."
+            f"All units of {info.key.node} compute the same: {scene.table.place(slot)} differs "
+            f"between them by {self.streak.worst[slot]:.1e} of its size."
         )

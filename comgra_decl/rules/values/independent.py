@@ -1,73 +1,80 @@
-"""Outputs that are the same whatever the input is."""
+"""Outputs that do not depend on the input."""
 
 from __future__ import annotations
 
-from typing import Annotated, Any
-
 import numpy as np
-from numpy.typing import NDArray
-from pydantic import Field
 
-from comgra_decl.rules.base import Patient, Scene
-from comgra_decl.rules.memory import Bools, Largest, Slots
-from comgra_decl.rules.paths import answers
-from comgra_decl.rules.table import Mask, SlotTable
-from comgra_decl.rules.values.variation import Varying
-from comgra_decl.rules.window import Window
-from comgra_decl.spec.base import Number
+from comgra_decl.rules.api import (
+    VARYING,
+    Bools,
+    Fraction,
+    Largest,
+    Mask,
+    Measured,
+    Patient,
+    Scene,
+    SlotRule,
+    Slots,
+    SlotTable,
+    Window,
+    per_run,
+    predictions,
+)
 
-_VARIED = 1e-2
+_VARIED = 0.01  # relative variation over the batch
 
 
 class IndependentParameters(Patient):
-    """What can be said of `input_independence`."""
+    """The options of `input_independence`."""
 
-    variation: Annotated[Number, Field(gt=0, lt=1)] = 1e-3
-    """Below this relative variation over the batch, all samples are the same."""
+    variation: Fraction = 1e-3
+    """Below this relative variation over the batch, all samples count as equal."""
 
 
-class InputIndependence(Varying):
-    """Outputs that are the same whatever the input is."""
+class InputIndependence(SlotRule):
+    """Outputs that do not depend on the input."""
 
     name = "input_independence"
     severity = "error"
     certainty = 0.7
     definition = (
-        "Over the batch, no recorded statistic of a sample (mean, std, min, max, ...) varies by "
-        "more than `variation` of its own size, for `patience` records; of what the network "
-        "answers, or of a tensor that varied by a hundredth before."
+        "For `patience` records in a row, no recorded statistic of the samples (mean, std, min, "
+        "max, ...) varies over the batch by more than `variation` of its own size. Applies to the "
+        f"network's predictions, and to tensors that varied by more than {_VARIED:g} before."
     )
     source = (
-        "comgra's plan (variance over the batch falls: collapse); TheDeepChecker's test of "
-        "independence from the input."
+        "comgra's README (planned: variance over the batch falls, collapse); TheDeepChecker's test "
+        "of independence from the input."
     )
     advice = (
-        "Follow the values from the input: somewhere samples become equal. Dead units, saturation, "
-        "a learning rate that is too large, a batch mixed up, or an input that is not used."
+        "Follow the values from the input to where the samples become equal. Usual causes are dead "
+        "units, saturation, a learning rate that is too high, a mixed-up batch, or an input that "
+        "is not used."
     )
     explained_by = ("nonfinite", "dead_units", "saturated", "large_update", "growing_weight")
     Parameters = IndependentParameters
+    any_statistic, lowest = VARYING, True
+    needs = "outputs with a batch dimension, {select: '**', capture: [output]}"
     fewest_samples = 2
     evidence, of_graph = "relative variation over the batch", True
 
-    def __init__(self, parameters: Any = None) -> None:
-        super().__init__(parameters)
-        self._most = Largest()
-        self._final: Bools = np.zeros(0, np.bool_)
+    _most = per_run(Largest)
+    _final: Bools = np.zeros(0, np.bool_)
 
     def wants(self, table: SlotTable) -> Mask:
-        """Returns outputs of samples; learns which of them are answers."""
-        self._final = np.isin(np.arange(len(table)), list(answers(self.scene)))
+        """Returns outputs with a batch dimension, and notes which of them are predictions."""
+        self._final = np.isin(np.arange(len(table)), list(predictions(self.scene)))
         return table.outputs & table.where(lambda i: i.batch_dim is not None)
 
-    def measure(self, window: Window, at: Slots) -> tuple[Bools, NDArray[Any]]:
-        """Looks for the statistic that varies most."""
-        most = self.variation(window, at)
+    def measure(self, window: Window, at: Slots) -> Measured:
+        """Finds the statistic that varies most."""
+        most = window.variation(at)
+        most = np.where(window.samples(at) >= self.fewest_samples, most, np.nan)
         varied = self._most.look(at, most) > _VARIED
         return (most < self.parameters.variation) & (varied | self._final[at]), most
 
     def sentence(self, scene: Scene, slot: int) -> str:
-        """Says that all samples are the same."""
+        """Returns the message about a slot."""
         return (
             f"{scene.table.place(slot)} is the same for every sample of the batch (relative "
             f"variation {self.streak.worst[slot]:.1e}): it does not depend on the input."

@@ -1,4 +1,4 @@
-"""A classifier that says one class of everything."""
+"""Classifiers that predict one class for everything."""
 
 from __future__ import annotations
 
@@ -6,71 +6,80 @@ from typing import Annotated, Any
 
 import numpy as np
 from numpy.typing import NDArray
-from pydantic import Field
 
-from comgra_decl.rules.base import Patient, Scene, SlotRule
-from comgra_decl.rules.memory import Bools, Slots
-from comgra_decl.rules.paths import met
-from comgra_decl.rules.table import Mask, SlotTable
-from comgra_decl.rules.window import Window
-from comgra_decl.spec.base import Int, Number
+from comgra_decl.rules.api import (
+    Count,
+    Field,
+    Mask,
+    Measured,
+    Number,
+    Patient,
+    Scene,
+    SlotRule,
+    Slots,
+    SlotTable,
+    Window,
+    per_run,
+    target_pairs,
+)
 
 _FEWEST = 4  # recorded samples
 
 
 class OneAnswerParameters(Patient):
-    """What can be said of `one_answer`."""
+    """The options of `one_answer`."""
 
-    patience: Annotated[Int, Field(ge=1)] = 15
-    """For so many records in a row it must be so; trainings often begin like this."""
+    patience: Count = 15
+    """How many records in a row must meet the condition; many trainings start like this."""
 
     surety: Annotated[Number, Field(ge=0, lt=1)] = 0.5
-    """So much of the way from guessing (0) to certainty (1) it must be."""
+    """How confident the prediction must be, from 0 (guessing) to 1 (certain)."""
 
 
 class OneAnswer(SlotRule):
-    """A classifier that says one class of everything."""
+    """A classifier that predicts one class for everything."""
 
     name = "one_answer"
     certainty = 0.65
     definition = (
-        "The largest of the answers [N, classes] is that of one and the same class for all "
-        "recorded samples (at least four) and for `patience` records, though the targets of the "
-        "batch (integers) differ; and it is sure of it: the softmax of the answers gives that "
-        "class at least `surety` of the way from 1 / classes to 1, in the mean of the samples. A "
-        "network that has not made up its mind yet says one class, too, hardly above the others."
+        "For `patience` records in a row, the predictions [N, classes] of all recorded samples "
+        f"(at least {_FEWEST}) favor the same class although the targets of the batch (integers) "
+        "differ. The prediction must be confident: its softmax assigns that class, averaged over "
+        "the samples, at least `surety` of the way from 1 / classes to 1. An untrained network "
+        "also predicts one class, but hardly prefers it."
     )
-    source = "The debugging chapter's network that says dog of everything; own limits."
+    source = (
+        "The network that predicts 'dog' for everything in the book chapter 'Debugging: "
+        "Visualizing Activation Maps & Gradients'; own limits."
+    )
     advice = (
-        "Look at how frequent classes are, at the last bias, and at the learning rate; see whether "
-        "the answers differ between samples at all (`input_independence`), and the labels."
+        "Check the class frequencies, the last bias and the learning rate, whether the predictions "
+        "differ between samples at all (`input_independence`), and the labels."
     )
     explained_by = ("nonfinite", "input_independence", "single_class", "detached")
     Parameters = OneAnswerParameters
     statistics = ("mean",)
     evidence, of_graph = "class", True
-    needs = "answers with `values: true`, and targets of classes, with `graph: true`"
+    needs = "predictions with `values: true`, and targets that are classes, with `graph: true`"
 
-    def __init__(self, parameters: Any = None) -> None:
-        super().__init__(parameters)
-        self._last: dict[int, int] = {}
-        self._seen = False
-        self._targets: dict[int, int] = {}
+    _last: dict[int, int] = per_run(dict)
+    _seen = False
+    _targets: dict[int, int] = per_run(dict)
 
     def wants(self, table: SlotTable) -> Mask:
-        """Returns answers [N, classes] that meet a target of classes."""
+        """Returns predictions [N, classes] that are compared with a target of classes."""
         self._targets = {
-            answer.id: target.id
-            for answer, target in met(self.scene)
-            if "int" in target.dtype and "float" in answer.dtype
-            if len(answer.shape) == 2 and len(target.shape) == 1 and answer.batch_dim == 0
+            prediction.id: target.id
+            for prediction, target in target_pairs(self.scene)
+            if "int" in target.dtype and "float" in prediction.dtype
+            if len(prediction.shape) == 2 and len(target.shape) == 1 and prediction.batch_dim == 0
         }
         return table.where(lambda info: info.id in self._targets)
 
-    def measure(self, window: Window, at: Slots) -> tuple[Bools, NDArray[Any]]:
-        """Looks at the recorded samples."""
-        said = np.full((len(window), len(at)), np.nan)
-        hit = np.zeros(said.shape, np.bool_)
+    def measure(self, window: Window, at: Slots) -> Measured:
+        """Reads the recorded samples."""
+        predicted = np.full((len(window), len(at)), np.nan)
+        hit = np.zeros(predicted.shape, np.bool_)
         for column, slot in enumerate(at.tolist()):
             target = np.array([self._targets[slot]])
             differ = window.read("mean", target, "std")[:, 0] > 0
@@ -79,39 +88,40 @@ class OneAnswer(SlotRule):
                 self._seen = self._seen or values is not None
                 one = _one_class(values, self.parameters.surety)
                 hit[row, column] = one >= 0 and self._last.get(slot, one) == one
-                said[row, column] = one
+                predicted[row, column] = one
                 self._last[slot] = one
-        return hit, said
+        return hit, predicted
 
     def missing(self, scene: Scene) -> str | None:
-        """Returns why it could not look."""
+        """Returns why the rule could not check the run."""
         nothing = None if self._seen else f"no values are recorded; it needs {self.needs}"
         return super().missing(scene) or nothing
 
     def sentence(self, scene: Scene, slot: int) -> str:
-        """Says which class."""
+        """Returns the message about a slot."""
         return (
-            f"{scene.table.place(slot)} is sure of class {self.streak.worst[slot]:.0f} for every "
-            f"recorded sample, for {self.streak.records[slot] + self.patience - 1} records."
+            f"{scene.table.place(slot)} confidently predicts class "
+            f"{self.streak.worst[slot]:.0f} for every recorded sample in "
+            f"{self.streak.records[slot] + self.patience - 1} records."
         )
 
 
 def _one_class(values: NDArray[Any] | None, surety: float) -> int:
-    """Returns the class that all samples [n, classes] surely are said to be; -1 if none is."""
+    """Returns the class that is confidently predicted for all samples [n, classes]; -1 if none."""
     if values is None or values.ndim != 2 or len(values) < _FEWEST or np.isnan(values).any():
         return -1
-    answers = np.asarray(values, np.float64)
-    said = answers.argmax(1)
-    chance = 1 / answers.shape[1]
-    if (said != said[0]).any() or chance == 1:
+    outputs = np.asarray(values, np.float64)
+    predicted = outputs.argmax(1)
+    chance = 1 / outputs.shape[1]
+    if (predicted != predicted[0]).any() or chance == 1:
         return -1
-    sure = (_probabilities(answers)[:, said[0]].mean() - chance) / (1 - chance)
-    return int(said[0]) if sure >= surety else -1
+    sure = (_probabilities(outputs)[:, predicted[0]].mean() - chance) / (1 - chance)
+    return int(predicted[0]) if sure >= surety else -1
 
 
-def _probabilities(answers: NDArray[np.float64]) -> NDArray[np.float64]:
-    """Returns the softmax of answers [n, classes], unless they are probabilities already."""
-    if (answers >= 0).all() and np.allclose(answers.sum(1), 1, atol=1e-3):
-        return answers
-    power = np.exp(np.clip(answers - answers.max(1, keepdims=True), -700, 0))
+def _probabilities(outputs: NDArray[np.float64]) -> NDArray[np.float64]:
+    """Returns the softmax of predictions [n, classes], unless they are probabilities already."""
+    if (outputs >= 0).all() and np.allclose(outputs.sum(1), 1, atol=1e-3):
+        return outputs
+    power = np.exp(np.clip(outputs - outputs.max(1, keepdims=True), -700, 0))
     return np.asarray(power / power.sum(1, keepdims=True))

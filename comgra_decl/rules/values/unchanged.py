@@ -1,51 +1,55 @@
-"""Outputs that stay the same although what they are computed from changes."""
+"""Outputs that stay the same although their inputs change."""
 
 from __future__ import annotations
 
-from typing import Any
-
 import numpy as np
-from numpy.typing import NDArray
 
-from comgra_decl.rules.base import Scene, SlotRule
-from comgra_decl.rules.memory import Bools, Previous, Slots
-from comgra_decl.rules.paths import sources_of
-from comgra_decl.rules.table import Mask, SlotTable
-from comgra_decl.rules.window import Window
+from comgra_decl.rules.api import (
+    NO_SLOTS,
+    Bools,
+    Mask,
+    Measured,
+    Previous,
+    Scene,
+    SlotRule,
+    Slots,
+    SlotTable,
+    Window,
+    per_run,
+    sources_of,
+)
 
 _COMPARED = (("mean", "mean"), ("mean", "std"), ("l2", "mean"), ("l2", "std"))
 
 
 class UnchangedOutput(SlotRule):
-    """Outputs that stay the same although what they are computed from changes."""
+    """Outputs that stay the same although their inputs change."""
 
     name = "unchanged_output"
     certainty = 0.5
     definition = (
-        "Mean and l2 norm of an output, in the mean and the deviation over the batch, are exactly "
-        "those of the record before, though those of a floating-point tensor that it is computed "
-        "from (by the dependency graph) are not, for `patience` records in a row. Left out are "
-        "outputs of zeros and ones, which differ without it being seen there."
+        "For `patience` records in a row, the mean and l2 norm of an output, in their mean and "
+        "standard deviation over the batch, are exactly those of the previous record, while those "
+        "of a floating-point tensor it is computed from (by the dependency graph) are not. Outputs "
+        "of zeros and ones are left out, because they can change without these statistics changing."
     )
     source = (
-        "SageMaker Debugger (tensors that are alike over the last three saved steps); exact here, "
-        "and only where what enters changes."
+        "SageMaker Debugger (tensors that agree over the last three saved steps); here exact, and "
+        "only if the inputs change."
     )
     advice = (
-        "Look for what throws the input away: a softmax over a dimension of one element, a clamp "
-        "or a saturated function, a result that is cached, or multiplication by zero."
+        "Look for whatever discards the input: a softmax over a dimension of one element, a clamp "
+        "or a saturated function, a cached result, or a multiplication by zero."
     )
     explained_by = ("nonfinite", "dead_units", "all_zero", "saturated", "input_independence")
     statistics = ("mean", "std", "l2", "min", "max")
     evidence, of_graph = "mean", True
-    needs = "outputs and what enters them, with `graph: true`"
+    needs = "outputs and their inputs, with `graph: true`"
 
-    def __init__(self, parameters: Any = None) -> None:
-        super().__init__(parameters)
-        self._before = [Previous() for _ in _COMPARED]
-        self._followed: Slots = np.zeros(0, np.int64)  # the outputs and all that enters them
-        self._entering: Slots = np.zeros(0, np.int64)  # of these, for one output after another,
-        self._starts: Slots = np.zeros(0, np.int64)  # from here on
+    _before = per_run(lambda: [Previous() for _ in _COMPARED])
+    _followed = NO_SLOTS  # the outputs and their inputs
+    _entering = NO_SLOTS  # the inputs, output by output, as indices into `_followed`
+    _starts = NO_SLOTS  # where the inputs of each output start in `_entering`
 
     def wants(self, table: SlotTable) -> Mask:
         """Returns outputs of modules that are computed from floating-point tensors."""
@@ -62,8 +66,8 @@ class UnchangedOutput(SlotRule):
         self._starts = np.cumsum([0, *map(len, wanted.values())], dtype=np.int64)[:-1]
         return np.isin(np.arange(len(table)), [*wanted])
 
-    def measure(self, window: Window, at: Slots) -> tuple[Bools, NDArray[Any]]:
-        """Compares each tensor, and what enters it, with the record before."""
+    def measure(self, window: Window, at: Slots) -> Measured:
+        """Compares each output, and its inputs, with the previous record."""
         followed = self._followed
         same = np.ones((len(window), len(followed)), np.bool_)
         changed = np.zeros(same.shape, np.bool_)
@@ -77,15 +81,15 @@ class UnchangedOutput(SlotRule):
         return hit & ~_ones_and_zeros(window, at) if hit.any() else hit, window.read("mean", at)
 
     def sentence(self, scene: Scene, slot: int) -> str:
-        """Says since when."""
+        """Returns the message about a slot."""
         return (
             f"{scene.table.place(slot)} is exactly the same in every record from step "
-            f"{self.streak.first[slot]} on, though what it is computed from is not."
+            f"{self.streak.first[slot]} on, although its inputs change."
         )
 
 
 def _ones_and_zeros(window: Window, at: Slots) -> Bools:
-    """Returns where a tensor holds both ones and zeros and nothing else, as a one-hot code does."""
+    """Returns where a tensor contains both ones and zeros and nothing else, like a one-hot code."""
     total = window.read("mean", at).astype(np.float64) * window.elements(at)
     squares = window.read("l2", at).astype(np.float64) ** 2
     between = (window.read("min", at) >= 0) & (window.read("max", at) <= 1)

@@ -1,20 +1,14 @@
-"""Tensors that are zero throughout."""
+"""Outputs that are entirely zero."""
 
 from __future__ import annotations
 
-from typing import Any
-
 import numpy as np
-from numpy.typing import NDArray
 
-from comgra_decl.rules.base import Scene, SlotRule
-from comgra_decl.rules.memory import Bools, Slots
-from comgra_decl.rules.table import Mask, SlotTable
-from comgra_decl.rules.window import Window
+from comgra_decl.rules.api import Mask, Measured, Scene, SlotRule, Slots, SlotTable, Window
 
 
 class AllZero(SlotRule):
-    """Outputs that are zero throughout."""
+    """Outputs that are entirely zero."""
 
     name = "all_zero"
     certainty = 0.6
@@ -24,8 +18,8 @@ class AllZero(SlotRule):
     )
     source = "SageMaker Debugger (all values zero)."
     advice = (
-        "Look at what enters: a rectifier with all units dead, weights of zero that are not "
-        "trained, a mask that covers everything, or fp16 underflow."
+        "Look at the inputs: a rectifier with all units dead, weights of zero that are not "
+        "trained, a mask that covers everything, or underflow in float16."
     )
     explained_by = ("dead_units", "untrained_parameter")
     statistics = ("abs_max",)
@@ -36,15 +30,15 @@ class AllZero(SlotRule):
         """Returns outputs of modules."""
         return table.outputs & table.where(lambda i: bool(i.module_class))
 
-    def measure(self, window: Window, at: Slots) -> tuple[Bools, NDArray[Any]]:
-        """Looks for a largest magnitude of zero."""
+    def measure(self, window: Window, at: Slots) -> Measured:
+        """Finds tensors whose largest magnitude is zero."""
         size = window.read("abs_max", at, "abs_max")
         return size == 0, np.asarray(size)
 
     def chosen(self, scene: Scene, fired: Slots) -> Slots:
-        """Leaves out what only some iterations show: the first state of a loop is often zero."""
+        """Leaves out tensors that are zero in some iterations only, such as initial states."""
         return self.in_every_iteration(scene, fired)
 
     def sentence(self, scene: Scene, slot: int) -> str:
-        """Says that it is zero."""
-        return f"{scene.table.place(slot)} is exactly zero, in all elements of all samples."
+        """Returns the message about a slot."""
+        return f"{scene.table.place(slot)} is exactly zero in all elements of all samples."

@@ -23,7 +23,8 @@ def page(fake: FakeRun) -> str:
 def test_the_checklist_shows_the_verdict_and_where_it_comes_from(fake: FakeRun) -> None:
     line = '<li class="{}" title="{}: {}'
     before = page(fake)
-    assert line.format("unchecked", "not checked", "comgra-decl batch-mixing --for RUN") in before
+    command = "run comgra-decl batch-mixing --for RUN"
+    assert line.format("unchecked", "not checked", command) in before
     reason = "the answer to sample 0 changes by 0.2 of its size"
     note_check(open_run(fake.path).path, NotedCheck("batch_mixing", "bad", reason, "x", 1.7e9))
     after = page(fake)

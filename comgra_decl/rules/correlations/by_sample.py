@@ -1,4 +1,4 @@
-"""Samples of a record: what those with a larger loss, or of a category, have in common."""
+"""Correlations among the samples of a record, with their losses and categories."""
 
 from __future__ import annotations
 
@@ -8,25 +8,25 @@ import numpy as np
 from numpy.typing import NDArray
 
 from comgra_decl.records import SlotInfo
+from comgra_decl.rules.correlations import statistics as n
+from comgra_decl.rules.correlations.by_record import LEAST_STRENGTH, SAME
+from comgra_decl.rules.correlations.correlation import Correlation, Side
+from comgra_decl.rules.correlations.series import is_loss
 from comgra_decl.rules.finding import Place
-from comgra_decl.rules.together import numbers as n
-from comgra_decl.rules.together.correlation import Correlation, Side
-from comgra_decl.rules.together.moving import LEAST_STRENGTH, SAME
-from comgra_decl.rules.together.series import is_loss
 
 if TYPE_CHECKING:
     from comgra_decl.query import Run
     from comgra_decl.query.chunks import Chunk
 
 LEAST_SAMPLES = 60
-"""So many samples, over all records, must be known of both."""
+"""How many samples, over all records, must have both."""
 
 _MOST_CATEGORIES = 12
-_VALUES = 30_000_000  # numbers held at once; of more, evenly spaced records are looked at
+_VALUES = 30_000_000  # how many numbers to hold in memory; beyond that, evenly spaced records
 
 
 def sampling(run: Run) -> list[tuple[Correlation, n.Floats]]:
-    """Returns what goes together among the samples of a record."""
+    """Returns what correlates among the samples of a record."""
     statistics = [name for name in run.statistics if name != "update_ratio"]
     if not run.sample_count:
         return []
@@ -47,7 +47,7 @@ def _clear(
     flat: n.Floats, goals: n.Floats, sides: list[Side], *, targets: list[Side],
     steps: NDArray[np.int64], width: int,
 ) -> list[tuple[Correlation, n.Floats]]:  # fmt: skip
-    """Returns the pairs that chance does not explain; centring took one sample of each record."""
+    """Returns the pairs that chance does not explain; centring costs one sample per record."""
     effects = (flat.T @ goals).astype(np.float64)
     own, theirs = (flat != 0).sum(axis=0), (goals != 0).sum(axis=0)
     counts = np.minimum(own[:, None], theirs[None]) * (1 - 1 / width)
@@ -69,7 +69,7 @@ def _clear(
 
 
 def _samples(run: Run, statistics: int) -> tuple[n.Floats, NDArray[np.int64], list[SlotInfo]]:
-    """Returns [records, slots, samples, statistics] of the training, steps, and the slots."""
+    """Returns [records, slots, samples, statistics] of the training, the steps, and the slots."""
     size = max(1, len(run.slots) * run.sample_count * statistics)
     every = max(1, -(-len(run.steps) * size // _VALUES))
     parts, steps, infos, seen = [], [], [], 0
@@ -97,7 +97,7 @@ def _candidate(info: SlotInfo) -> bool:
 
 
 def _losses(cube: n.Floats, infos: list[SlotInfo], names: list[str]) -> dict[Side, n.Floats]:
-    """Returns the mean of each loss that has a value per sample, [records, samples]."""
+    """Returns the mean of each loss with a value per sample, [records, samples]."""
     if "mean" not in names:
         return {}
     return {
@@ -108,7 +108,7 @@ def _losses(cube: n.Floats, infos: list[SlotInfo], names: list[str]) -> dict[Sid
 
 
 def _categories(run: Run, steps: NDArray[np.int64]) -> dict[Side, n.Floats]:
-    """Returns which samples are of each category, where the spec asks for categories."""
+    """Returns which samples belong to each category, if the spec asks for categories."""
     if run.spec.samples.by is None:
         return {}
     labels = [run.samples(int(step))["label"].tolist() for step in steps]
@@ -123,18 +123,18 @@ def _categories(run: Run, steps: NDArray[np.int64]) -> dict[Side, n.Floats]:
 
 
 def _within(cube: n.Floats) -> n.Floats:
-    """Returns [records x samples, columns]: what a sample has more of than those beside it.
+    """Returns [records x samples, columns]: the deviation of each sample from its record's mean.
 
-    In units of what is usual in that record, so that a training's trend plays no part.
+    In units of the usual deviation in that record, so that trends of the training cancel out.
     """
     known = np.where(np.isfinite(cube), cube, np.nan)
     there = np.isfinite(known)
     count = np.maximum(there.sum(axis=1, keepdims=True), 1)
-    centred = known - np.where(there, known, 0).sum(axis=1, keepdims=True) / count
-    spread = np.sqrt(np.where(there, centred**2, 0).sum(axis=1, keepdims=True) / count)
+    centered = known - np.where(there, known, 0).sum(axis=1, keepdims=True) / count
+    spread = np.sqrt(np.where(there, centered**2, 0).sum(axis=1, keepdims=True) / count)
     with np.errstate(all="ignore"):
-        scaled = np.where(there & (spread > 0), centred / spread, 0)
-    return n.normalised(scaled.reshape(-1, cube.shape[2]).astype(np.float32))
+        scaled = np.where(there & (spread > 0), centered / spread, 0)
+    return n.normalized(scaled.reshape(-1, cube.shape[2]).astype(np.float32))
 
 
 def _place(info: SlotInfo) -> Place:

@@ -1,4 +1,4 @@
-"""What is reported of two things that go together."""
+"""A correlation between two things, as it is reported."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from comgra_decl.rules.finding import Place
 
 Kind = Literal["moves", "happens", "samples"]
 """moves: two series rise and fall together; happens: one event comes with another; samples: within
-a record, samples that have more of one have more (or less) of the other."""
+a record, samples with more of one have more (or less) of the other."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -17,10 +17,10 @@ class Side:
     """One of the two things.
 
     Attributes:
-        text: what it is called: "l2 of blocks.3 weight (update)", "loss", "tag hard".
-        place: the tensor, where it is one.
-        statistic: of that tensor.
-        event: for events, what happens to it: "abnormally high"; "" for series.
+        text: its name: "l2 of blocks.3 weight (update)", "loss", "tag hard".
+        place: the tensor, if it is one.
+        statistic: the statistic of that tensor.
+        event: for events, what happens: "abnormally high"; "" for series.
     """
 
     text: str
@@ -34,23 +34,24 @@ class Side:
 
 @dataclass(frozen=True, kw_only=True)
 class Correlation:
-    """Two things that go together, with how strongly and how surely.
+    """Two correlated things, with strength and certainty.
 
     Attributes:
         kind: see `Kind`.
         first: the candidate, such as a statistic of a tensor.
-        second: what it goes with, such as a loss.
-        effect: a correlation from -1 to 1; of events, the share of `second` that come with `first`.
-        low: lower end of the 95 % interval of the effect.
+        second: what it is compared with, such as a loss.
+        effect: a correlation from -1 to 1; for events, the share of `second` that come with
+            `first`.
+        low: lower end of the 95% interval of the effect.
         high: upper end of it.
-        base: of events, the share of all records with `first`; else None.
-        lag_records: by so many records `first` comes before `second`; negative: after it.
+        base: for events, the share of all records with `first`; otherwise None.
+        lag_records: by how many records `first` precedes `second`; negative if it follows.
         lag_steps: the same in steps, the median.
-        records: number of records that this rests on.
+        records: number of records behind it.
         count: number of independent cases: effective records, episodes, or samples.
         q: the share of false ones among all that are at least as clear (Benjamini and Hochberg).
-        first_step: a step at which both can be seen.
-        also: others that say the same, being one thing with `first` as far as numbers tell.
+        first_step: a step that shows both.
+        also: others that practically coincide with `first`.
     """
 
     kind: Kind
@@ -70,17 +71,21 @@ class Correlation:
 
     @property
     def strength(self) -> float:
-        """How strong it is, from 0 to 1: the end of the interval that is nearer to nothing."""
+        """How strong it is, from 0 to 1: the end of the interval nearer to no effect."""
         if self.base is not None:
             return max(0.0, self.low - self.base)
         return max(0.0, min(abs(self.low), abs(self.high)) if self.low * self.high > 0 else 0.0)
 
     @property
     def sentence(self) -> str:
-        """The finding in one sentence, with its evidence."""
+        """The correlation in one sentence, with its evidence."""
         words = {"moves": self._moves, "happens": self._happens, "samples": self._samples}
         text = words[self.kind]()
-        return f"{text} So do {len(self.also)} more that move with it." if self.also else text
+        return (
+            f"{text} The same holds for {len(self.also)} more that move with it."
+            if self.also
+            else text
+        )
 
     def _moves(self) -> str:
         how = "rises" if self.effect > 0 else "falls"
@@ -119,5 +124,5 @@ class Correlation:
         )
 
     def to_json(self) -> dict[str, Any]:
-        """Returns it as JSON can hold it."""
+        """Returns it as JSON-compatible data."""
         return {**asdict(self), "sentence": self.sentence}

@@ -16,10 +16,10 @@ from torch import nn
 
 import comgra_decl
 from comgra_decl.rules import Place, Side, correlate, diagnose, diagnose_and_correlate
-from comgra_decl.rules.together import numbers
-from comgra_decl.rules.together import series as columns
-from comgra_decl.rules.together.correlate import among
-from comgra_decl.rules.together.series import Series
+from comgra_decl.rules.correlations import series as columns
+from comgra_decl.rules.correlations import statistics
+from comgra_decl.rules.correlations.correlate import among
+from comgra_decl.rules.correlations.series import Series
 from tests.support.fake_run import FakeRun
 
 Floats = NDArray[np.float32]
@@ -160,7 +160,7 @@ def test_few_records_say_nothing() -> None:
 @given(hits=st.integers(0, 60), count=st.integers(1, 60))
 def test_the_interval_of_a_share_is_wilsons(hits: int, count: int) -> None:
     hits = min(hits, count)
-    low, high = numbers.share_interval(hits, count)
+    low, high = statistics.share_interval(hits, count)
     for end in (low, high):  # its ends are where the share is 1.96 standard errors away
         if 1e-9 < end < 1 - 1e-9:
             error = math.sqrt(end * (1 - end) / count)
@@ -170,7 +170,7 @@ def test_the_interval_of_a_share_is_wilsons(hits: int, count: int) -> None:
 
 @given(st.lists(st.floats(0, 1), min_size=1, max_size=30))
 def test_false_shares_are_those_of_benjamini_and_hochberg(chances: list[float]) -> None:
-    found = numbers.false_shares(np.array(chances), len(chances))
+    found = statistics.false_shares(np.array(chances), len(chances))
     ordered = sorted(chances)
     for chance, share in zip(chances, found, strict=True):
         candidates = [p * len(chances) / rank for rank, p in enumerate(ordered, 1) if p >= chance]

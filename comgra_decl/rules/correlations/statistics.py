@@ -1,4 +1,4 @@
-"""Series made comparable, and what chance would make of them; all columns at once, in numpy."""
+"""Makes series comparable, and computes what chance would produce; all columns at once."""
 
 from __future__ import annotations
 
@@ -11,15 +11,15 @@ Floats = NDArray[np.float32]
 Doubles = NDArray[np.float64]
 
 WINDOW = 31
-"""Records over which a series' own usual size is taken."""
+"""How many records define the usual size of a series."""
 
 _CLIP = 3.0
-_EVEN = 0.02  # squared bend over squared change: changes remember themselves to 99 %
-_MEMORY = 20  # records over which a series may remember itself
+_EVEN = 0.02  # squared bend over squared change: changes correlate by 99% with the next
+_MEMORY = 20  # records over which a series may correlate with itself
 
 
 def smoothed(columns: Floats, window: int = WINDOW) -> Floats:
-    """Returns the centred moving mean of each column [n, m] over what is finite."""
+    """Returns the centered moving mean of each column [n, m], ignoring what is not finite."""
     half = min(window, len(columns)) // 2
     known = np.isfinite(columns)
     sums = _cumulated(np.where(known, columns, 0))
@@ -39,7 +39,7 @@ def _cumulated(columns: NDArray[np.floating]) -> Doubles:
 
 
 def levelled(columns: Floats) -> Floats:
-    """Returns the columns, those that are positive throughout as logarithms."""
+    """Returns the columns; those that are always positive as logarithms."""
     with np.errstate(all="ignore"):
         positive = ~(columns <= 0).any(axis=0)
         levels = np.where(positive, np.log(np.where(columns > 0, columns, 1)), columns)
@@ -49,32 +49,32 @@ def levelled(columns: Floats) -> Floats:
 
 
 def changes(columns: Floats) -> Floats:
-    """Returns the change from record to record, in units of what is usual there, [n - 1, m].
+    """Returns the change between records, in units of the usual change there, [n - 1, m].
 
-    Trends are gone: a difference has none but its mean, and the usual size of a change is that of
-    the records around. Large changes count as 3 usual ones. Each column has mean 0 and length 1,
-    and 0 where something is missing, which makes a correlation smaller, never larger.
+    Trends cancel out: a difference keeps only their mean, and the usual change is that of nearby
+    records. Larger changes are clipped to 3 usual ones. Each column has mean 0 and length 1, and is
+    0 where values are missing, which makes correlations smaller, never larger.
     """
     found = np.diff(levelled(columns), axis=0)
     smooth = _is_smooth(found)
-    for _ in range(2):  # what one mean leaves of a bend, above all at the ends, the second takes
+    for _ in range(2):  # the second pass removes what the first leaves of a bend
         found -= smoothed(found)
     scale = smoothed(np.abs(found))
     scale[:, smooth] = np.nan
     with np.errstate(all="ignore"):
         found = np.clip(found / scale, -_CLIP, _CLIP)
     found[~np.isfinite(found)] = 0
-    return normalised(found)
+    return normalized(found)
 
 
 def _is_smooth(found: Floats) -> NDArray[np.bool_]:
-    """Returns which columns change so evenly that there is nothing in them but their trend."""
+    """Returns which columns change so evenly that they contain nothing but a trend."""
     bends = np.diff(found, axis=0)
     return np.asarray(np.nanmean(bends**2, axis=0) < _EVEN * np.nanmean(found**2, axis=0))
 
 
-def normalised(columns: Floats) -> Floats:
-    """Returns columns of length 1 and, over what is not 0, mean 0; constant ones are all 0."""
+def normalized(columns: Floats) -> Floats:
+    """Returns columns of length 1 and, over what is not 0, mean 0; constant ones are 0."""
     there = columns != 0
     columns = columns - columns.sum(axis=0) / np.maximum(there.sum(axis=0), 1)
     columns = np.where(there, columns, 0)
@@ -84,7 +84,7 @@ def normalised(columns: Floats) -> Floats:
 
 
 def memory(columns: Floats) -> Floats:
-    """Returns how each column is correlated with itself, 1 .. 20 records later, [20, m]."""
+    """Returns the autocorrelation of each column at lags of 1 .. 20 records, [20, m]."""
     lags = range(1, min(_MEMORY, len(columns) - 1) + 1)
     return np.stack([(columns[lag:] * columns[:-lag]).sum(axis=0) for lag in lags])
 
@@ -93,16 +93,16 @@ def independent(count: Doubles, ours: Floats, theirs: Floats) -> Doubles:
     """Returns the number of independent records among `count`, [m, k] (Bartlett's formula).
 
     Args:
-        count: of records that both have, [m, k].
-        ours: of `memory`, [20, m].
-        theirs: of `memory`, [20, k].
+        count: the number of records that both have, [m, k].
+        ours: the result of `memory`, [20, m].
+        theirs: the result of `memory`, [20, k].
     """
     excess: Doubles = 1 + 2 * (ours.T.astype(np.float64) @ theirs.astype(np.float64))
     return np.minimum(count, count / np.maximum(excess, 0.5))
 
 
 def chance(correlation: Doubles, count: Doubles) -> Doubles:
-    """Returns how often chance alone gives such a correlation or a larger one (Fisher)."""
+    """Returns the probability that chance produces a correlation at least as large (Fisher)."""
     free = np.maximum(count - 3, 0.0)
     with np.errstate(divide="ignore"):
         score = np.arctanh(np.clip(np.abs(correlation), 0, 1 - 1e-7)) * np.sqrt(free)
@@ -112,14 +112,14 @@ def chance(correlation: Doubles, count: Doubles) -> Doubles:
 
 
 def interval(correlation: float, count: float) -> tuple[float, float]:
-    """Returns the 95 % interval of a correlation of `count` independent records (Fisher)."""
+    """Returns the 95% interval of a correlation over `count` independent records (Fisher)."""
     centre = math.atanh(max(-0.9999999, min(0.9999999, correlation)))
     half = 1.96 / math.sqrt(max(count - 3, 0.25))
     return math.tanh(centre - half), math.tanh(centre + half)
 
 
 def share_interval(hits: int, count: int) -> tuple[float, float]:
-    """Returns the 95 % interval of a share (Wilson)."""
+    """Returns the 95% interval of a share (Wilson)."""
     z = 1.96
     share, denominator = hits / count, 1 + z**2 / count
     centre = (share + z**2 / (2 * count)) / denominator
@@ -128,9 +128,9 @@ def share_interval(hits: int, count: int) -> tuple[float, float]:
 
 
 def false_shares(chances: Doubles, tried: int) -> Doubles:
-    """Returns for each chance the share of false ones if all up to it are believed.
+    """Returns, for each chance, the share of false ones if all up to it are accepted.
 
-    Benjamini and Hochberg (1995): of `tried` comparisons, of which `chances` may be a part.
+    Benjamini and Hochberg (1995). `chances` may be a part of the `tried` comparisons.
     """
     order = np.argsort(chances)
     rank = np.arange(1, len(chances) + 1)

@@ -1,40 +1,46 @@
-"""A number over a whole training, in a fixed number of blocks; and rules about one number."""
+"""The loss over a whole training, and the base classes of rules about it."""
 
 from __future__ import annotations
 
 from abc import abstractmethod
+from fnmatch import fnmatchcase
 
 import numpy as np
 from numpy.typing import NDArray
 
-from comgra_decl.rules.base import Rule, RuleParameters, Scene
+from comgra_decl.rules.base import Rule, Scene, per_run
 from comgra_decl.rules.finding import Finding
 from comgra_decl.rules.window import Numbers
 
 BLOCKS = 128
-"""Blocks are joined in pairs when there would be more."""
+"""How many blocks a merge leaves: when there are twice as many, they are merged in pairs."""
+
+EVALUATION_TYPES = ("eval", "val", "valid", "validation", "test")
+"""Types of execution whose losses are validation losses."""
+
+_NAMES = ("*val*loss*", "*valid*loss*", "*eval*loss*", "*test*loss*", "*dev*loss*")
 
 
 class Curve:
-    """Means, deviations and extremes of blocks of equally many values, however many come.
+    """Mean, deviation and extremes of a metric, in blocks of equally many values.
 
-    What it holds depends on the values alone, not on how many come at once.
+    Takes constant memory. The content depends on the values alone, not on how they are cut.
     """
 
     def __init__(self) -> None:
         self.size = 1
-        """Values in a block."""
+        """The number of values in a block."""
         self.count = 0
-        """Finite values until now."""
+        """The number of finite values so far."""
         self.first = float("nan")
         """The first value."""
         self.steps: list[int] = []
-        """The step at which each whole block begins."""
+        """The first step of each whole block."""
         self._sums: list[tuple[float, float, float, float]] = []  # sum, sum of squares, min, max
         self._open: list[tuple[int, float]] = []
 
     def add(self, steps: NDArray[np.int64], values: NDArray[np.float64]) -> None:
-        """Takes the next values; those that are not finite are left out."""
+        """Takes the next values; ignores those that are not finite."""
         finite = np.isfinite(values)
         if not self.count and finite.any():
             self.first = float(values[finite][0])
@@ -61,11 +67,11 @@ class Curve:
 
     @property
     def means(self) -> NDArray[np.float64]:
-        """Mean of each whole block."""
+        """The mean of each whole block."""
         return self.table[:, 0] / self.size
 
     def mean(self, start: float, stop: float) -> tuple[float, float]:
-        """Returns mean and standard error from one share of the curve to another, by blocks."""
+        """Returns mean and standard error between two shares of the curve, by blocks."""
         blocks = len(self._sums)
         first, last = int(start * blocks), max(int(start * blocks) + 1, int(stop * blocks))
         part = self.table[first:last]
@@ -84,19 +90,17 @@ def _joined(
 
 
 class LossRule(Rule):
-    """A rule about the loss of the training, `loss` of its most frequent type of execution."""
+    """A rule about the training loss: the metric `loss` of its most frequent type of execution."""
 
-    def __init__(self, parameters: RuleParameters | None = None) -> None:
-        super().__init__(parameters)
-        self._heard: dict[str, int] = {}
-        self.several = False
-        """Whether steps have more than one loss, as of networks that train against each other."""
+    _losses: dict[str, int] = per_run(dict)
+    several = False
+    """Whether steps have more than one loss, as when networks train against each other."""
 
-    def hear(self, numbers: Numbers) -> None:
+    def look_at_numbers(self, numbers: Numbers) -> None:
         """Takes the next losses."""
         self.several = self.several or numbers.name.startswith("loss[")
         if numbers.name == "loss":
-            self._heard[numbers.type] = self._heard.get(numbers.type, 0) + len(numbers.steps)
+            self._losses[numbers.type] = self._losses.get(numbers.type, 0) + len(numbers.steps)
             self.take(numbers.type, numbers.steps, numbers.values)
 
     @abstractmethod
@@ -109,20 +113,39 @@ class LossRule(Rule):
 
     @property
     def least(self) -> int:
-        """So many losses must have been heard."""
-        return 1
+        """The number of losses needed."""
+        return int(getattr(self.parameters, "least", 1))
 
     def findings(self, scene: Scene) -> list[Finding]:
-        """Returns a finding about the type of execution with most losses."""
-        if not self._heard:
+        """Returns a finding about the type of execution with the most losses."""
+        if not self._losses:
             return []
-        type_ = max(self._heard, key=lambda name: self._heard[name])
-        found = self.judge(scene, type_) if self._heard[type_] >= self.least else None
+        type_ = max(self._losses, key=lambda name: self._losses[name])
+        found = self.judge(scene, type_) if self._losses[type_] >= self.least else None
         return [] if found is None else [found]
 
     def missing(self, scene: Scene) -> str | None:
-        """Returns why it could not look."""
-        count = max(self._heard.values(), default=0)
+        """Returns why the rule could not check the run."""
+        count = max(self._losses.values(), default=0)
         if not count:
-            return "no loss was heard; set `kpis: {loss: true}`, or say comgra.kpi('loss', value)"
-        return None if count >= self.least else f"it takes {self.least} losses; there are {count}"
+            return "no loss is logged; set `kpis: {loss: true}`, or call comgra.kpi('loss', value)"
+        return None if count >= self.least else f"it needs {self.least} losses; the run has {count}"
+
+
+class CurveRule(LossRule):
+    """A rule about the whole curve of the loss."""
+
+    curves: dict[str, Curve] = per_run(dict)
+    """The curve of each type of execution."""
+
+    def take(self, type_: str, steps: NDArray[np.int64], values: NDArray[np.float64]) -> None:
+        """Adds the next losses to the curve."""
+        self.curves.setdefault(type_, Curve()).add(steps, values)
+
+
+def is_validation(numbers: Numbers) -> bool:
+    """Whether these are validation losses, by their name or type of execution."""
+    name = numbers.name.lower()
+    if numbers.type in EVALUATION_TYPES and "loss" in name:
+        return True
+    return any(fnmatchcase(name, pattern) for pattern in _NAMES)

@@ -1,4 +1,4 @@
-"""What the dependency graphs say of slots: what enters the loss, what adds up to what."""
+"""What dependency graphs reveal about slots, such as which are predictions."""
 
 from __future__ import annotations
 
@@ -12,30 +12,30 @@ from comgra_decl.rules.base import Scene
 from comgra_decl.rules.table import elements_of
 
 
-def answers(scene: Scene) -> set[int]:
-    """Returns the slots that hold what the network answers: what enters the loss, as it is.
+def predictions(scene: Scene) -> set[int]:
+    """Returns the slots that hold the network's predictions.
 
-    That is what meets a target; where there is none, what enters the loss itself; and what it is
-    handed on from, in the same shape, by modules that hold it (a model returns what its last layer
-    does).
+    These are the tensors that are compared with a target or, if there is no target, the inputs of
+    the loss; and the same tensors, in the same shape, where submodules return them (a model
+    returns what its last layer does).
     """
     found: set[int] = set()
     for structure in scene.structures.values():
-        answer = _answers(structure, _roots(scene))
-        found |= {scene.table.by_key[key] for key in answer if key in _known(scene)}
+        keys = _predictions_of(structure, _roots(scene))
+        found |= {scene.table.by_key[key] for key in keys if key in _known(scene)}
     return found
 
 
-def before_answers(scene: Scene) -> set[int]:
-    """Returns the answers, and what they are made of by modules without weights: the logits.
+def predictions_and_logits(scene: Scene) -> set[int]:
+    """Returns the predictions, and the tensors from which modules without weights compute them.
 
-    It goes back from each answer to the last layer with weights, as long as a tensor is computed
-    from a single one with as many elements.
+    Follows each prediction back to the last layer with weights, as long as a tensor is computed
+    from a single tensor with the same number of elements.
     """
     table, sources, alike = scene.table, sources_of(scene), _of_one_size(scene)
     weighted = {node for node, _ in scene.parameters}
     weighted |= {info.key.node for info in table.infos if info.kind == "parameter"}
-    found = answers(scene)
+    found = predictions(scene)
     waiting = sorted(found)
     for slot in waiting:
         inside = {i for i in sources.get(slot, []) if table.infos[i].kind == "computed"}
@@ -48,7 +48,7 @@ def before_answers(scene: Scene) -> set[int]:
     return found
 
 
-def beyond_targets(scene: Scene) -> set[int]:
+def computed_from_targets(scene: Scene) -> set[int]:
     """Returns the slots that are computed from targets: losses and their parts."""
     found: set[int] = set()
     for structure in scene.structures.values():
@@ -63,8 +63,8 @@ def beyond_targets(scene: Scene) -> set[int]:
     return found
 
 
-def met(scene: Scene) -> Iterator[tuple[SlotInfo, SlotInfo]]:
-    """Yields pairs of a computed tensor and the target that it meets in one call."""
+def target_pairs(scene: Scene) -> Iterator[tuple[SlotInfo, SlotInfo]]:
+    """Yields pairs of a computed tensor and the target it is combined with in one call."""
     seen = set()
     for structure in scene.structures.values():
         for sources in _sources(structure).values():
@@ -77,8 +77,20 @@ def met(scene: Scene) -> Iterator[tuple[SlotInfo, SlotInfo]]:
                         yield _info(scene, structure, pair[0]), _info(scene, structure, pair[1])
 
 
-def parts(scene: Scene) -> dict[int, list[int]]:
-    """Returns, for computed slots, those of the same shape that they are computed from, if many."""
+def classes_of(scene: Scene) -> int:
+    """Returns the number of classes of a prediction that has a target; 0 if there is none."""
+    for answer, target in target_pairs(scene):
+        if "int" in target.dtype and "float" in answer.dtype:
+            if len(answer.shape) == len(target.shape) + 1:
+                at = 1 if len(target.shape) > 1 and answer.shape[2:] == target.shape[1:] else -1
+                return answer.shape[at]
+            if len(answer.shape) == 2 and len(target.shape) == 1:
+                return answer.shape[1]
+    return 0
+
+
+def combined(scene: Scene) -> dict[int, list[int]]:
+    """Returns, for each computed slot, its sources of the same shape, if there are several."""
     table = scene.table
     found: dict[int, list[int]] = {}
     for structure in scene.structures.values():
@@ -99,8 +111,8 @@ def parts(scene: Scene) -> dict[int, list[int]]:
     return found
 
 
-def steps_between(scene: Scene) -> Iterator[tuple[int, int]]:
-    """Yields (source, sink) of all edges between computed slots of one shape, each once."""
+def same_shape_edges(scene: Scene) -> Iterator[tuple[int, int]]:
+    """Yields (source, sink) of each edge between computed slots of the same shape, once."""
     seen = set()
     for structure in scene.structures.values():
         for a, b, _ in structure.edges:
@@ -114,7 +126,7 @@ def steps_between(scene: Scene) -> Iterator[tuple[int, int]]:
 
 
 def sources_of(scene: Scene) -> dict[int, list[int]]:
-    """Returns the slots that each slot is computed from, by all graphs until now."""
+    """Returns the slots that each slot is computed from, according to all graphs so far."""
     found: dict[int, list[int]] = {}
     for structure in scene.structures.values():
         for sink, sources in _sources(structure).items():
@@ -126,9 +138,9 @@ def sources_of(scene: Scene) -> dict[int, list[int]]:
 
 
 def single_sources(scene: Scene) -> NDArray[np.int64]:
-    """Returns, for each slot, the one slot of its shape that it is computed from; else -1."""
+    """Returns, for each slot, the only slot of its shape that it is computed from; else -1."""
     before: dict[int, set[int]] = {}
-    for source, sink in steps_between(scene):
+    for source, sink in same_shape_edges(scene):
         before.setdefault(sink, set()).add(source)
     found = np.full(len(scene.table), -1, np.int64)
     for sink, sources in before.items():
@@ -138,12 +150,12 @@ def single_sources(scene: Scene) -> NDArray[np.int64]:
 
 
 def _roots(scene: Scene) -> set[str]:
-    """Returns the nodes of models as a whole, which are named by their class."""
+    """Returns the nodes of whole models, which are named by their class."""
     modules = scene.documents.get("modules") or []
     return {str(module["node"]) for module in modules if not module["path"]}
 
 
-def _answers(structure: Structure, roots: set[str]) -> set[SlotKey]:
+def _predictions_of(structure: Structure, roots: set[str]) -> set[SlotKey]:
     sources, kinds = _sources(structure), structure.kinds
     meeting = [s for s, inputs in sources.items() if any(kinds[i] == "target" for i in inputs)]
     if not meeting:
@@ -161,7 +173,7 @@ def _answers(structure: Structure, roots: set[str]) -> set[SlotKey]:
 
 
 def _holds(node: str, other: str, roots: set[str]) -> bool:
-    """Whether a module may hold another one: the root, whose node is its class, holds all."""
+    """Whether a module may contain another one; a root, whose node is its class, contains all."""
     return other.startswith(f"{node}.") or (node in roots and other not in roots)
 
 
@@ -178,13 +190,13 @@ def _known(scene: Scene) -> dict[SlotKey, int]:
 
 
 def _info(scene: Scene, structure: Structure, key: SlotKey) -> SlotInfo:
-    """Returns a slot in the shape that it had in the first record of a graph."""
+    """Returns a slot with the shape it has in the first record of a graph."""
     slot = scene.table.by_key[key]
     return scene.reshaped.get(structure.hash, {}).get(slot, scene.table.infos[slot])
 
 
 def _of_one_size(scene: Scene) -> set[tuple[int, int]]:
-    """Returns (source, sink) of all edges between slots with equally many elements per sample."""
+    """Returns (source, sink) of all edges between slots with as many elements per sample."""
     found = set()
     for structure in scene.structures.values():
         for a, b, _ in structure.edges:

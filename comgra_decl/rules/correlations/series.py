@@ -1,4 +1,4 @@
-"""Everything of a run that has a value at each record of the training, as columns."""
+"""Everything in a run that has a value at each training record, as columns."""
 
 from __future__ import annotations
 
@@ -11,12 +11,11 @@ from numpy.typing import NDArray
 
 from comgra_decl.records import SlotInfo
 from comgra_decl.rules.base import Rule, SlotRule
+from comgra_decl.rules.correlations.correlation import Side
 from comgra_decl.rules.diagnosis import examined
 from comgra_decl.rules.engine import Engine
 from comgra_decl.rules.table import SlotTable
-from comgra_decl.rules.together.correlation import Side
-from comgra_decl.rules.together.numbers import Floats
-from comgra_decl.rules.window import Window
+from comgra_decl.rules.window import Floats, Window
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -25,22 +24,22 @@ if TYPE_CHECKING:
     from comgra_decl.spec.rules import Rules
 
 MOST_VALUES = 30_000_000
-"""Numbers held at once."""
+"""How many numbers to hold in memory."""
 
 LEAST = 0.8
-"""A series is looked at if so large a share of the records has it."""
+"""The least share of records that must have a series."""
 
 
 @dataclass
 class Series:
-    """Columns over the `n` records of the training.
+    """Columns over the `n` training records.
 
     Attributes:
         steps: of the records, int64 [n].
         sides: what each column of `values` is.
         values: statistics of slots, float32 [n, m]; NaN where missing.
-        numbers: losses and other numbers of the program by name, float32 [n] each.
-        marks: by name, at which records it was so, bool [n]: rules, types and tags.
+        numbers: losses and other metrics by name, float32 [n] each.
+        marks: at which records something holds, bool [n] each: a rule fires, a type, a tag.
     """
 
     steps: NDArray[np.int64]
@@ -53,9 +52,9 @@ class Series:
 def series_of(
     run: Run, rules: Rules | None = None, *, trust: bool = False
 ) -> tuple[Series, Engine]:
-    """Returns all series of a run, and its rules, which have looked at all of it.
+    """Returns all series of a run, and its rules, which have seen all of it.
 
-    Of a run that holds more than `MOST_VALUES` numbers, evenly spaced records are in the series.
+    Of a run with more than `MOST_VALUES` numbers, the series cover evenly spaced records.
     """
     hits: dict[str, list[NDArray[np.bool_]]] = {}
     size = len(run.slots) * len(run.statistics) * len(run.steps)
@@ -79,13 +78,13 @@ def series_of(
 
 
 def _every(parts: list[NDArray[np.bool_]], reader: _Reader) -> NDArray[np.bool_]:
-    """Returns what a rule says of the records that were kept; nothing if it did not see all."""
+    """Returns a rule's column for the records that were kept; empty if the rule did not see all."""
     column = np.concatenate(parts)
     return column[:: reader.every] if len(column) == reader.seen else column[:0]
 
 
 class _Reader(Rule):
-    """Keeps what each `every`-th record of the training holds; finds nothing."""
+    """Keeps the statistics of every n-th training record; finds nothing."""
 
     name = "_together"
 
@@ -109,12 +108,12 @@ class _Reader(Rule):
 
 
 def _watch(rule: SlotRule, hits: list[NDArray[np.bool_]]) -> None:
-    """Makes a rule write down at which records it fires, whatever its patience."""
+    """Makes a rule note at which records its condition holds, whatever its patience."""
     measure: Callable[..., Any] = rule.measure
 
     def watched(window: Window, at: Any) -> Any:
         hit, evidence = measure(window, at)
-        fired = np.asarray(hit, bool) & window.there[:, at]
+        fired = np.asarray(hit, bool) & window.present[:, at]
         hits.append(np.asarray(fired.any(axis=1), bool))
         return hit, evidence
 
@@ -131,7 +130,7 @@ def _joined(windows: list[Floats], slots: int) -> Floats:
 
 
 def is_loss(info: SlotInfo) -> bool:
-    """Whether a tensor is a loss itself: it goes with the loss by definition."""
+    """Whether a tensor is a loss, which correlates with the loss by definition."""
     return info.kind == "loss" or info.module_class.endswith("Loss")
 
 
@@ -166,7 +165,7 @@ def _numbers(table: pd.DataFrame, steps: NDArray[np.int64]) -> dict[str, Floats]
 
 
 def _fired(columns: dict[str, NDArray[np.bool_]], records: int) -> dict[Side, NDArray[np.bool_]]:
-    """Returns when each rule fired; of rules that did not look at every record nothing."""
+    """Returns when each rule fired; leaves out rules that did not see every record."""
     return {
         Side(f"rule {name}"): column
         for name, column in columns.items()
@@ -175,7 +174,7 @@ def _fired(columns: dict[str, NDArray[np.bool_]], records: int) -> dict[Side, ND
 
 
 def _labels(run: Run, steps: NDArray[np.int64]) -> dict[Side, NDArray[np.bool_]]:
-    """Returns which records are of each type and tag, where there are several."""
+    """Returns which records have each type and tag, if there are several."""
     records = run.records
     records = records[(records["mode"] == "train") & records["step"].isin(steps)]
     if len(records) != len(steps):

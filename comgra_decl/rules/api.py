@@ -1,0 +1,118 @@
+"""Everything a rule needs, in one import: for the rules in this package and for your own.
+
+```python
+import numpy as np
+
+from comgra_decl.rules.api import Factor, Mask, Measured, Patient, Scene, SlotRule, Window
+```
+
+`docs/findings.md` shows how to write a rule.
+"""
+
+from pydantic import Field
+
+from comgra_decl.records import GRAD_SCALE, SKIPPED_STEP, SlotInfo, SlotKey, Structure
+from comgra_decl.rules.base import (
+    Count,
+    Factor,
+    Fraction,
+    Measured,
+    Patient,
+    Positive,
+    Rule,
+    RuleParameters,
+    SampledParameters,
+    SampledRule,
+    Scene,
+    Share,
+    SlotRule,
+    per_run,
+)
+from comgra_decl.rules.finding import MOST_OTHERS, Finding, Place, Severity
+from comgra_decl.rules.graph import (
+    classes_of,
+    combined,
+    computed_from_targets,
+    predictions,
+    predictions_and_logits,
+    same_shape_edges,
+    single_sources,
+    sources_of,
+    target_pairs,
+)
+from comgra_decl.rules.loss_curve import EVALUATION_TYPES, Curve, CurveRule, LossRule, is_validation
+from comgra_decl.rules.memory import (
+    NO_SLOTS,
+    Bools,
+    ClassCounts,
+    Early,
+    Largest,
+    Previous,
+    Slots,
+    Streak,
+    grown,
+    row_quantile,
+)
+from comgra_decl.rules.table import RECTIFIERS, Mask, SlotTable, is_gradient
+from comgra_decl.rules.window import VARYING, Numbers, Window
+from comgra_decl.spec.base import Int, Number
+
+__all__ = [
+    "EVALUATION_TYPES",
+    "GRAD_SCALE",
+    "MOST_OTHERS",
+    "NO_SLOTS",
+    "RECTIFIERS",
+    "SKIPPED_STEP",
+    "VARYING",
+    "Bools",
+    "ClassCounts",
+    "Count",
+    "Curve",
+    "CurveRule",
+    "Early",
+    "Factor",
+    "Field",
+    "Finding",
+    "Fraction",
+    "Int",
+    "Largest",
+    "LossRule",
+    "Mask",
+    "Measured",
+    "Number",
+    "Numbers",
+    "Patient",
+    "Place",
+    "Positive",
+    "Previous",
+    "Rule",
+    "RuleParameters",
+    "SampledParameters",
+    "SampledRule",
+    "Scene",
+    "Severity",
+    "Share",
+    "SlotInfo",
+    "SlotKey",
+    "SlotRule",
+    "SlotTable",
+    "Slots",
+    "Streak",
+    "Structure",
+    "Window",
+    "classes_of",
+    "combined",
+    "computed_from_targets",
+    "grown",
+    "is_gradient",
+    "is_validation",
+    "per_run",
+    "predictions",
+    "predictions_and_logits",
+    "row_quantile",
+    "same_shape_edges",
+    "single_sources",
+    "sources_of",
+    "target_pairs",
+]

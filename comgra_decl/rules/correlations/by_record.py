@@ -1,0 +1,230 @@
+"""Correlations between records: series that move together, and events that coincide."""
+
+from __future__ import annotations
+
+import numpy as np
+from numpy.typing import NDArray
+
+from comgra_decl.rules.correlations import statistics as n
+from comgra_decl.rules.correlations.correlation import Correlation, Side
+from comgra_decl.rules.correlations.series import Series
+from comgra_decl.rules.memory import Bools
+
+LEAST_RECORDS = 40
+"""How many records are needed; with fewer, chance makes anything look alike."""
+
+LEAST_STRENGTH = 0.3
+"""The weakest correlation to report; weaker ones explain less than a tenth of the changes."""
+
+SAME = 0.995
+"""The correlation at lag 0 from which two series count as one thing under two names."""
+
+_MOVE_LAGS = 50
+_EVEN = 2.0  # ratio of gaps between records from which lags are meaningless
+
+
+def lags_of(steps: NDArray[np.int64]) -> NDArray[np.int64]:
+    """Returns the lags to try, in records; 0 alone if records are unevenly spaced."""
+    gaps = np.diff(steps)
+    low, high = np.quantile(gaps, [0.1, 0.9]) if len(gaps) else (1, 1)
+    most = min(_MOVE_LAGS, len(steps) // 8) if high <= _EVEN * low else 0
+    return np.arange(-most, most + 1)
+
+
+def moving(series: Series) -> list[tuple[Correlation, n.Floats]]:
+    """Returns what moves with each metric, with the changes of the candidate."""
+    if len(series.steps) < LEAST_RECORDS or not series.numbers:
+        return []
+    names = list(series.numbers)
+    targets = n.changes(np.stack([series.numbers[name] for name in names], axis=1))
+    marks = [side for side in series.marks if side.text.startswith(("type ", "tag "))]
+    labels = [series.marks[side].astype(np.float32)[:, None] for side in marks]
+    sides = [*series.sides, *(Side(name) for name in names), *marks]
+    others = [n.normalized(np.diff(label, axis=0)) for label in labels]
+    candidates = np.concatenate([n.changes(series.values), targets, *others], axis=1)
+    return _clear(series, sides, names, candidates=candidates, targets=targets)
+
+
+def _clear(
+    series: Series, sides: list[Side], names: list[str], *, candidates: n.Floats, targets: n.Floats
+) -> list[tuple[Correlation, n.Floats]]:
+    lags = lags_of(series.steps)
+    best, at, same = _best_lags(candidates, targets, lags)
+    own = (candidates != 0).sum(axis=0)[:, None]
+    counts = np.minimum(own, (targets != 0).sum(axis=0)[None]) - np.abs(lags[at])
+    free = n.independent(counts.astype(float), n.memory(candidates), n.memory(targets))
+    chances = np.minimum(1.0, n.chance(best, free) * len(lags))
+    first_target = len(series.sides)
+    rows = np.arange(len(sides))[:, None] - first_target  # a metric with itself or an earlier one
+    skip = ((rows >= 0) & (rows <= np.arange(len(names))[None])) | (np.abs(same) > SAME)
+    chances[skip] = 1.0
+    shares = n.false_shares(chances.ravel(), int((~skip).sum())).reshape(chances.shape)
+    found = []
+    for i, k in zip(*np.nonzero(shares < 0.05), strict=True):
+        effect, count = float(best[i, k]), float(free[i, k])
+        low, high = n.interval(effect, count)
+        lag = int(lags[at[i, k]])
+        correlation = Correlation(
+            kind="moves", first=sides[i], second=Side(names[k]), effect=effect, low=low, high=high,
+            records=len(series.steps), count=int(count), q=float(shares[i, k]),
+            lag_records=lag, lag_steps=_median_steps(series.steps, lag),
+            first_step=_clearest(series.steps, candidates[:, i], targets[:, k], lag),
+        )  # fmt: skip
+        if correlation.strength >= LEAST_STRENGTH:
+            found.append((correlation, _shifted(candidates[:, i], lag)))
+    return found
+
+
+def _best_lags(
+    candidates: n.Floats, targets: n.Floats, lags: NDArray[np.int64]
+) -> tuple[n.Doubles, NDArray[np.intp], n.Doubles]:
+    """Returns each pair's largest correlation, the index of its lag, and the one without lag."""
+    shifted = np.stack([_shifted(targets, -int(lag)) for lag in lags], axis=2)
+    records, count = targets.shape
+    all_ = (candidates.T @ shifted.reshape(records, -1)).reshape(-1, count, len(lags))
+    at = np.argmax(np.abs(all_), axis=2)
+    best = np.take_along_axis(all_, at[..., None], axis=2)[..., 0].astype(np.float64)
+    return best, at, all_[:, :, len(lags) // 2].astype(np.float64)
+
+
+def _shifted(columns: n.Floats, lag: int) -> n.Floats:
+    """Returns the columns delayed by `lag` records, 0 where there was none."""
+    found = np.zeros_like(columns)
+    if lag > 0:
+        found[lag:] = columns[:-lag]
+    elif lag < 0:
+        found[:lag] = columns[-lag:]
+    else:
+        found[:] = columns
+    return found
+
+
+def _median_steps(steps: NDArray[np.int64], lag: int) -> int:
+    """Returns a lag in steps, the median, given in records."""
+    size = abs(lag)
+    return int(np.sign(lag) * np.median(steps[size:] - steps[: len(steps) - size])) if lag else 0
+
+
+def _clearest(steps: NDArray[np.int64], ours: n.Floats, theirs: n.Floats, lag: int) -> int:
+    """Returns the step that contributes most to the correlation, as `theirs` moves."""
+    together = np.abs(_shifted(ours, lag) * theirs)
+    return int(steps[int(np.argmax(together)) + 1])
+
+
+LEAST_EPISODES = 5
+"""How often an event must occur to be explained."""
+
+LEAST_DIFFERENCE = 0.3
+"""How much more often the other event must occur in episodes than in all records."""
+
+_FAR = 4.0  # in units of the usual deviation: an event
+_MOST = 0.2  # share of records above which it is not an event
+_EVENT_LAGS = 5
+
+
+def happening(series: Series) -> list[tuple[Correlation, n.Floats]]:
+    """Returns which events coincide with abnormal metrics and with rules that fire."""
+    if len(series.steps) < LEAST_RECORDS:
+        return []
+    targets = _episodes(series)
+    sides, events = _events(series)
+    if not targets or not sides:
+        return []
+    lags = [lag for lag in lags_of(series.steps).tolist() if 0 <= lag <= _EVENT_LAGS]
+    found, tried = [], 0
+    for side, episodes in targets.items():
+        rows, chances = _with(side, episodes, sides, events=events, lags=lags)
+        tried += len(rows)
+        found += [(side, *row, chance) for row, chance in zip(rows, chances, strict=True)]
+    shares = n.false_shares(np.array([row[-1] for row in found]), tried)
+    reported = []
+    for (side, i, lag, hits, count, base, at, _), share in zip(found, shares, strict=True):
+        if share < 0.05:
+            low, high = n.share_interval(hits, count)
+            correlation = Correlation(
+                kind="happens", first=sides[i], second=side, effect=hits / count, low=low,
+                high=high, records=len(series.steps), count=count, q=float(share), base=base,
+                lag_records=lag, lag_steps=_median_steps(series.steps, lag),
+                first_step=int(series.steps[at]),
+            )  # fmt: skip
+            if correlation.strength >= LEAST_DIFFERENCE:
+                reported.append((correlation, events[:, i].astype(np.float32)))
+    return reported
+
+
+def _with(
+    side: Side, episodes: NDArray[np.intp], sides: list[Side], *, events: Bools, lags: list[int]
+) -> tuple[list[tuple[int, int, int, int, float, int]], list[float]]:
+    """Returns (event, lag, hits, episodes, base, example) of each event, and its chance."""
+    base = (events.sum(axis=0) + 1) / (len(events) + 2)
+    rows, chances = [], []
+    best = np.full(len(sides), 1.0)
+    which = np.zeros((3, len(sides)), int)
+    for lag in lags:
+        at = episodes[episodes >= lag]
+        hits = events[at - lag].sum(axis=0)
+        chance = _tail(hits, max(1, len(at)), base)
+        better = chance < best
+        best[better] = chance[better]
+        which[:, better] = np.stack([np.full(len(sides), lag), hits, np.full(len(sides), len(at))])[
+            :, better
+        ]
+    for i in range(len(sides)):
+        lag, hit, count = which[:, i].tolist()
+        if sides[i].text == side.text or not count:
+            continue
+        example = next((int(e) for e in episodes if e >= lag and events[e - lag, i]), 0)
+        rows.append((i, lag, hit, count, float(base[i]), example))
+        chances.append(min(1.0, float(best[i]) * len(lags)))
+    return rows, chances
+
+
+def _tail(hits: NDArray[np.int64], count: int, base: n.Doubles) -> n.Doubles:
+    """Returns an upper bound of the chance of at least so many hits among `count` (Chernoff)."""
+    share = hits / count
+    with np.errstate(all="ignore"):
+        ours = np.where(share > 0, share * np.log(share / base), 0)
+        rest = np.where(share < 1, (1 - share) * np.log((1 - share) / (1 - base)), 0)
+    bound: n.Doubles = np.where(share > base, np.exp(-count * (ours + rest)), 1.0)
+    return bound
+
+
+def _episodes(series: Series) -> dict[Side, NDArray[np.intp]]:
+    """Returns the records at which the events to explain begin."""
+    found: dict[Side, Bools] = dict(series.marks)
+    for name, column in series.numbers.items():
+        high, _ = abnormal(column[:, None])
+        found[Side(name, event="abnormally high")] = high[:, 0]
+    begins = {
+        side: np.flatnonzero(mark & ~np.concatenate([[False], mark[:-1]]))
+        for side, mark in found.items()
+        if not side.text.startswith(("type ", "tag "))
+    }
+    return {side: at for side, at in begins.items() if len(at) >= LEAST_EPISODES}
+
+
+def _events(series: Series) -> tuple[list[Side], Bools]:
+    """Returns everything that may coincide with an episode."""
+    high, low = abnormal(series.values)
+    sides = [
+        Side(s.text, s.place, s.statistic, event)
+        for event in ("abnormally high", "abnormally low")
+        for s in series.sides
+    ]
+    marks = list(series.marks)
+    columns = [high, low, *(series.marks[side][:, None] for side in marks)]
+    events = np.concatenate(columns, axis=1)
+    sides += marks
+    often = events.sum(axis=0)
+    chosen = np.flatnonzero((often >= LEAST_EPISODES - 1) & (often <= _MOST * len(events)))
+    return [sides[i] for i in chosen.tolist()], events[:, chosen]
+
+
+def abnormal(columns: n.Floats) -> tuple[Bools, Bools]:
+    """Returns where values are far above and far below those of nearby records, [n, m]."""
+    levels = n.levelled(columns)
+    distance = levels - n.smoothed(levels)
+    scale = n.smoothed(np.abs(distance))
+    with np.errstate(all="ignore"):
+        far = distance / scale
+    return far > _FAR, far < -_FAR

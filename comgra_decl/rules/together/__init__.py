@@ -1,6 +1,0 @@
-"""What goes together: numbers, findings, types of execution and samples of a run, in sentences."""
-
-from comgra_decl.rules.together.correlate import correlate, diagnose_and_correlate
-from comgra_decl.rules.together.correlation import Correlation, Side
-
-__all__ = ["Correlation", "Side", "correlate", "diagnose_and_correlate"]
