@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Callable, Mapping
 from functools import partial
+from threading import get_ident
 from types import FunctionType
 from typing import Any
 
@@ -20,14 +20,6 @@ Before = Callable[[nn.Module, tuple[Any, ...], Mapping[str, Any]], None]
 After = Callable[[nn.Module, tuple[Any, ...], Any], None]
 
 
-class _Here(threading.local):
-    """Where one thread is."""
-
-    def __init__(self) -> None:
-        self.entered: nn.Module | None = None  # by a call of the module, whose forward comes next
-        self.running: list[nn.Module] = []  # modules whose forward is being computed
-
-
 class DirectCalls:
     """Tells of calls of `forward` that no call of the module has made.
 
@@ -38,6 +30,9 @@ class DirectCalls:
     Args:
         before: told (module, args, kwargs) before such a call; must not raise.
         after: told (module, args, output) after it; None if it failed.
+
+    Attributes:
+        entered: by thread, the module that was called last, whose `forward` comes next.
     """
 
     def __init__(self, *, before: Before, after: After) -> None:
@@ -47,7 +42,10 @@ class DirectCalls:
         self._patches: dict[type, Patch] = {}  # by the class that has the `forward`
         self._called: set[type] = set()  # classes of which `forward` was called directly
         self._searched = self._all = False
-        self.here = _Here()
+        self._settled: object = None  # what decides which stand-ins are in place, when they were put
+        # By thread, and not a `threading.local`: they are emptied for each recorded step.
+        self.entered: dict[int, nn.Module] = {}
+        self._running: dict[int, list[nn.Module]] = {}  # whose `forward` is being computed
 
     def install(self, *, all_classes: bool) -> None:
         """Begins to look; calling it again changes which classes are looked at."""
@@ -56,16 +54,30 @@ class DirectCalls:
             for module in instances_of(nn.Module):
                 self.note(type(module))
         self._all = all_classes
-        self.here = _Here()
+        self._forget_calls()
+        # called for each recorded step: classes only ever join
+        deciding = all_classes, len(self._patches), len(self._called)
+        if deciding == self._settled:
+            return
         for owner, patch in self._patches.items():
             (patch.apply if all_classes or owner in self._called else patch.restore)()
+        self._settled = deciding
 
     def remove(self) -> None:
         """Looks no longer."""
         self._all = False
-        self.here = _Here()
+        self._settled = None
+        self._forget_calls()
         for patch in self._patches.values():
             patch.restore()
+
+    def _forget_calls(self) -> None:
+        """Forgets calls of the step before; some may never have returned."""
+        self.entered.clear()
+        self._running.clear()
+
+    def _running_here(self) -> list[nn.Module]:
+        return self._running.setdefault(get_ident(), [])
 
     def forget(self) -> None:
         """Looks no longer, and holds none of the program's classes."""
@@ -78,12 +90,12 @@ class DirectCalls:
     def follow(self, module: nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> None:
         """Tells of a call, too, that began before this looked; to be ended by `followed`."""
         self._before(module, args, kwargs)
-        self.here.running.append(module)
+        self._running_here().append(module)
 
     def followed(self, module: nn.Module, args: tuple[Any, ...], output: Any) -> None:
         """That call has returned; None: it failed."""
-        here = self.here  # by identity: modules may define equality
-        here.running = [running for running in here.running if running is not module]
+        running = self._running_here()
+        running[:] = [each for each in running if each is not module]  # they may define equality
         self._after(module, args, output)
 
     def note(self, kind: type) -> None:
@@ -109,19 +121,19 @@ class DirectCalls:
         module = args[0] if args else None
         if not isinstance(module, nn.Module) or is_no_step():
             return original(*args, **kwargs)
-        here = self.here
-        if here.entered is module:
-            here.entered = None
-        elif any(running is module for running in here.running):
+        running = self._running_here()
+        if self.entered.get(get_ident()) is module:
+            del self.entered[get_ident()]
+        elif any(each is module for each in running):
             return original(*args, **kwargs)  # `super().forward(x)`
         elif not _is_traced_by_fx():
             self._called.add(owner)
             return self._direct(module, original, args, kwargs)
-        here.running.append(module)
+        running.append(module)
         try:
             return original(*args, **kwargs)
         finally:
-            here.running.pop()
+            running.pop()
 
     def _direct(
         self,
@@ -132,13 +144,13 @@ class DirectCalls:
     ) -> Any:
         given, output = args[1:], None
         self._before(module, given, kwargs)
-        here = self.here
-        here.entered = None
-        here.running.append(module)
+        self.entered.pop(get_ident(), None)
+        running = self._running_here()
+        running.append(module)
         try:
             output = original(*args, **kwargs)
         finally:
-            here.running.pop()
+            running.pop()
             self._after(module, given, output)
         return output
 

@@ -224,6 +224,10 @@ class StepClock:
             return self._by_habit(optimizer, times)
         self._moved.update(seen.own)
         self._given_up.discard(optimizer)
+        if not seen.others:  # nearly always: there is nothing to wait for
+            self._waiting, self._left_out, self._in_doubt = {}, (), False
+            self._unsure.discard(optimizer)
+            return not seen.aside or times > 1 or not self._others_end(optimizer)
         absent = {o: m for o, m in seen.others.items() if o not in self._taken}
         took_turns = optimizer != self._ender and (
             self._left_out is None or optimizer in self._left_out

@@ -211,7 +211,8 @@ class Steps:
             seen = self._optimizers.seen(optimizer, iter(self._called))
             if armed and seen.own and not self._lanes.several and lane.thread:
                 act_for(lane.thread)  # it trains what that one has called
-        return lane.clock.stepped(id(optimizer), seen=seen, classes=_classes(optimizer))
+        classes = () if lane.clock.rule == "last_optimizer" else _classes(optimizer)
+        return lane.clock.stepped(id(optimizer), seen=seen, classes=classes)
 
     # -- mixed precision -----------------------------------------------------------------------
 
@@ -470,10 +471,10 @@ class Steps:
             or self._nested
         )
         step = state.count_from_here()
-        steps = min(self._quiet - 1 - step, self._pace.steps(step))
         lane = lanes.followed
         self._losses.follow(lane.helper or lane.thread)
         owner = None if busy else lane.clock.simple
+        steps = 0 if owner is None else min(self._quiet - 1 - step, self._pace.steps(step))
         self._idle.begin(owner or 0, int(max(steps, 0)))
         if self._ending.over or self._ending.requested or self._incoming:
             self._idle.end()  # another thread may have asked meanwhile

@@ -6,6 +6,7 @@ import sys
 from collections.abc import Callable, Collection, Mapping
 from contextlib import AbstractContextManager
 from functools import partial
+from threading import get_ident
 from typing import TYPE_CHECKING, Any, Protocol
 
 import torch
@@ -251,7 +252,7 @@ class ModuleTracer:
 
     def _before(self, module: nn.Module, args: tuple[Any, ...]) -> None:
         try:
-            self.direct.here.entered = module
+            self.direct.entered[get_ident()] = module
             if self.observers is not None and self._is_compiled(module):
                 return
             # what `is_no_step` asks, with no call of ours: this runs at each call of each module

@@ -225,6 +225,9 @@ class Reducer:
         with self._lock:
             self._seen.clear()
             steps = [step for step in self._devices.values() if step.launcher is not None]
+        if not steps:
+            yield
+            return
         with ExitStack() as stack:
             for step in steps:
                 stack.enter_context(self._quietly(step))

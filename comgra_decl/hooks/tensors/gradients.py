@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 from comgra_decl.hooks.tensors.loss_names import Place, calling_places, loss_name
 
@@ -18,6 +18,20 @@ WITHOUT_BACKWARD = "grad:autograd.grad"
 """The pass of gradients that `torch.autograd.grad` computes (a gradient penalty, for example)."""
 
 
+class _Known(NamedTuple):
+    """A place that `backward` is called from.
+
+    Attributes:
+        base: the name of its pass in any step, before it is numbered.
+        line: its file and line.
+        places: keeps the code objects alive, whose ids are the key.
+    """
+
+    base: str
+    line: tuple[str, int]
+    places: tuple[Place, ...]
+
+
 class Backwards:
     """Names the backward passes of a program.
 
@@ -31,8 +45,7 @@ class Backwards:
         self.current: str | None = None  # the pass of the backward that is running
         self._first: tuple[Place, ...] | None = None  # from where the first loss was backwarded
         self._passes: dict[str | None, str] = {}  # by the loss's name; for all steps
-        # the same, by where `backward` is called, and in which line of which file that is
-        self._known: dict[tuple[Place, ...], tuple[str, tuple[str, int]]] = {}
+        self._known: dict[tuple[tuple[int, int], ...], _Known] = {}
         self._lines: dict[str, list[tuple[str, int]]] = {}  # of each pass, in this step
 
     def begin_step(self) -> None:
@@ -47,13 +60,15 @@ class Backwards:
     def begin(self) -> str:
         """Returns the pass that begins with the `backward` that is being called."""
         places = calling_places()
-        known = self._known.get(places)
+        # by id, because the hash of a code object goes through all its constants, each time
+        key = tuple([(id(code), instruction) for code, instruction in places])
+        known = self._known.get(key)
         if known is None:
             if len(self._known) >= _MOST_CALLERS:
                 self._known.clear()
             line = _line(*places[0]) if places else ("", 0)
-            known = self._known[places] = self._base(places), line
-        base, line = known
+            known = self._known[key] = _Known(self._base(places), line, places)
+        base, line, _ = known
         lines = self._lines.setdefault(base, [])
         if line not in lines:
             lines.append(line)

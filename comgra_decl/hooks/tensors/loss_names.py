@@ -26,8 +26,8 @@ _HANDLERS = frozenset({"__torch_function__", "__torch_dispatch__"})
 """What a call goes through under a mode, or for a class of tensors, between its line and torch."""
 
 _MOST_FILES = 1000
-_foreign: set[str] = set()
-"""Files that are none of the program's, as far as they were met."""
+_foreign: dict[str, bool] = {}
+"""Whether a file is ours or torch's, of those that were met."""
 
 Place = tuple[CodeType, int]
 """A function and the instruction that it is at."""
@@ -46,11 +46,14 @@ def calling_places() -> tuple[Place, ...]:
         code = frame.f_code
         if code.co_name in _HANDLERS:
             places.clear()  # what it has called is no line of the program either
-        elif code.co_filename not in _foreign:
-            if not code.co_filename.startswith((_OURS, _TORCH)):
+        else:
+            foreign = _foreign.get(code.co_filename)
+            if foreign is None:
+                foreign = code.co_filename.startswith((_OURS, _TORCH))
+                if len(_foreign) < _MOST_FILES:  # a notebook has ever new ones
+                    _foreign[code.co_filename] = foreign
+            if not foreign:
                 places.append((code, frame.f_lasti))
-            elif len(_foreign) < _MOST_FILES:
-                _foreign.add(code.co_filename)  # files of ours and of torch, asked about for ever
         frame = frame.f_back
     return tuple(places)
 
