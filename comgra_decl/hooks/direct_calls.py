@@ -42,7 +42,7 @@ class DirectCalls:
         self._patches: dict[type, Patch] = {}  # by the class that has the `forward`
         self._called: set[type] = set()  # classes of which `forward` was called directly
         self._searched = self._all = False
-        self._settled: object = None  # what decides which stand-ins are in place, when they were put
+        self._settled: object = None  # what decided which stand-ins are in place
         # By thread, and not a `threading.local`: they are emptied for each recorded step.
         self.entered: dict[int, nn.Module] = {}
         self._running: dict[int, list[nn.Module]] = {}  # whose `forward` is being computed
