@@ -10,7 +10,7 @@ from rich.console import RenderableType
 from rich.table import Table
 from rich.text import Text
 
-from comgra_decl.query.remarks import price_text, remarks
+from comgra_decl.query.report import price_text, remarks
 from comgra_decl.terminal import console
 from comgra_decl.visible import visible
 

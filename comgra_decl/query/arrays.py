@@ -2,16 +2,26 @@
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
-from comgra_decl.errors import UnknownNameError, is_one_of, shown
+from comgra_decl.errors import (
+    MissingPackageError,
+    UnknownNameError,
+    did_you_mean,
+    is_one_of,
+    shown,
+)
 from comgra_decl.records import AGGREGATES, SlotInfo
 
 from . import derived
 from .snapshot import Snapshot, aggregate
+
+if TYPE_CHECKING:
+    import xarray
 
 Shape = tuple[int, ...] | None
 
@@ -149,3 +159,30 @@ def fill_ratios(
         out[..., list(there)] = derived.ratio(
             lengths[..., update], lengths[..., parameter], over_batch
         )
+
+
+def dataset(
+    snapshot: Snapshot, names: Sequence[str], of: str | None, over_batch: str, type_: str | None
+) -> xarray.Dataset:
+    """Returns statistics [step, slot] of all slots, or of those of a pass."""
+    try:
+        import xarray
+    except ImportError as error:
+        raise MissingPackageError(
+            "this needs the package 'xarray', which is not installed: "
+            "pip install 'comgra-decl[xarray]'"
+        ) from error
+    passes = list(dict.fromkeys(slot.key.pass_ for slot in snapshot.view.slots))
+    if of is not None and not is_one_of(of, passes):
+        hint = did_you_mean(of, passes) or "."
+        raise UnknownNameError(f"{shown(of)} is not a pass of this run{hint} It has {passes}.")
+    slots = [slot for slot in snapshot.view.slots if of in (None, slot.key.pass_)]
+    ids = np.array([slot.id for slot in slots], np.int64)
+    records = snapshot.records(type_)
+    coords: dict[str, Any] = {"step": snapshot.steps[records]}
+    for name, field in (("node", "node"), ("role", "role"), ("pass", "pass_")):
+        coords[name] = ("slot", np.array([getattr(slot.key, field) for slot in slots], str))
+    coords["iteration"] = ("slot", np.array([slot.key.iteration for slot in slots], np.int64))
+    tables = {name: table(snapshot, name, over_batch)[records][:, ids] for name in names}
+    data = {name: (("step", "slot"), table) for name, table in tables.items()}
+    return xarray.Dataset(data, coords, attrs={"over_batch": over_batch})

@@ -12,10 +12,10 @@ from numpy.typing import NDArray
 
 from comgra_decl.records import AGGREGATES, SlotInfo, Structure
 from comgra_decl.store.layout import RecordColumn
-from comgra_decl.store.view import View
 
 from .snapshot import Snapshot
 from .tables import decoded
+from .view import RecordView
 
 _BYTES = 32 << 20  # most memory for the statistics of one chunk
 
@@ -120,7 +120,7 @@ def chunks(snapshot: Snapshot) -> Iterator[Chunk]:
         )
 
 
-def _rows(view: View, family: str, records: NDArray[np.int64]) -> NDArray[Any]:
+def _rows(view: RecordView, family: str, records: NDArray[np.int64]) -> NDArray[Any]:
     """Returns all slots of these records, [k, slots, ...]."""
     first, last = int(records[0]), int(records[-1]) + 1
     return view.rows(family, first, last)[records - first]

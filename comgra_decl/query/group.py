@@ -10,9 +10,9 @@ from comgra_decl.errors import RunNotFoundError, UnknownNameError, did_you_mean,
 from comgra_decl.store.location import Location, Remote, Where, location
 
 from .compare import compare, differences
-from .display import table_html
 from .listing import RunSummary, list_runs
 from .run import Run
+from .tables import table_html
 
 
 def open_group(path: Where) -> Group:

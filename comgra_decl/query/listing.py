@@ -10,7 +10,7 @@ from comgra_decl.errors import ComgraError, FormatError, RunNotFoundError, Store
 from comgra_decl.store.location import Location, Remote, Where, location
 
 from .opening import run_folders
-from .ranks import open_reader
+from .ranks.reader import open_reader
 
 _AT_ONCE = 16
 """Runs of a bucket that are opened side by side."""

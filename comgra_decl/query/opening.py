@@ -13,7 +13,7 @@ from comgra_decl.store.layout import DATABASE
 from comgra_decl.store.location import Location, Remote, Where, location
 from comgra_decl.store.remote import databases_within
 
-from .ranks import RANKS, is_rank, rank_paths
+from .ranks.reader import RANKS, is_rank, rank_paths
 from .run import Run
 
 _log = logging.getLogger("comgra_decl")

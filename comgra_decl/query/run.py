@@ -16,13 +16,12 @@ from comgra_decl.records import Structure
 from comgra_decl.store.checks import NotedCheck
 from comgra_decl.store.parts import Part
 
-from . import derived, graphs, statistics, xarrays
+from . import arrays, derived, graphs, statistics
 from .arrays import Arrays
 from .chunks import Chunk, chunks
-from .display import table_html
 from .run_facts import RunFacts
 from .slot import Slot
-from .tables import findings_table
+from .tables import findings_table, table_html
 
 if TYPE_CHECKING:
     import xarray
@@ -291,7 +290,7 @@ class Run(RunFacts):
             UnknownNameError: no such statistic or pass.
         """
         wanted = names or self._reader.meta.statistics
-        return xarrays.dataset(self._snapshot, wanted, of, over_batch, type)
+        return arrays.dataset(self._snapshot, wanted, of, over_batch, type)
 
     # -- its tensors, by slot id
 

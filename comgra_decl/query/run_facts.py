@@ -12,9 +12,9 @@ from comgra_decl.errors import DamagedRunError
 from comgra_decl.store.checks import NotedChecks, noted_checks
 from comgra_decl.store.location import Location, Where, location
 
-from .joined_view import JoinedView
-from .rank_differences import differences_table
-from .ranks import JoinedReader, open_reader
+from .ranks.differences import differences_table
+from .ranks.reader import JoinedReader, open_reader
+from .ranks.view import JoinedView
 from .snapshot import Snapshot
 from .tables import sessions_table
 

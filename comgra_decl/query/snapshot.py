@@ -13,10 +13,10 @@ from numpy.typing import NDArray
 from comgra_decl.errors import UnknownNameError, did_you_mean, is_one_of, shown
 from comgra_decl.records import AGGREGATES, SlotInfo, SlotKey
 from comgra_decl.store.layout import RecordColumn
-from comgra_decl.store.view import View
 
 from . import derived
 from .tables import kpis_table, notes_table, records_table, slots_table, tags_by_code
+from .view import RecordView
 
 Records = NDArray[np.int64]
 """Record numbers, ascending."""
@@ -25,7 +25,7 @@ Records = NDArray[np.int64]
 class Snapshot:
     """Looks things up in one view: slots by name, records by step, columns by statistic."""
 
-    def __init__(self, view: View) -> None:
+    def __init__(self, view: RecordView) -> None:
         self.view = view
 
     @cached_property

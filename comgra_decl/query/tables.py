@@ -1,9 +1,10 @@
-"""The tables of a run: its records, slots and KPIs."""
+"""The tables of a run as data frames: records, slots, metrics, notes; and small ones as HTML."""
 
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
+from html import escape
 from typing import Any
 
 import numpy as np
@@ -13,9 +14,12 @@ from numpy.typing import NDArray
 from comgra_decl.store.dense import MISSING
 from comgra_decl.store.layout import SYSTEM_COLUMNS, RecordColumn
 from comgra_decl.store.sessions import Session
-from comgra_decl.store.view import View
 
-from .kept import kept_reasons
+from .view import RecordView
+
+_TABLE = "border-collapse:collapse;font:13px system-ui,sans-serif"
+_CAPTION = "text-align:left;font-weight:600;padding:4px 0"
+_CELL = "text-align:left;padding:3px 16px 3px 0;border-top:1px solid rgba(128,128,128,.25)"
 
 FINDING_COLUMNS = (
     "rule",
@@ -36,7 +40,7 @@ FINDING_COLUMNS = (
 _PLACE = ("node", "role", "iteration")
 
 
-def records_table(view: View) -> pd.DataFrame:
+def records_table(view: RecordView) -> pd.DataFrame:
     """Returns one line per record; `batch_size` is <NA> and `structure` None where unknown."""
     facts = view.records
     return pd.DataFrame(
@@ -48,7 +52,7 @@ def records_table(view: View) -> pd.DataFrame:
             "structure": decoded(facts[:, RecordColumn.STRUCTURE], view.names("structure")),
             "batch_size": _counts(facts[:, RecordColumn.BATCH_SIZE]),
             "cost": facts[:, RecordColumn.COST],
-            "kept": kept_reasons(view),
+            "kept": _kept_reasons(view),
             "tags": tags_by_code(view)[facts[:, RecordColumn.TAGS].astype(np.int64)],
         },
         index=pd.RangeIndex(len(facts), name="record"),
@@ -67,7 +71,19 @@ def sessions_table(sessions: list[Session], started: float) -> pd.DataFrame:
     )
 
 
-def tags_by_code(view: View) -> NDArray[np.object_]:
+def _kept_reasons(view: RecordView) -> NDArray[np.object_]:
+    """Returns the triggers of `keep` that stored each record, [n]; None where none did."""
+    reasons: NDArray[np.object_] = np.full(view.n, None, object)
+    steps = view.records[:, RecordColumn.STEP]
+    for first, last in (view.document("keep") or {}).get("steps", ()):
+        # only there are the facts of single records worth reading
+        for record in np.flatnonzero((steps >= first) & (steps <= last)).tolist():
+            kept = view.extra(record).get("kept")
+            reasons[record] = ", ".join(kept) if kept else None
+    return reasons
+
+
+def tags_by_code(view: RecordView) -> NDArray[np.object_]:
     """Returns the labels that records have beside their type, a tuple for each code."""
     listed: list[tuple[str, ...]] = [(), *map(_tags, view.names("tags"))]
     tags = np.empty(len(listed), object)
@@ -79,7 +95,7 @@ def _tags(text: str) -> tuple[str, ...]:
     return tuple(map(str, json.loads(text)))
 
 
-def slots_table(view: View) -> pd.DataFrame:
+def slots_table(view: RecordView) -> pd.DataFrame:
     """Returns one line per slot; `batch_dim` is <NA> for tensors without one."""
     slots = view.slots
     return pd.DataFrame(
@@ -104,7 +120,7 @@ def _texts(found: Iterable[str]) -> NDArray[np.object_]:
     return np.array([*found], object)
 
 
-def kpis_table(view: View) -> pd.DataFrame:
+def kpis_table(view: RecordView) -> pd.DataFrame:
     """Returns one line per number, in the order in which they were said.
 
     Numbers that belong to a record come after those of all steps, unless these tell the same.
@@ -118,7 +134,7 @@ def kpis_table(view: View) -> pd.DataFrame:
     return pd.concat([scalars, recorded[news]], ignore_index=True)
 
 
-def notes_table(view: View) -> pd.DataFrame:
+def notes_table(view: RecordView) -> pd.DataFrame:
     """Returns one line per note, in order."""
     notes = view.notes
     return pd.DataFrame(
@@ -131,7 +147,7 @@ def notes_table(view: View) -> pd.DataFrame:
     )
 
 
-def _scalars_table(view: View) -> pd.DataFrame:
+def _scalars_table(view: RecordView) -> pd.DataFrame:
     scalars = view.scalars[~view.superseded_scalars]
     return pd.DataFrame(
         {
@@ -143,7 +159,7 @@ def _scalars_table(view: View) -> pd.DataFrame:
     )
 
 
-def _recorded_kpis_table(view: View) -> pd.DataFrame:
+def _recorded_kpis_table(view: RecordView) -> pd.DataFrame:
     names = view.names("kpi")
     columns = [view.series("kpi", SYSTEM_COLUMNS + code) for code in range(len(names))]
     values = np.stack(columns, axis=1) if columns else np.empty((view.n, 0))
@@ -186,3 +202,16 @@ def decoded(codes: NDArray[Any], names: list[str]) -> NDArray[np.object_]:
 def _counts(values: NDArray[np.float64]) -> pd.api.extensions.ExtensionArray:
     known = values >= 0
     return pd.arrays.IntegerArray(values.astype(np.int64), ~known)
+
+
+def table_html(title: str, header: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
+    """Returns a small HTML table; every text is escaped."""
+    head = "".join(f'<th style="{_CELL};opacity:.65">{escape(text)}</th>' for text in header)
+    body = "".join(
+        "<tr>" + "".join(f'<td style="{_CELL}">{escape(cell)}</td>' for cell in row) + "</tr>"
+        for row in rows
+    )
+    return (
+        f'<table style="{_TABLE}"><caption style="{_CAPTION}">{escape(title)}</caption>'
+        f"<tr>{head}</tr>{body}</table>"
+    )

@@ -71,7 +71,7 @@ def diagnose(run: Run, rules: Rules | None = None, *, trust: bool = False) -> Di
 
 def _joined(diagnoses: list[Diagnosis], run: Run) -> Diagnosis:
     """Returns the findings of all ranks of a run, joined as the stored findings are."""
-    from comgra_decl.query.rank_facts import join_findings
+    from comgra_decl.query.ranks.facts import join_findings
 
     documents = [{"findings": [f.to_json() for f in d.findings]} for d in diagnoses]
     joined = join_findings(documents, run.ranks)

@@ -13,10 +13,10 @@ from numpy.typing import NDArray
 from comgra_decl.cli.main import main
 from comgra_decl.errors import DamagedRunError, Exit
 from comgra_decl.query import open_run
+from comgra_decl.query.view import RecordView
 from comgra_decl.store import Reader, RunWriter
 from comgra_decl.store.copying import copy_run
 from comgra_decl.store.database import Database, new_context
-from comgra_decl.store.view import View
 from tests.store.test_damage import overwrite
 from tests.store.truth import Truth, meta_of, same
 
@@ -68,7 +68,7 @@ def damage(database: Path, array: str, *chunk: int) -> int:
     return form.chunk[1]
 
 
-def view_of(run: Path) -> View:
+def view_of(run: Path) -> RecordView:
     return open_run(run)._snapshot.view
 
 

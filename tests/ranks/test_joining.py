@@ -10,8 +10,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
-from comgra_decl.query import joining
-from comgra_decl.query.joining import Joint, Ranks, how_joined, join_histograms
+from comgra_decl.query.ranks import joining
+from comgra_decl.query.ranks.joining import Joint, Ranks, how_joined, join_histograms
 from comgra_decl.records import Piece, SlotInfo, SlotKey
 
 STATISTICS: dict[str, Callable[[NDArray[np.float64]], float]] = {

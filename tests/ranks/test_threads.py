@@ -10,7 +10,7 @@ from threading import Barrier
 
 import pytest
 
-from comgra_decl.query.ranks import JoinedReader
+from comgra_decl.query.ranks.reader import JoinedReader
 from comgra_decl.store import RunWriter
 from tests.store.truth import Truth, meta_of
 

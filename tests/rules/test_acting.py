@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from comgra_decl.query.rank_facts import join_findings
+from comgra_decl.query.ranks.facts import join_findings
 from comgra_decl.records import Note
 from comgra_decl.rules import Finding, Place
 from comgra_decl.rules.actions import Actions

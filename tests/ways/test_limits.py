@@ -14,7 +14,7 @@ from torch import nn
 
 import comgra_decl as comgra
 from comgra_decl.cli.main import main
-from comgra_decl.query.remarks import remarks
+from comgra_decl.query.report import remarks
 from comgra_decl.records import RawStep
 from comgra_decl.viewer.model.about import about
 from comgra_decl.viewer.model.runview import RunView

@@ -14,7 +14,7 @@ from torch.nn import functional as F
 import comgra_decl as comgra
 from comgra_decl.cli.main import main
 from comgra_decl.hooks import HookManager, step_state
-from comgra_decl.query.remarks import remarks
+from comgra_decl.query.report import remarks
 from comgra_decl.spec import load_spec
 from comgra_decl.viewer.model.about import about
 from comgra_decl.viewer.model.runview import RunView

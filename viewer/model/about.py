@@ -9,7 +9,7 @@ from typing import Any
 
 import yaml
 
-from comgra_decl.query.remarks import price_text, remarks
+from comgra_decl.query.report import price_text, remarks
 from comgra_decl.viewer.model.numbers import count, duration
 from comgra_decl.viewer.model.runview import RunView
 

@@ -12,7 +12,7 @@ from comgra_decl.errors import (
     RunNotFoundError,
     UnwrittenRunError,
 )
-from comgra_decl.query.remarks import remarks
+from comgra_decl.query.report import remarks
 from comgra_decl.viewer.escaping import html_text as _e
 from comgra_decl.viewer.model.about import schedule
 from comgra_decl.viewer.model.catalogue import Catalogue

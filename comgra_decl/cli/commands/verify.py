@@ -59,7 +59,7 @@ def command(run: RunPath, as_json: AsJson = False) -> None:
 def _not_joined(folder: Location) -> str | None:
     """Returns why whole databases cannot be read as ranks of one run, if they cannot."""
     from comgra_decl.errors import DamagedRunError
-    from comgra_decl.query.ranks import open_reader
+    from comgra_decl.query.ranks.reader import open_reader
 
     try:
         open_reader(folder)

@@ -16,8 +16,8 @@ from comgra_decl.store.layout import SYSTEM_COLUMNS, RecordColumn
 from comgra_decl.store.scalars import LOST, ROW
 from comgra_decl.store.view import View
 
+from .differences import Difference, told
 from .joining import Joint, join_histograms
-from .rank_differences import Difference, told
 from .readings import Lost, Reading
 
 

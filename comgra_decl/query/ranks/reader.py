@@ -19,7 +19,7 @@ from comgra_decl.store.database import database_exists
 from comgra_decl.store.location import Location, Remote
 from comgra_decl.store.remote import databases_within
 
-from .joined_view import JoinedView
+from .view import JoinedView
 
 RANKS = "ranks"
 PATIENCE = 60.0

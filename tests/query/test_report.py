@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from comgra_decl.query.remarks import price_text
+from comgra_decl.query.report import price_text
 
 BOTH = {"host": 0.01, "device": 0.05}
 ONE = {"host": 0.0123456, "device": None}

@@ -21,13 +21,13 @@ from comgra_decl.store.parts import Part, cut
 from comgra_decl.store.sessions import Session
 from comgra_decl.store.view import View
 
-from . import joining, rank_differences, rank_facts
+from . import differences, facts, joining
 from .member import Member
 from .readings import Columns, Lost, Reading, stacked
 
 
-class JoinedView(View):
-    """What all ranks together hold, below what each of them had at the last poll."""
+class JoinedView:
+    """A `RecordView` of what all ranks together held at the last poll."""
 
     def __init__(
         self,
@@ -54,14 +54,14 @@ class JoinedView(View):
             for key in known:
                 order.setdefault(key, len(order))
         listed = [[known.get(key) for key in order] for known in by_key]
-        records = rank_facts.common_records(list(views.values()) if complete else [])
+        records = facts.common_records(list(views.values()) if complete else [])
         if not complete:
             records = [np.empty(0, np.int64) for _ in views]
         self._members = [
             Member(view, np.array([-1 if s is None else s.id for s in slots], np.int64), mine)
             for view, slots, mine in zip(views.values(), listed, records, strict=True)
         ]
-        self._slots = rank_facts.joint_slots(listed)
+        self._slots = facts.joint_slots(listed)
         self._joined = joining.Ranks(listed) if self._slots else None
         self.n = len(records[0])
         self._count = meta.sample_count // len(views)
@@ -79,6 +79,13 @@ class JoinedView(View):
     def shapes(self) -> list[tuple[int, ...]]:
         """Those of the first rank that has a tensor, where they are not in the slot table."""
         return list(self._shape_codes)
+
+    def shape(self, slot: int, code: float) -> tuple[int, ...] | None:
+        """Returns the shape of a slot in a record, given its value in the column "shape"."""
+        shapes = self.shapes
+        if code == 0:
+            return self.slots[slot].shape
+        return shapes[int(code) - 1] if 1 <= code <= len(shapes) else None
 
     @property
     def reshaped(self) -> bool:
@@ -136,12 +143,12 @@ class JoinedView(View):
 
     @cached_property
     def _joint_scalars(self) -> tuple[NDArray[np.void], dict[str, list[str]]]:
-        return rank_facts.join_scalars([member.view for member in self._members])
+        return facts.join_scalars([member.view for member in self._members])
 
     @property
     def notes(self) -> list[Note]:
         """The notes of all ranks, each once."""
-        return rank_facts.join_notes([member.view.notes for member in self._members], self.ranks)
+        return facts.join_notes([member.view.notes for member in self._members], self.ranks)
 
     @property
     def damage(self) -> list[str]:
@@ -154,10 +161,10 @@ class JoinedView(View):
         """Returns the first rank's document; report and findings have what others add."""
         documents = [member.view.document(name) for member in self._members]
         if name == "findings":
-            return rank_facts.join_findings(documents, self.ranks)
+            return facts.join_findings(documents, self.ranks)
         if name != "report" or documents[0] is None:
             return documents[0]
-        return rank_facts.join_reports(documents, self.ranks, self.differences)
+        return facts.join_reports(documents, self.ranks, self.differences)
 
     def structure(self, digest: str) -> Structure:
         """Returns a dependency graph: the first rank's."""
@@ -169,12 +176,12 @@ class JoinedView(View):
         Where a rank has fewer samples than are recorded, -1 stands for the missing ones.
         """
         views, at = zip(*((m.view, int(m.records[record])) for m in self._members), strict=True)
-        return rank_facts.join_places(views, at, self._count)
+        return facts.join_places(views, at, self._count)
 
     def extra(self, record: int) -> dict[str, Any]:
         """Returns the free-form facts of a record, with the labels of all samples."""
         parts = [member.view.extra(int(member.records[record])) for member in self._members]
-        return rank_facts.join_extra(parts, self._count)
+        return facts.join_extra(parts, self._count)
 
     # -- statistics
 
@@ -200,7 +207,7 @@ class JoinedView(View):
     def series(self, family: str, slot: int, *inner: int | slice) -> NDArray[Any]:
         """Returns one slot over all common records, [n, ...]; a "kpi" column is the ranks' mean."""
         if family == "kpi":
-            return rank_facts.join_kpi(
+            return facts.join_kpi(
                 [(member.view, member.records) for member in self._members], slot - SYSTEM_COLUMNS
             )
         if family == "agg":
@@ -261,12 +268,12 @@ class JoinedView(View):
         slots = self.slots[chosen]
         joints = np.array([joining.how_joined(one) for one in slots], np.int64)
         if family == "hist":
-            return rank_facts.join_counts(own, beside, joints)
+            return facts.join_counts(own, beside, joints)
         whole = None
         if (joints == joining.Joint.PIECES).any():
             listed = [[m.slot(s.id) for s in slots] for m in self._members]
             whole = self._whole(joining.Ranks(listed), beside)
-        return rank_facts.join_samples(own, joints, whole), None
+        return facts.join_samples(own, joints, whole), None
 
     def _series_table(self, family: str, slot: int) -> tuple[NDArray[Any], Lost]:
         """Returns samples or histograms of one slot, [n, 1, ...], as `_joined_of`."""
@@ -380,7 +387,7 @@ class JoinedView(View):
         if joint is joining.Joint.SAMPLES:
             return np.concatenate(there)
         pieces = [member.slot(slot) for member in self._members]
-        return rank_facts.assemble(self.slots[slot].shape, pieces, parts)
+        return facts.assemble(self.slots[slot].shape, pieces, parts)
 
     def value_slots(self, record: int) -> list[int]:
         """Returns the slots of which any rank holds raw values."""
@@ -393,7 +400,7 @@ class JoinedView(View):
     # -- copies that are none
 
     @cached_property
-    def differences(self) -> list[rank_differences.Difference]:
+    def differences(self) -> list[differences.Difference]:
         """Tensors that ought to be the same on all ranks and are not, in some looked-at records."""
         copies = [s for s in self.slots if joining.how_joined(s) is joining.Joint.COPIES]
         ids = [slot.id for slot in copies]
@@ -407,4 +414,4 @@ class JoinedView(View):
             return read.data
 
         steps = self.records[:, RecordColumn.STEP].astype(np.int64)
-        return rank_differences.differing(copies, steps, rows, self.meta.columns)
+        return differences.differing(copies, steps, rows, self.meta.columns)

@@ -1,0 +1,136 @@
+"""What is read of a run, whether one process has written it or several."""
+
+from __future__ import annotations
+
+from typing import Any, Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+from comgra_decl.records import Note, SlotInfo, Structure
+from comgra_decl.store import RunMeta
+from comgra_decl.store.parts import Part
+from comgra_decl.store.sessions import Session
+
+
+class RecordView(Protocol):
+    """The records of a run as of one moment: immutable, thread-safe.
+
+    `store.View` reads those of one process, `query.ranks.JoinedView` those that all ranks of a
+    distributed training have. Records are numbered 0 to `n` - 1 in the order in which they were
+    written, slots by their ids. Where statistics are damaged or were not recorded, they are NaN.
+
+    Attributes:
+        n: number of records.
+        meta: statistics, columns, samples and bins of the run.
+    """
+
+    n: int
+    meta: RunMeta
+
+    # -- tables ---------------------------------------------------------------------------------
+
+    @property
+    def slots(self) -> list[SlotInfo]:
+        """All slots, by id."""
+
+    @property
+    def records(self) -> NDArray[np.float64]:
+        """Numeric facts of each record, [n, `RecordColumn`]."""
+
+    @property
+    def scalars(self) -> NDArray[np.void]:
+        """Numbers of any step: (step, value, name, type), names as codes."""
+
+    @property
+    def notes(self) -> list[Note]:
+        """All notes."""
+
+    @property
+    def sessions(self) -> list[Session]:
+        """The programs that wrote the run, one after another."""
+
+    @property
+    def superseded(self) -> NDArray[np.bool_]:
+        """Which records a later session has recorded again, [n]."""
+
+    @property
+    def superseded_scalars(self) -> NDArray[np.bool_]:
+        """Which scalars a later session has logged again."""
+
+    @property
+    def damage(self) -> list[str]:
+        """One sentence for each part that could not be read so far."""
+
+    def names(self, table: str) -> list[str]:
+        """Returns the names in a table ("type", "tags", "scalar", ...), by code."""
+
+    # -- one record -----------------------------------------------------------------------------
+
+    def samples(self, record: int) -> list[int]:
+        """Returns the batch indices of the recorded samples; -1: the sample does not exist."""
+
+    def extra(self, record: int) -> dict[str, Any]:
+        """Returns further facts of a record."""
+
+    def has_column(self, record: int, slot: int) -> bool:
+        """Whether the row of a record reaches to a slot. Rows are padded to whole chunks."""
+
+    def document(self, name: str) -> Any:
+        """Returns the newest document of a name; None if there is none."""
+
+    def structure(self, digest: str) -> Structure:
+        """Returns a dependency graph by its hash."""
+
+    # -- statistics -----------------------------------------------------------------------------
+
+    def row(self, family: str, record: int, *inner: int | slice) -> NDArray[Any]:
+        """Returns the statistics of a record, [slots, ...], or what `inner` selects of them.
+
+        Args:
+            family: "agg", "smp", "hist" or "kpi".
+            record: number of the record.
+            inner: index of the slot, then of what each slot has.
+
+        Raises:
+            DamagedRunError: all of it is damaged, or a histogram.
+        """
+
+    def rows(self, family: str, first: int, last: int) -> NDArray[Any]:
+        """Returns the statistics of records `first` to `last` - 1, [records, slots, ...]."""
+
+    def series(self, family: str, slot: int, *inner: int | slice) -> NDArray[Any]:
+        """Returns one slot (or "kpi" column) over all records, [n, ...]."""
+
+    def heat(self, family: str, *inner: int | slice) -> NDArray[Any]:
+        """Returns all slots over all records, [n, slots, ...]."""
+
+    def lost(self, family: str, slot: int) -> NDArray[np.bool_] | None:
+        """Returns which records of a slot are damaged, [n]; None if none are."""
+
+    @property
+    def shapes(self) -> list[tuple[int, ...]]:
+        """Tensor shapes that differ from the slot table; see `shape`."""
+
+    @property
+    def reshaped(self) -> bool:
+        """Whether any record has a tensor shape that differs from the slot table."""
+
+    def shape(self, slot: int, code: float) -> tuple[int, ...] | None:
+        """Returns the shape of a slot in a record, given its value in the column "shape".
+
+        None if the record lacks the slot, or if the shape is unknown.
+        """
+
+    # -- values ---------------------------------------------------------------------------------
+
+    def value(
+        self, record: int, slot: int, sample: int | None = None, part: Part = ...
+    ) -> NDArray[Any] | None:
+        """Returns the recorded values, [samples, *dims], of one sample [*dims], or a part of them.
+
+        None if there are none.
+        """
+
+    def value_slots(self, record: int) -> list[int]:
+        """Returns the slots whose values a record holds."""
