@@ -447,7 +447,7 @@ def _modules(verdict: Verdict, entry: Entry, run: Any, names: Names, oracle: Ora
 def _is_stray(oracle: Oracle, number: int, warning: str) -> bool:
     """Whether a warning reports that a module belongs to no model."""
     facts = oracle.modules[number]
-    names = warning.partition("no part of it: ")[2].partition(".")[0].split(", ")
+    names = warning.partition("not registered in it: ")[2].partition(".")[0].split(", ")
     return len(facts["above"]) <= 1 and facts["class"] in names
 
 

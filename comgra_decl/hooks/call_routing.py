@@ -37,9 +37,9 @@ if TYPE_CHECKING:
     from comgra_decl.hooks.training_threads import Turns
 
 _MANY_ASIDE = (
-    "{} is called more often without gradient than a step is expected to; the first {} such calls "
-    "of each recorded step are recorded, as the pass 'no_grad'. If this is an evaluation, say so "
-    "with model.eval(): it is then recorded as one"
+    "{} is called without gradients more often than is usual in a training step. Only the first {} "
+    "such calls of each recorded step are recorded, as the pass 'no_grad'. If this is an "
+    "evaluation, call model.eval() before it: it is then recorded as one"
 )
 
 

@@ -29,8 +29,8 @@ _ELEMENTS = 256
 _PLAIN = (torch.Tensor, torch.nn.Parameter)
 
 BY_HAND = (
-    "no optimizer of torch steps: a step ends where the program has written its parameters since "
-    "the last backward"
+    "the program uses no torch optimizer: a step ends when the parameters have changed since the "
+    "last backward()"
 )
 
 

@@ -21,17 +21,17 @@ if TYPE_CHECKING:
 _SHOWN = 5
 
 CUDA_GRAPH = (
-    "a CUDA graph is being captured (torch.cuda.graph, make_graphed_callables): what is computed "
-    "in it is not recorded, neither now nor when it is replayed, because a replay runs no Python. "
-    "To see inside, train without the graph"
+    "a CUDA graph is being captured (torch.cuda.graph, make_graphed_callables). Its computations "
+    "are not recorded, neither during capture nor on replay, because a replay runs no Python. To "
+    "record them, train without the graph"
 )
 
 
 COMPILED_GRAPH = (
-    "compiled code that uses CUDA graphs (mode='reduce-overhead' or 'max-autotune', or "
-    "triton.cudagraphs): recorded steps run without these graphs, eagerly or, with compile: "
-    "observed, compiled. They take longer and round differently, as always under torch.compile; "
-    "all other steps run as compiled"
+    "the compiled code uses CUDA graphs (mode='reduce-overhead' or 'max-autotune', or "
+    "triton.cudagraphs). Recorded steps run without them: eagerly or, with compile: observed, "
+    "compiled. They take longer and round differently, as always under torch.compile; all other "
+    "steps are unaffected"
 )
 _GRAPHED = "make_graphed_callables"
 
@@ -149,25 +149,25 @@ def _graphed_parts(top: nn.Module) -> Iterable[nn.Module]:
 
 
 _UNUSED = (
-    "selected but never called in this step: {} ({} in all); what is not called, or only lends its "
-    "weights, has no output of its own"
+    "selected but not called in this step: {} ({} in all). A module that is not called, or whose "
+    "weights are used directly, has no output to record"
 )
 _USED = (
-    "selected but never called in this step, though their parameters have gradients: {} ({} in "
-    "all). Either the parent uses their weights itself, or they run in torch.cond, scan or map: "
-    "name the tensors with comgra.node(tensor, name); or .forward() of one of torch's own layers "
-    "is called directly, which runs no hooks: it is recorded from the next record on; to have the "
-    "first as well, write module(x) instead"
+    "selected but not called in this step, although their parameters have gradients: {} ({} in "
+    "all). If the parent uses their weights directly, or they run inside torch.cond, scan or map, "
+    "name the tensors with comgra.node(tensor, name). If the program calls .forward() of a torch "
+    "layer, which runs no hooks, the layer is recorded from the next record on; call module(x) to "
+    "record it from the first"
 )
 _REPLAYED = (
-    "selected but never called in this step: {} ({} in all), inside of what "
-    "torch.cuda.make_graphed_callables has made a CUDA graph of; a replay runs no Python. What the "
-    "graphed module takes and returns is recorded; to see inside, train without the graph"
+    "selected but not called in this step: {} ({} in all). They are inside a CUDA graph made by "
+    "torch.cuda.make_graphed_callables, whose replay runs no Python. The inputs and outputs of the "
+    "graphed module are recorded; to record its parts, train without the graph"
 )
 _SCRIPTED = (
-    "selected but never called in this step: {} ({} in all), scripted modules; no hook runs within "
-    "TorchScript. What the outermost scripted module takes and returns is recorded; to see inside, "
-    "train the module without scripting it"
+    "selected but not called in this step: {} ({} in all). They are scripted modules, and "
+    "TorchScript runs no hooks. The inputs and outputs of the outermost scripted module are "
+    "recorded; to record its parts, train the module without scripting it"
 )
 
 

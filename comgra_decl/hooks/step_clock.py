@@ -22,16 +22,16 @@ _ODD = 100
 """Optimizer steps without the end of a step after which that is said."""
 
 _IN_VAIN = (
-    f"an optimizer was expected to step, and another one has stepped {_PATIENCE} times meanwhile: "
-    "the step has ended without it. If the two belong to one step, set schedule.step to the class "
-    "or the number of the optimizer that ends it"
+    f"an optimizer was expected to step, but another one stepped {_PATIENCE} times in the meantime, "
+    "so the step ended without it. If both belong to one step, set schedule.step to the class name "
+    "or the index of the optimizer that ends it"
 )
 
 _TOLD_APART = (
-    "the first steps of optimizers that take turns were counted one by one, because only now it is "
-    "seen that they belong together: from here on step numbers are at least {} higher than the "
-    "rounds of the training. To count them right from the start, set schedule.step to the class or "
-    "the number of the optimizer that ends a step"
+    "several optimizers take turns within one training step. Their first steps were counted "
+    "separately, so from now on step numbers are at least {} higher than the number of training "
+    "steps. To count correctly from the start, set schedule.step to the class name or the index of "
+    "the optimizer that ends a step"
 )
 
 
@@ -191,9 +191,9 @@ class StepClock:
             self.rule = "explicit"
             if self._ended:
                 self._warn(
-                    "comgra.step() was called in a program whose optimizers step as well: from "
-                    "here on only comgra.step() ends a step (schedule.step=explicit says so from "
-                    "the start)"
+                    "comgra.step() was called in a program that also steps optimizers: from now on "
+                    "only comgra.step() ends a step. Set schedule.step=explicit to do so from the "
+                    "start"
                 )
                 return False
         return True

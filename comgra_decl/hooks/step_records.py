@@ -30,38 +30,38 @@ if TYPE_CHECKING:
 _EVAL = "eval"
 
 _CUT = (
-    "of each recorded step only the first {} iterations of a node are recorded; there were more, "
-    "of {} for example. To record more of them: schedule.max_iterations (null: all)"
+    "only the first {} iterations of a node are recorded in each step; there were more, for "
+    "example of {}. To record more, raise schedule.max_iterations (null: no limit)"
 )
 
 _UNEVEN = (
-    "the first dimension has the size of the batch in some records and another one in others: of "
-    "{} for example. Its series go on as their first record has them: per row of that dimension, "
-    "or over the whole tensor. To say which: batch_dim: 0, or batch_dim: null"
+    "the first dimension equals the batch size in some records and differs in others, for example "
+    "for {}. Each series keeps the choice of its first record: statistics per sample, or over the "
+    "whole tensor. To choose, set batch_dim: 0 or batch_dim: null"
 )
 
 _UNENDED_STEP = (
-    "step {} has begun and not ended: backward() was called after the last step of an optimizer, "
-    "or the last comgra.step(). Its losses are kept; there is no record of it"
+    "step {} was not completed: backward() was called after the last optimizer step or the last "
+    "comgra.step(). Its losses are stored, but it has no record"
 )
 
 _SURPLUS = (
-    ". It has {} more than any step before: if the program has written its parameters itself since "
-    "then, call comgra.step() where a step ends"
+    ". It has {} more losses than any earlier step: if the program has updated its parameters by "
+    "hand since then, call comgra.step() where a step ends"
 )
 
 _SECOND_PHASE = (
-    "the evaluation after the last step has a record (step {}); what was called with gradients "
-    "after that is not in it, only its losses are kept"
+    "the evaluation after the last step is recorded (step {}). Later calls with gradients are not "
+    "part of it; only their losses are stored"
 )
 
 _NEVER_STEPPED = (
-    "backward() ran but no optimizer step was seen, so steps could not be told apart; everything "
-    "up to here is one record. Call comgra.step() where a step ends (an update written by hand, or "
-    "an optimizer's step that is itself compiled, ends none)"
+    "backward() ran, but no optimizer step was seen, so training steps could not be separated: "
+    "everything until now is one record. Call comgra.step() where a step ends, for example after "
+    "an update by hand or a compiled optimizer step"
 )
 
-_EMPTY = "in some recorded steps no module was called, so there is no record"
+_EMPTY = "no module was called in some of the steps to record, so they have no record"
 
 
 class StepRecords:

@@ -238,7 +238,7 @@ class Steps:
                 self.note_scale(scaler, always=True)
                 self._train.skipped = True
             self._scalars.measured(SKIPPED_STEP, 1.0)
-            self._scalars.note("the optimizer's step was skipped: a gradient is not finite")
+            self._scalars.note("the optimizer step was skipped: a gradient is not finite")
         self._idle.after_optimizer(optimizer, None, None)
 
     # -- the program writes its parameters itself ----------------------------------------------
@@ -317,7 +317,7 @@ class Steps:
             self._turns.hand.give_way()
             self.announce()
         if self._declared.tracer.inside:
-            self._reporter.warn("comgra.step() does nothing inside the call of a module")
+            self._reporter.warn("comgra.step() has no effect inside a module's forward")
         elif self._turns.clock.by_program():
             self._state.any_ended = True
             self.end()

@@ -34,8 +34,8 @@ _STALE = 1000
 """Steps of other threads after which a record that one has begun is given up."""
 
 IN_TURNS = (
-    "several threads train: each has steps of its own, numbered in the order in which they end; "
-    "one step is recorded at a time, and the threads take turns"
+    "several threads train. Steps are numbered in the order in which they end, across threads; one "
+    "step is recorded at a time, and the threads take turns"
 )
 
 

@@ -14,10 +14,10 @@ if TYPE_CHECKING:
     from comgra_decl.hooks.module_tree import Owners
 
 _STRAYS = (
-    "called within a model, and no part of it: {}. Such a module is kept in a plain list or dict "
-    "(nn.ModuleList and nn.ModuleDict make it a part), or is made anew in each call. Its "
-    "parameters are none of model.parameters(), so an optimizer that was given those does not "
-    "train them; it has no record of its own"
+    "called inside a model but not registered in it: {}. Such a module is kept in a plain list or "
+    "dict (use nn.ModuleList or nn.ModuleDict), or is created in every call. Its parameters are "
+    "missing from model.parameters(), so an optimizer built from those does not train them, and "
+    "the module is not recorded"
 )
 
 

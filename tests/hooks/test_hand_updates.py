@@ -170,8 +170,8 @@ def test_it_is_said_once_in_the_report(caplog: pytest.LogCaptureFixture) -> None
     with caplog.at_level(logging.INFO, "comgra_decl"), recording() as run:
         for _ in range(4):
             training.step()
-    assert caplog.text.count("no optimizer of torch steps") == 1
-    assert "written its parameters" in run.report["choices"]["steps"]
+    assert caplog.text.count("the program uses no torch optimizer") == 1
+    assert "updated its parameters" in run.report["choices"]["steps"]
 
 
 def test_numbers_without_a_module_are_trained_in_steps(tmp_path: Any) -> None:
@@ -315,8 +315,8 @@ def test_what_to_do_is_said_where_updates_by_hand_may_come_after_those_of_an_opt
                 optimizer.zero_grad()
     assert session.path is not None
     (warning,) = comgra.open_run(session.path).report["warnings"]
-    assert "has begun and not ended" in warning
-    assert ("It has 3 more than any step before" in warning) == by_hand
+    assert "was not completed" in warning
+    assert ("It has 3 more losses than any earlier step" in warning) == by_hand
     assert ("call comgra.step() where a step ends" in warning) == by_hand
 
 

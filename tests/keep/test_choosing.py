@@ -157,7 +157,7 @@ def test_without_categories_the_first_samples_are_recorded_and_it_is_said(
 def test_a_loss_without_classes_is_said(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     with caplog.at_level(logging.WARNING):
         run, _ = record(tmp_path, "target", loss=lambda out, y: (out.sum(1) * y).mean())
-    assert "no loss was given" in caplog.text
+    assert "no loss received" in caplog.text
     assert run.samples(0)["place"].tolist() == list(range(COUNT))
 
 

@@ -45,8 +45,8 @@ def test_a_forward_that_is_called_directly_is_told_from_a_module_that_is_not_use
     said = run.report["warnings"]
     (direct,) = [sentence for sentence in said if "have gradients" in sentence]
     assert ": direct (1 in all)" in direct
-    assert "write module(x) instead" in direct
-    (unused,) = [sentence for sentence in said if "only lends its weights" in sentence]
+    assert "call module(x) to record" in direct
+    (unused,) = [sentence for sentence in said if "whose weights are used directly" in sentence]
     assert ": unused (1 in all)" in unused
     assert direct in caplog.text
     assert run.report["never_called"] == ["direct", "unused"]
@@ -112,7 +112,7 @@ def test_the_command_line_and_the_viewer_say_each_sentence_once(
     assert session.path is not None
     run = comgra.open_run(session.path)
     said = remarks(run.report)
-    for part in ("write module(x) instead", "only lends its weights", "callde"):
+    for part in ("call module(x) to record", "whose weights are used directly", "callde"):
         assert sum(part in sentence for sentence in said) == 1, said
     assert about(RunView(run)).remarks == said
     with pytest.raises(SystemExit) as done:
@@ -176,7 +176,9 @@ def test_a_module_that_was_made_a_cuda_graph_is_said_to_show_nothing_of_its_insi
         optimizer.step()
     assert run.faults == []
     said = run.report["warnings"]
-    (graphed,) = [sentence for sentence in said if "make_graphed_callables has made" in sentence]
+    (graphed,) = [
+        sentence for sentence in said if "made by torch.cuda.make_graphed_callables" in sentence
+    ]
     assert "0.0, 0.1 (2 in all)" in graphed
     assert "train without the graph" in graphed
     assert any("a CUDA graph is being captured" in sentence for sentence in said)
@@ -223,7 +225,7 @@ def test_compiling_to_cuda_graphs_is_said(arguments: dict[str, Any], said: bool)
         compiled(torch.randn(4, 3)).sum().backward()  # recorded, so nothing is compiled
         optimizer.step()
     torch.compiler.reset()
-    assert any("without these graphs" in text for text in run.report["warnings"]) == said
+    assert any("without them" in text for text in run.report["warnings"]) == said
     assert run.has("called")
 
 

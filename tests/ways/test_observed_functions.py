@@ -235,7 +235,7 @@ def test_a_forward_that_is_compiled_by_itself_runs_eagerly_and_says_why(
         seeded(lambda _: train(make, lambda f: f), Told(listening=False))
     assert traced.faults == []
     (said,) = traced.report["warnings"]
-    assert "it calls .forward() of a model" in said
+    assert "it calls model.forward()" in said
     assert shown == []
     assert {*contents(traced, 1)} == {*contents(traced, 0)}
 
@@ -256,5 +256,5 @@ def test_a_function_that_calls_backward_too_runs_eagerly_and_says_why(
     with recording({**SPEC, "compile": "auto"}) as traced:
         seeded(lambda _: train(make, compiled), Told(listening=False))
     assert traced.faults == []
-    assert "and backward or an optimizer as well" in traced.report["warnings"][0]
+    assert "also runs backward or an optimizer" in traced.report["warnings"][0]
     assert shown == []

@@ -14,9 +14,9 @@ if TYPE_CHECKING:
     from torch import nn
 
 _WHOLE = (
-    "a compiled function calls the model, and backward or an optimizer as well: in recorded steps "
-    "that function runs eagerly, because no hook reads what these do in compiled code. Compile the "
-    "forward pass alone, a function or the model, to have it recorded compiled"
+    "a compiled function calls the model and also runs backward or an optimizer. In recorded steps "
+    "it runs eagerly, because hooks cannot observe backward or an optimizer inside compiled code. "
+    "To record compiled code, compile only the forward pass or the model"
 )
 
 

@@ -22,18 +22,23 @@ if TYPE_CHECKING:
     from comgra_decl.spec import Spec
 
 _EAGER = (
-    "compile: {}: recorded steps run eagerly, not as compiled code with observers: {}. They take "
-    "longer and round differently, as with `compile: eager`; all other steps run as compiled"
+    "compile: {}: recorded steps run eagerly instead of compiled with observers: {}. They take "
+    "longer and round differently, as with `compile: eager`; all other steps run compiled"
 )
 _INCOMPLETE = (
-    "compile: {}: compiled code does not show all that the step recorded eagerly before it had, "
-    "{}: step {} is recorded without, unless the program itself left them out this time. {}"
+    "compile: {}: compiled code does not expose everything that the previous eager record contains "
+    "({}). Step {} is recorded without it, unless the program skipped it in this step. {}"
 )
 _LATER = {
-    "auto": "The next recorded step runs eagerly; if it has them, so do all others",
-    "observed": "With compile: auto, recorded steps would run eagerly if an eager one had them",
+    "auto": (
+        "The next recorded step runs eagerly. If it is complete, all later recorded steps run "
+        "eagerly too"
+    ),
+    "observed": "With compile: auto, recorded steps would run eagerly in this case",
 }
-_SHOWN_EAGERLY = "compiled code did not show all of a step, and the eager step after it had it all"
+_SHOWN_EAGERLY = (
+    "compiled code did not expose all of a step, and the eager step after it was complete"
+)
 
 
 class CompiledSteps:
@@ -130,18 +135,21 @@ class CompiledSteps:
         except ImportError as error:  # private parts of torch's compiler
             return f"torch {torch.__version__} lacks what it needs ({error})"
         if self._selects_functions:
-            return "calls of functions are selected, and compiled code makes none"
+            return "the spec selects function calls, which compiled code does not make"
         if self._named():
             return f"the program names tensors with comgra.node, {self._named()[0]!r} for example"
         if self._functions.call_forward:
-            return "it calls .forward() of a model, which runs no hooks: call the model itself"
+            return "it calls model.forward(), which runs no hooks; call the model itself instead"
         unsupported = variant.unsupported()
         if unsupported is not None:
             return unsupported
         if torch_private.dynamo_config.enable_compiler_collectives:
-            return "ranks compile together, which waits for those that have nothing to compile"
+            return (
+                "compiler collectives are enabled, so a rank with nothing to compile would block "
+                "the others"
+            )
         if compiles_with("cudagraphs"):
-            return "the backend makes CUDA graphs of all code, and their replay runs no Python"
+            return "the backend captures all code in CUDA graphs, whose replay runs no Python"
         return None
 
     def _give_up(self, why: str) -> None:

@@ -100,7 +100,7 @@ class Structures:
         if self._active is None:
             return
         if isinstance(source, str) != isinstance(sink, str):
-            self._warn("comgra.connect() takes two tensors or two names of nodes, not one of each")
+            self._warn("comgra.connect() takes two tensors or two node names, not one of each")
         else:
             self._active.connect(source, sink)
 
@@ -110,7 +110,9 @@ class Structures:
         names = {key.node for key in structure.keys}
         for name in active.unknown_names():
             near = did_you_mean(name, sorted(names))
-            self._warn(f"comgra.connect() names a node that did not run: {name!r}{near}")
+            self._warn(
+                f"comgra.connect() was given the name of a node that did not run: {name!r}{near}"
+            )
         self.stop()
         return structure
 

@@ -56,7 +56,7 @@ class Labeller:
         if not self._failed:
             self._failed = True
             self._warn(
-                "types.by gives no type to a step, which is then of type 'train': "
+                "types.by returned no step type, so the step has type 'train': "
                 f"{type(error).__name__}: {error}"
             )
 
@@ -87,7 +87,9 @@ def _function(path: str) -> Any:
 def _texts(found: Any) -> list[str]:
     labels = [found] if isinstance(found, str) or not isinstance(found, Iterable) else [*found]
     if any(not isinstance(label, str) or not label.strip() for label in labels):
-        raise TypeError(f"a type must be a text that is not empty, or a list of those: {found!r}")
+        raise TypeError(
+            f"a step type must be a non-empty string, or a list of non-empty strings: {found!r}"
+        )
     return labels
 
 

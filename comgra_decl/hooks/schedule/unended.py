@@ -23,10 +23,10 @@ _PATIENCE = 3
 """Looks, about a second apart, that find changes within one step before that is said."""
 
 UNENDED = (
-    "the parameters go on changing, but no step has ended since step {} began: an optimizer's step "
-    "that is compiled (or part of a compiled step) runs no hook. From here on a step ends where "
-    "the parameters have been written since the last backward; those before are not told apart. "
-    "Call comgra.step() where a step ends, outside of compiled code, to have them all"
+    "the parameters keep changing, but no step has ended since step {} began: a compiled optimizer "
+    "step runs no hooks. From now on, a step ends when the parameters have changed since the last "
+    "backward(); the steps until now cannot be separated. To record every step, call comgra.step() "
+    "where a step ends, outside compiled code"
 )
 
 

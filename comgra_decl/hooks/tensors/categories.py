@@ -122,13 +122,13 @@ class Categories:
     @property
     def _missing(self) -> str:
         if self._by == "target":
-            return "no loss was given one whole number for each sample of the model's first input"
-        return "neither the model's input nor its output gave any"
+            return "no loss received one integer per sample of the model's first input"
+        return "neither the model's input nor its output provided any"
 
     def _fail(self, error: Exception) -> None:
         self._size = None
         self._warn(
-            f"samples.by gives no categories, so the first samples are recorded: "
+            "samples.by provided no categories, so the first samples are recorded: "
             f"{type(error).__name__}: {error}"
         )
 

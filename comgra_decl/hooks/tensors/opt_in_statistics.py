@@ -129,7 +129,7 @@ class Measured:
                     of = "anything" if rule.on is None else " or ".join(rule.on)
                     self._refuse(
                         f"the statistic {name!r}",
-                        f"in the first record there was nothing to compute it of; it is made of "
+                        "the first record contains nothing to compute it from; it needs "
                         f"{of} in nodes {', '.join(rule.nodes)}",
                     )
 

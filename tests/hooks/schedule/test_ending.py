@@ -380,7 +380,7 @@ def test_a_step_inside_a_call_is_refused(caplog: pytest.LogCaptureFixture) -> No
         forward_and_backward(model)
         optimizer.step()
     assert [s.info.step for s in run.steps] == [0]
-    assert "inside the call of a module" in caplog.text
+    assert "inside a module's forward" in caplog.text
 
 
 def test_a_call_that_never_returned_does_not_hold_up_the_steps() -> None:
