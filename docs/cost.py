@@ -94,7 +94,7 @@ of 1e9 elements in 16 million samples raised it from 7.7 to 13.5 GiB.
 | the same, never waiting | 15% | 2 to 4% | in a simulation |
 
 The report of a run says what its records have cost, by the clock of the host and by that of the
-device ([budget](schedule.md#a-budget)).
+device ([budget](schedule.md#budgets)).
 
 | device | how its tensors are reduced |
 | --- | --- |
