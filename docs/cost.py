@@ -30,8 +30,9 @@ TEXT = """\
 # What tracing costs
 
 {machine}. Measured on {date} by `python -m benchmarks` ([how](../benchmarks/README.md), [all
-figures](../benchmarks/results/{date}.md)); this page is generated from them by `python -m docs.cost`.
-Times include the store: they run from the first measured step until everything is on disk.
+figures](../benchmarks/results/{date}.md)); this page is generated from them by `python -m
+docs.cost`. Times include the store: they run from the first measured step until everything is on
+disk.
 
 ## A recorded step
 
@@ -43,8 +44,8 @@ disk space of its record.
 Between recorded steps, only a counter is attached. Such a step takes {idle} times as long as a
 plain one (two measurements of plain steps differ by {noise}).
 
-Each run also has fixed costs: the first recorded step discovers the model ({first}), and the folder
-of a run takes {fixed} before its first record.
+Each run also has fixed costs: the first recorded step discovers the model ({first}), and the
+folder of a run takes {fixed} before its first record.
 
 ## Over a whole training
 
@@ -57,15 +58,15 @@ Share: time of all records, as measured above, divided by the time of the untrac
 
 ## Before you train
 
-`comgra-decl plan train.py` measures the same for your model on your machine: it runs seven steps and
-stops. See the [reference](reference.md#comgra-decl-plan).
+`comgra-decl plan train.py` measures the same for your model on your machine: it runs seven steps
+and stops. See the [reference](reference.md#comgra-decl-plan).
 
 ## On a GPU
 
 There are no figures for the current version: `python -m benchmarks --device cuda` measures every
-target below within eight minutes ([how](../benchmarks/README.md#on-a-device)); none of them has been
-measured yet. The following figures, from one H100 80GB with torch 2.11, are of **an earlier version**
-that reduced each tensor in float64 with a dozen kernels:
+target below within eight minutes ([how](../benchmarks/README.md#on-a-device)); none of them has
+been measured yet. The following figures, from one H100 80GB with torch 2.11, are of **an earlier
+version** that reduced each tensor in float64 with a dozen kernels:
 
 | training | plain step | idle | outputs and gradients | `light` | `debug` |
 | --- | ---: | ---: | ---: | ---: | ---: |
@@ -77,8 +78,8 @@ that reduced each tensor in float64 with a dozen kernels:
 
 All columns but the plain step are ratios to it, with every step recorded; gradients are those of
 outputs and parameters. The training was bit-for-bit identical, no operation waited for the device,
-and the peak memory of these was the same within 0.1%; an output of 1e9 elements in 16 million samples raised it
-from 7.7 to 13.5 GiB.
+and the peak memory of these was the same within 0.1%; an output of 1e9 elements in 16 million
+samples raised it from 7.7 to 13.5 GiB.
 
 | figure | then | target | now |
 | --- | ---: | ---: | --- |
@@ -104,21 +105,21 @@ device ([budgets](schedule.md#budgets)).
 | others | each tensor is copied to the host |
 
 All of these were tested only with the CPU in place of the device, and the kernels with Triton's
-interpreter. On devices without float64, tensors of float64 and of integers with 32 bits or more are
-copied to the host. The device memory that a record needs is limited: results are transferred in
-parts of 16 MiB, at most 32 MiB of small tensors are held until they are read, and for a tensor with
-more than 131,072 samples, only the first 4,096 have individual statistics.
+interpreter. On devices without float64, tensors of float64 and of integers with 32 bits or more
+are copied to the host. The device memory that a record needs is limited: results are transferred
+in parts of 16 MiB, at most 32 MiB of small tensors are held until they are read, and for a tensor
+with more than 131,072 samples, only the first 4,096 have individual statistics.
 
 ## Expensive options
 
 - `values: true` stores whole tensors; `values.max_elements` limits the size of each.
 - `keep` captures every step, which costs as much as recording it except for the storage.
-- Statistics that read a tensor again (quantiles, singular values, your own functions) take time for
-  each tensor in each record.
+- Statistics that read a tensor again (quantiles, singular values, your own functions) take time
+  for each tensor in each record.
 - `graph: true` follows every operation of some recorded steps: those that run in a new way, and
   every tenth.
-- Under `torch.compile`, recorded steps run eagerly or, with `compile: observed`, as a second compiled
-  variant, which is compiled in the first step that needs it.
+- Under `torch.compile`, recorded steps run eagerly or, with `compile: observed`, as a second
+  compiled variant, which is compiled in the first step that needs it.
 """
 
 
