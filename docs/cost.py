@@ -78,10 +78,10 @@ version** that reduced each tensor in float64 with a dozen kernels:
 
 All columns but the plain step are ratios to it, with every step recorded; gradients are those of
 outputs and parameters. The training was bit-for-bit identical, no operation waited for the device,
-and the peak memory of these was the same within 0.1%; an output of 1e9 elements in 16 million
+and their peak memory was the same within 0.1%; an output of 1e9 elements in 16 million
 samples raised it from 7.7 to 13.5 GiB.
 
-| figure | then | target | now |
+| figure | earlier | target | now |
 | --- | ---: | ---: | --- |
 | GPT-2 124M and 350M: outputs and gradients | 9.2 to 10.4 | 1.15 | not measured |
 | `light` and `debug`, the same nets | 6 and 13 | 1.10 and 1.6 | not measured |
