@@ -41,13 +41,13 @@ disk space of its record.
 
 {steps}
 
-Between recorded steps, only a counter is attached. Such a step takes {idle} times as long as a
+Between recorded steps, only a counter is attached. A step then takes {idle} times as long as a
 plain one (two measurements of plain steps differ by {noise}).
 
 Each run also has fixed costs: the first recorded step discovers the model ({first}), and the
 folder of a run takes {fixed} before its first record.
 
-## Over a whole training
+## Over a whole training run
 
 Presets record every step at first and fewer later, or only occasional steps. In total:
 
