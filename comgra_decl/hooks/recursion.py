@@ -18,7 +18,7 @@ _FACTOR, _MORE = 2, 200
 
 
 class Headroom:
-    """Raises the interpreter's recursion limit, so that a program can nest as deeply as without us.
+    """Raises the recursion limit, so that a program can nest calls as deeply as without tracing.
 
     With nested recordings, the limit is restored when all are done.
     """
@@ -42,9 +42,7 @@ class Headroom:
         last = cls._users == {id(self)}
         cls._users.discard(id(self))
         if last and sys.getrecursionlimit() == cls._ours:
-            with contextlib.suppress(
-                RecursionError
-            ):  # raised if the current depth exceeds the limit
+            with contextlib.suppress(RecursionError):  # refused if the stack is deeper now
                 sys.setrecursionlimit(cls._theirs)
 
 
