@@ -39,7 +39,7 @@ if TYPE_CHECKING:
 _MANY_ASIDE = (
     "{} is called without gradients more often than is usual in a training step. Only the first {} "
     "such calls of each recorded step are recorded, as the pass 'no_grad'. If this is an "
-    "evaluation, call model.eval() before it: it is then recorded as one"
+    "evaluation, call model.eval() first, so that it is recorded as one"
 )
 
 
@@ -217,7 +217,7 @@ class CallRouter:
         if not state.open:
             return None
         enough = 0
-        if call.kind is RootCall.UNDECIDED:  # it may be an evaluation
+        if call.kind is RootCall.UNDECIDED:  # possibly an evaluation
             enough = self._evaluation.calls(max(1, state.usual))
         room = state.room(call, evaluation=enough)
         if room is not Room.FREE:

@@ -105,7 +105,7 @@ class Owners:
     def top_of(self, module: nn.Module) -> nn.Module:
         """Return the outermost module that (still) contains `module`."""
         if (self._scanned or module in self._built) and self._parent(module) is None:
-            return module  # nearly always: the model itself
+            return module  # the usual case: the model itself
         *_, top = self.and_above(module)
         return top
 

@@ -239,6 +239,6 @@ def run_natively(*functions: Callable[..., Any], within: bool = True) -> None:
     inner = action.SKIP if within else action.DEFAULT
     for function in functions:
         code = getattr(getattr(function, "__func__", function), "__code__", None)
-        if code is not None:  # of Python, not of C
+        if code is not None:  # C functions have no code object
             strategy = evaluation._FrameExecStrategy(action.SKIP, inner)
             evaluation.set_code_exec_strategy(code, strategy)

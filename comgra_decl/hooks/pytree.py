@@ -94,7 +94,7 @@ def rebuilt(
     """
     args: list[Any] = []
     kwargs: dict[str, Any] = {}
-    for path, tensor in zip(paths, tensors, strict=False):  # no tensors: one empty path
+    for path, tensor in zip(paths, tensors, strict=False):  # no tensors: a single empty path
         first, rest = _first_step(path)
         if isinstance(first, int):
             args.extend([None] * (first + 1 - len(args)))

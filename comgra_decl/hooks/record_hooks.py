@@ -94,7 +94,7 @@ class RecordHooks:
         """
         self._recording, self._before_loss = recording, before_loss
 
-    # -- on and off ----------------------------------------------------------------------------
+    # -- installing and removing ---------------------------------------------------------------
 
     def arm(self, *, thread: int) -> None:
         """Start capturing a step.

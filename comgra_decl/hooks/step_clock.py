@@ -224,7 +224,7 @@ class StepClock:
             return self._by_habit(optimizer, times)
         self._moved.update(seen.own)
         self._given_up.discard(optimizer)
-        if not seen.others:  # nearly always: there is nothing to wait for
+        if not seen.others:  # the usual case: there is nothing to wait for
             self._waiting, self._left_out, self._in_doubt = {}, (), False
             self._unsure.discard(optimizer)
             return not seen.aside or times > 1 or not self._others_end(optimizer)
@@ -276,7 +276,7 @@ class StepClock:
         complete = all(self._taken.get(o, 0) >= n for o, n in habit.taken.items())
         if times <= habit.taken.get(optimizer, 0):
             return habit.ends and complete
-        if not complete:  # the others step no longer
+        if not complete:  # the others have stopped stepping
             self._taken = {optimizer: 1}
         return True
 
@@ -318,7 +318,7 @@ class StepClock:
         self._others = 0 if self._ended else self._others + 1
         if self._others == _ODD:
             self._warn(
-                f"schedule.step: {self.rule!r} has ended no step in the last {_ODD} optimizer "
+                f"schedule.step: {self.rule!r} has not ended any step in the last {_ODD} optimizer "
                 f"steps; {self._those_that_stepped()}"
             )
 
@@ -327,7 +327,7 @@ class StepClock:
         """A warning if the optimizer that the rule names has never ended a step, else None."""
         if not self._classes or self._is_met or self.explicit or self._others >= _ODD:
             return None
-        return f"schedule.step: {self.rule!r} has ended no step; {self._those_that_stepped()}"
+        return f"schedule.step: {self.rule!r} has not ended any step; {self._those_that_stepped()}"
 
     def _those_that_stepped(self) -> str:
         names = list(self._classes.values())

@@ -89,7 +89,7 @@ class SpecFile:
             return None
         try:
             found = self._path.stat()
-        except OSError:  # an editor may replace it
+        except OSError:  # an editor may be replacing it
             return None
         return found.st_mtime_ns, found.st_size, found.st_ino
 

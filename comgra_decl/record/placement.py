@@ -101,8 +101,8 @@ def place_run(
         return place_of_rank(folder, run, rank)
     except OSError as error:
         raise StoreError(
-            f"no run can be created in {group} ({error.strerror}); "
-            "choose another place with run.root=FOLDER"
+            f"cannot create a run in {group} ({error.strerror}); "
+            "choose another folder with run.root=FOLDER"
         ) from error
 
 

@@ -247,7 +247,7 @@ def test_a_rule_that_ends_nothing_is_said_once() -> None:
     training = Training(ADVERSARIES, rule="Adam").play(("G D .d " * 250).split())
     (warning,) = training.warnings
     assert warning.startswith(
-        "schedule.step: 'Adam' has ended no step in the last 100 optimizer steps; "
+        "schedule.step: 'Adam' has not ended any step in the last 100 optimizer steps; "
     )
 
 
@@ -265,7 +265,7 @@ def test_a_rule_that_names_no_optimizer_names_those_there_are(
         assert not clock.stepped(1, classes=["SGD", "Optimizer"])
         assert not clock.stepped(2, classes=["Adam", "Optimizer"])
     assert clock.in_vain == (
-        f"schedule.step: {rule!r} has ended no step; the optimizers that stepped are {stepped}"
+        f"schedule.step: {rule!r} has not ended any step; the optimizers that stepped are {stepped}"
     )
     assert not warnings
     met = StepClock("SGD", warn=warnings.append)
