@@ -226,7 +226,7 @@ def test_what_is_trained_apart_is_not_said_to_take_turns() -> None:
 
 def test_one_that_steps_too_often_to_be_waited_with_is_said() -> None:
     training = Training(ADVERSARIES).play(("G D .d " * 8 + "G D .g ").split() * 3)
-    assert "has stepped 8 times meanwhile" in training.warnings[0]
+    assert "another one stepped 8 times in the meantime" in training.warnings[0]
 
 
 # -- other rules ----------------------------------------------------------------------------------
