@@ -53,11 +53,11 @@ class CallRouter:
         declared: the components that depend on the spec.
         state: the state of the step in progress.
         records: closes a record that is complete or that turns out to be of another kind.
-        hooks: the hooks of a record.
+        hooks: installs and removes the hooks of a record.
         steps: ends a step that turns out to be over.
         turns: determines which thread is followed.
-        training: the capture of a training step.
-        evaluation: the evaluation phases and their capture.
+        training: the record of a training step.
+        evaluation: the evaluation phases and their record.
         roots: distinguishes training from evaluation.
         called: the models called in the step in progress.
         graphs: detects the capture of CUDA graphs.
@@ -131,7 +131,7 @@ class CallRouter:
         self._declared.budget.begin()
 
     def choose(self, root: nn.Module, top: Top) -> StepCapture | None:
-        """Return the capture that a beginning call belongs to, or None if it is not recorded."""
+        """Return the record for a call that begins now, or None if it is not recorded."""
         if self._ending.waits:
             self._ending.when_safe()
             return None
@@ -183,7 +183,7 @@ class CallRouter:
         return call.gradient and call.parametric and is_in_optimizer(sys._getframe(1))
 
     def _evaluate(self, root: nn.Module, call: Call) -> StepCapture | None:
-        """Return the capture of the evaluation in progress, or None if it takes no more calls."""
+        """Return the record of the evaluation in progress, or None if it takes no more calls."""
         state = self._state
         self._declared.structures.pause()
         self._evaluation.begin(state.number, state.trained)
@@ -207,7 +207,7 @@ class CallRouter:
             self._roots.trains(root)
 
     def _in_step(self, root: nn.Module, top: Top, call: Call) -> StepCapture | None:
-        """Return the capture of the step in progress, or None if it takes no more calls."""
+        """Return the record of the step in progress, or None if it takes no more calls."""
         state, train = self._state, self._train
         if state.armed:
             self._called.note(root)

@@ -42,7 +42,7 @@ class DirectCalls:
         self._patches: dict[type, Patch] = {}  # by the class that defines `forward`
         self._called: set[type] = set()  # classes whose `forward` was called directly
         self._searched = self._all = False
-        self._settled: object = None  # the inputs of the last decision which wrappers are in place
+        self._settled: object = None  # what determined which wrappers are in place
         # Keyed by thread rather than a `threading.local`, to be cleared for each recorded step.
         self.entered: dict[int, nn.Module] = {}
         self._running: dict[int, list[nn.Module]] = {}  # modules whose `forward` is running
@@ -59,7 +59,7 @@ class DirectCalls:
                 self.note(type(module))
         self._all = all_classes
         self._forget_calls()
-        # Called for each recorded step. Classes are only ever added, so their number is enough.
+        # Called for each recorded step. Classes are only ever added, so counts show any change.
         deciding = all_classes, len(self._patches), len(self._called)
         if deciding == self._settled:
             return

@@ -31,7 +31,7 @@ def _lines_with(name: str) -> list[int]:
     ]
 
 
-_FUNCTION = max(_lines_with("func"), default=None)  # None: this torch has other code
+_FUNCTION = max(_lines_with("func"), default=None)  # None if torch's code has changed
 """The line that calls the step itself, after the pre-hooks."""
 
 _AFTER = min(_lines_with("post_hook"), default=None)

@@ -36,8 +36,8 @@ class Listener:
         steps: receives the ends of steps and their labels.
         turns: determines which thread's step an annotation belongs to.
         hooks: determines which thread is recorded.
-        training: the capture of a training step.
-        evaluation: the evaluation phases and their capture.
+        training: the record of a training step.
+        evaluation: the evaluation phases and their record.
         roots: determines whether the program is evaluating.
         scalars: receives numbers and notes.
         idle: counts the steps that need no other work.

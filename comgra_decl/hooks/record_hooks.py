@@ -43,8 +43,8 @@ class RecordHooks:
         lanes: the training threads.
         graphs: detects the capture of CUDA graphs.
         losses: observes `backward`.
-        training: the capture of a training step.
-        evaluation: the evaluation phases and their capture.
+        training: the record of a training step.
+        evaluation: the evaluation phases and their record.
         ending: whether tracing continues, and how it ends.
 
     Attributes:

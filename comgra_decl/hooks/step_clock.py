@@ -66,7 +66,7 @@ class StepClock:
     with the current one.
 
     In steps that are not recorded, the clock does not know which models are called, and relies on
-    what each optimizer did last time. The first step of a new optimizer ends a training step.
+    what each optimizer did last time; the first step of a new optimizer then ends a training step.
 
     Args:
         rule: "last_optimizer" for the behaviour above; "any" if each optimizer step ends a training

@@ -71,9 +71,9 @@ class StepRecords:
         sink: receives each closed record.
         declared: the components that depend on the spec.
         state: the state of the step in progress.
-        training: the capture of a training step.
-        evaluation: the evaluation phases and their capture.
-        hooks: the hooks of a record.
+        training: the record of a training step.
+        evaluation: the evaluation phases and their record.
+        hooks: installs and removes the hooks of a record.
         roots: distinguishes training from evaluation.
         called: the models called in the step in progress.
         table: assigns the ids of slots.

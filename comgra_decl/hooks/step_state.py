@@ -149,7 +149,7 @@ class StepState:
         self.reopen()
 
     def reopen(self) -> None:
-        """Restart the capture of the step, without the calls so far."""
+        """Restart capturing the step, without the calls so far."""
         self.open = True
         self.trained = 0
         self._calls.clear()

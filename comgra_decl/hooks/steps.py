@@ -57,11 +57,11 @@ class Steps:
         declared: the components that depend on the spec.
         state: the state of the step in progress.
         records: closes and emits records.
-        hooks: the hooks of a record.
+        hooks: installs and removes the hooks of a record.
         lanes: the training threads.
         turns: decides which thread is followed.
-        training: the capture of a training step.
-        evaluation: the evaluation phases and their capture.
+        training: the record of a training step.
+        evaluation: the evaluation phases and their record.
         roots: distinguishes training from evaluation.
         optimizers: the optimizers of the program.
         called: the models called in the step in progress.

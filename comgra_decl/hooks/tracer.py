@@ -61,7 +61,7 @@ class Calls(Protocol):
         """Handle the beginning of a call, before anything else."""
 
     def choose(self, root: nn.Module, top: Top) -> StepCapture | None:
-        """Return the capture that this call belongs to, or None if it is not recorded.
+        """Return the record that this call belongs to, or None if it is not recorded.
 
         Args:
             root: the called module.
@@ -166,7 +166,7 @@ class ModuleTracer:
 
     @property
     def capture(self) -> StepCapture | None:
-        """The capture that the call in progress belongs to; None if it is not recorded."""
+        """The record that the call in progress belongs to; None if it is not recorded."""
         return self._capture
 
     def follow_thread(self, thread: int) -> None:

@@ -152,8 +152,8 @@ class Turns:
         declared: the components that depend on the spec.
         state: the state of the followed thread's step in progress.
         records: drops records.
-        hooks: the hooks of a record.
-        evaluation: the evaluation phases and their capture.
+        hooks: installs and removes the hooks of a record.
+        evaluation: the evaluation phases and their record.
         losses: observes `backward`.
         scalars: receives the numbers of steps.
         idle: counts the steps that need no other work.
