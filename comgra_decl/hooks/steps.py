@@ -139,7 +139,7 @@ class Steps:
     # -- requests ------------------------------------------------------------------------------
 
     def replace(self, spec: Spec | None, note: str) -> None:
-        """Replace the spec with the next step (None: only add a note); call from any thread."""
+        """Request another spec from the next step on, or only add a note; call from any thread."""
         self._incoming.append((spec, note))
         self._idle.end()
 

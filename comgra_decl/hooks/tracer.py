@@ -352,7 +352,7 @@ class ModuleTracer:
             self._ends.targets.shown(tensor)
 
     def after_function(self, returned: Any) -> None:
-        """Handle the end of the function, including a failure that also ended calls around it."""
+        """Handle the end of the function, or its failure together with the calls around it."""
         self._depth, self._capture = 0, None
         self._ends.targets.know(returned)
         self._ends.targets.resume()
@@ -486,7 +486,7 @@ class ModuleTracer:
             capture.batch_size = self._batch_before  # the step keeps the size of its training batch
         self._calls.left()
         if not within_compiled:
-            self._ends.targets.resume()  # below the graph's mode, which then runs after it
+            self._ends.targets.resume()  # below the graph's mode, which sees targets later
 
     def _enter_root(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         plan = self._adopt(module)
