@@ -233,9 +233,7 @@ def run_natively(*functions: Callable[..., Any], within: bool = True) -> None:
             program's code.
     """
     evaluation = of_evaluation
-    if not hasattr(
-        evaluation, "set_code_exec_strategy"
-    ):  # missing in this torch: they get compiled
+    if not hasattr(evaluation, "set_code_exec_strategy"):  # torch without it compiles them
         return
     action = evaluation._FrameAction
     inner = action.SKIP if within else action.DEFAULT
