@@ -16,7 +16,7 @@ from tests.house import sources
 
 THE_LIST = "torch_private.py"
 
-ELSEWHERE = "annotations/words.py"
+ELSEWHERE = "annotations/step_annotations.py"
 """Imports nothing, and keeps the modes of the program from one comparison."""
 
 OF_OTHERS = {

@@ -144,7 +144,9 @@ def test_without_the_variable_nothing_of_ours_is_done(tmp_path: Path) -> None:
     done = python(tmp_path, "-c", code, env={"COMGRA": ""})
     call, init, modules = done.stdout.splitlines()
     assert (call, init) == ("True", "False")
-    words = {f"comgra_decl.annotations{name}" for name in ("", ".hub", ".marks", ".words")}
+    words = {
+        f"comgra_decl.annotations{name}" for name in ("", ".hub", ".marks", ".step_annotations")
+    }
     assert set(modules.split()) - words == {"comgra_decl.doors", "comgra_decl.doors.environment"}
 
 

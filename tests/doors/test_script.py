@@ -166,7 +166,7 @@ def test_a_root_that_cannot_be_written_does_not_stop_the_script(folder: Path) ->
     traced = forked(folder, "-m", "comgra_decl", "code/tell.py")
     assert traced.stdout == plain.stdout
     assert traced.returncode == 0
-    assert "nothing is recorded: no run can be created" in traced.stderr
+    assert "nothing is recorded: cannot create a run" in traced.stderr
 
 
 @pytest.mark.skipif(sys.platform == "win32", reason="signals")

@@ -78,7 +78,7 @@ def test_a_long_test_without_eval_is_cut_and_this_is_said(
     assert not run.has("2", pass_="no_grad", iteration=8, step=1)
     assert run.has("2", pass_="grad", step=1)
     (message,) = [r.getMessage() for r in caplog.records if "no_grad" in r.getMessage()]
-    assert message.startswith("Sequential is called more often without gradient")
+    assert message.startswith("Sequential is called without gradients more often")
 
 
 def test_a_test_without_eval_after_the_last_step_is_an_evaluation() -> None:
@@ -591,7 +591,7 @@ def test_saliency_after_a_test_that_has_a_record_is_said(caplog: pytest.LogCaptu
         (1, "eval", 7),
     ]
     (message,) = [r.getMessage() for r in caplog.records]
-    assert message.startswith("the evaluation after the last step has a record (step 1); what was")
+    assert message.startswith("the evaluation after the last step is recorded (step 1). Later")
 
 
 def losses_said(schedule: dict[str, object], program: Callable[[], None]) -> list[tuple[int, str]]:
@@ -648,7 +648,7 @@ def test_a_step_that_the_program_does_not_end_is_said(
         types = losses_said(schedule, program)
     assert types == [(k, "train") for k in range(3)]
     (message,) = [r.getMessage() for r in caplog.records]
-    assert message.startswith("step 2 has begun and not ended: backward() was called after")
+    assert message.startswith("step 2 was not completed: backward() was called after")
 
 
 # -- names ----------------------------------------------------------------------------------------

@@ -149,7 +149,7 @@ def test_resuming_where_there_is_nothing_begins_a_run(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("run", "told"),
     [
-        ({"resume": "nowhere"}, "there is no run in .*nowhere to go on with"),
+        ({"resume": "nowhere"}, "there is no run in .*nowhere to resume"),
         ({"resume": True, "name": "run"}, "samples.count was 4 and is now 2"),
     ],
 )
