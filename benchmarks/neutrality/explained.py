@@ -5,13 +5,14 @@ from __future__ import annotations
 from fnmatch import fnmatch
 
 EXPLAINED = {
-    "torch/compiled": "Recorded steps run eagerly, all others compiled. Here every step is recorded,"
-    " so eager code is compared with compiled code, which rounds in a different order. All"
-    " parameters agree to 3e-8 except for the bias in front of the batch norm: its gradient is zero"
-    " apart from rounding, which AdamW scales up to full steps. The net has no dropout, because"
-    " inductor draws different masks from the same seed than eager code does.",
-    "torch/compiled-aot-eager": "Losses and parameters are bit-equal. The differences are attributes"
-    " that the compiler leaves on parameters when it first compiles, which eager steps do not set.",
+    "torch/compiled": "Recorded steps run eagerly, all others compiled. Here every step is"
+    " recorded, so eager code is compared with compiled code, which rounds in a different order."
+    " All parameters agree to 3e-8 except for the bias in front of the batch norm: its gradient is"
+    " zero apart from rounding, which AdamW scales up to full steps. The net has no dropout,"
+    " because inductor draws different masks from the same seed than eager code does.",
+    "torch/compiled-aot-eager": "Losses and parameters are bit-equal. The differences are"
+    " attributes that the compiler leaves on parameters when it first compiles, which eager steps"
+    " do not set.",
     "torch/spectral-norm": "The training is bit-equal. Parametrisations are called once while they"
     " are built, before they belong to a module: the first record contains those calls under a"
     " separate name, so the layer of the same path has to share it (`0` and `0#2`).",
