@@ -124,7 +124,7 @@ def mode_collapse(setup: Setup) -> Sequence[str]:
 def noise_unheard(setup: Setup) -> Sequence[str]:
     """The noise is too small to have an effect."""
     first = setup.model.generator[0]
-    pair = Pair(first.out_features, first.in_features, setup.data.seed, heard=1e-4)
+    pair = Pair(first.out_features, first.in_features, setup.data.seed, noise_scale=1e-4)
     changed = adversarial(pair)
     setup.model, setup.run = changed.model, changed.run
     return ["generator*", "input*"]

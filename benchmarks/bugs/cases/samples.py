@@ -98,7 +98,7 @@ def not_shuffled(setup: Setup) -> Sequence[str]:
 
 @bug("order", "unshuffled", on=("regress", "tanh"))
 def not_shuffled_numbers(setup: Setup) -> Sequence[str]:
-    """Batches are sorted by a numeric feature."""
+    """Batches are sorted by a numeric target."""
     order = setup.data.y[:, 0].argsort()
     setup.data.x, setup.data.y = setup.data.x[order], setup.data.y[order]
     setup.data.shuffle = False
