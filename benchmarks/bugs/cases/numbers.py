@@ -98,7 +98,7 @@ def half_underflows(setup: Setup) -> Sequence[str]:
 def every_step_skipped(setup: Setup) -> None:
     """A root of zero in the loss has no finite slope, and mixed precision skips every step."""
     loss = setup.loss
-    setup.loss = lambda said, y: loss(said, y) + torch.sqrt((0 * said).square()).sum()
+    setup.loss = lambda out, y: loss(out, y) + torch.sqrt((0 * out).square()).sum()
     setup.scaler = lambda: torch.amp.GradScaler("cpu", init_scale=2.0**10)
 
 
