@@ -49,7 +49,8 @@ def _at_most(results: Results, net: str, tool: str, *, limit: float, column: str
 def _not_measurable(results: Results, net: str, tool: str) -> Verdict:
     def measure(result: ScenarioResult) -> tuple[str, bool]:
         ratio, noise = (result.tools[name].ratios["step"] for name in (tool, "again"))
-        text = f"{ratio.value:.3f}; nothing attached against itself {noise.low:.3f} to {noise.high:.3f}"
+        spread = f"{noise.low:.3f} to {noise.high:.3f}"
+        text = f"{ratio.value:.3f}; nothing attached against itself {spread}"
         return text, ratio.low <= max(noise.high, 1.0)
 
     text = f"{net}: {tool} within the noise of nothing attached against itself"

@@ -30,10 +30,10 @@ def tables(figures: dict[str, Any]) -> str:
     return f"""\
 Measured on {figures["date"]} by `python -m benchmarks.store`: {machine["processor"]},
 {machine["cores"]} cores, load before {machine["load_before"]}.{load} Times in ms. A run holds nine
-statistics, aggregated in three ways and for two samples; eight records share a commit. Reads: first
-(in a new process, from the page cache) / median / 95th percentile of several, with different columns
-each time; for opening (20 times, each bypassing all caches except the page cache), the median / 95th
-percentile.
+statistics, aggregated in three ways and for two samples; eight records share a commit. Reads:
+first (in a new process, from the page cache) / median / 95th percentile of several, with different
+columns each time; for opening (20 times, each bypassing all caches except the page cache), the
+median / 95th percentile.
 
 {_table(_run_lines(figures["runs"]))}
 

@@ -46,7 +46,7 @@ class Tool(ABC):
         return None
 
     def records(self, folder: Path) -> int | None:
-        """Return the number of steps recorded in `folder`, or None for a tool that never records."""
+        """Return the number of steps recorded in `folder`; None for a tool that never records."""
         del folder
         return None
 

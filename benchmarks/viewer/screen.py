@@ -61,7 +61,7 @@ class Screen:
     def change(
         self, event: str, act: Callable[[], None], *wanted: str, first: str = ""
     ) -> dict[str, float]:
-        """Return ms from an input event until `wanted` (CSS) is painted; `first` may come earlier."""
+        """Return ms from an event until `wanted` (CSS) is painted ("all"), and until `first` is."""
         self.page.wait_for_timeout(150)
         self.page.evaluate(
             "([event, wanted, first]) => { probe.expect(event, wanted, first); }",
