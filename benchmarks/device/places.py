@@ -174,7 +174,7 @@ def place_of(name: str) -> Place:
     if not torch.cuda.is_available():
         raise SystemExit(
             f"--device cuda: torch {torch.__version__} finds no CUDA device here. Run it where "
-            "`python -c 'import torch; print(torch.cuda.is_available())'` says True, or try the "
-            "same code on the processor: --device cpu --smoke"
+            "`python -c 'import torch; print(torch.cuda.is_available())'` says True, or test the "
+            "same code on the CPU: --device cpu --smoke"
         )
     return Cuda()
