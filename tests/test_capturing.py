@@ -106,7 +106,7 @@ def traced(tmp_path_factory: pytest.TempPathFactory) -> tuple[Any, dict[str, lis
         ("avg", "weight.exp_avg", "forward"),
     ],
 )
-def test_the_run_holds_what_the_training_saw(
+def test_the_run_contains_what_the_training_observed(
     traced: tuple[Any, dict[str, list[Any]]], what: str, role: str, pass_: str
 ) -> None:
     run, seen = traced
@@ -123,7 +123,9 @@ def test_the_target_is_in_the_run(traced: tuple[Any, dict[str, list[Any]]]) -> N
     assert ("target", "loss") in run.edges()
 
 
-def test_a_marked_module_is_called_by_its_mark(traced: tuple[Any, dict[str, list[Any]]]) -> None:
+def test_a_named_module_is_recorded_under_its_name(
+    traced: tuple[Any, dict[str, list[Any]]],
+) -> None:
     run, _ = traced
     slots = run.slots[run.slots["node"].isin(["mixing", "blocks.1"])]
     found = set(zip(slots["node"], slots["role"], slots["pass"], strict=True))

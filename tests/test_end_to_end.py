@@ -121,7 +121,7 @@ OVER_BATCH = {
 @pytest.mark.filterwarnings("ignore:invalid value encountered")
 @pytest.mark.parametrize("over_batch", OVER_BATCH)
 @pytest.mark.parametrize("statistic", STATISTICS)
-def test_every_statistic_of_every_slot_is_what_numpy_computes(
+def test_every_statistic_of_every_slot_equals_that_of_numpy(
     traced: tuple[Run, Witness], statistic: str, over_batch: str
 ) -> None:
     run, witness = traced
@@ -171,7 +171,7 @@ def test_histograms_count_the_values(traced: tuple[Run, Witness]) -> None:
     )  # values on an edge may be rounded into the next bin
 
 
-def test_the_graph_the_losses_and_the_facts_are_there(traced: tuple[Run, Witness]) -> None:
+def test_graph_losses_and_facts_are_recorded(traced: tuple[Run, Witness]) -> None:
     run, _ = traced
     assert set(run.edges()) == {
         ("input", "conv"),
@@ -189,7 +189,7 @@ def test_the_graph_the_losses_and_the_facts_are_there(traced: tuple[Run, Witness
     assert [m["path"] for m in run.modules] == ["", "conv", "norm", "head"]
 
 
-def test_a_value_that_is_nan_is_told_from_one_that_is_missing(
+def test_nan_values_are_distinguished_from_missing_ones(
     traced: tuple[Run, Witness],
 ) -> None:
     run, _ = traced
@@ -242,7 +242,7 @@ def _records(path: str) -> int:
         return 0
 
 
-def test_a_folder_that_cannot_be_written_is_said_and_the_training_goes_on(
+def test_an_unwritable_folder_is_reported_and_the_training_continues(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     blocked = tmp_path / "runs"

@@ -115,7 +115,7 @@ def files_of(folder: str, *endings: str) -> set[str]:
     return {str(path.relative_to(ROOT / folder)) for path in found}
 
 
-def test_the_wheel_holds_all_of_the_package(wheel: Path) -> None:
+def test_the_wheel_contains_the_whole_package(wheel: Path) -> None:
     names = set(zipfile.ZipFile(wheel).namelist())
     viewer = files_of("viewer", ".py", ".js", ".css")
     assert any(name.endswith(".js") for name in viewer)
