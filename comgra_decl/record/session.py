@@ -354,7 +354,7 @@ class Session:
 
     def _transform(self, steps: list[RawStep]) -> list[StepBatch]:
         """Turns raw sums into what is stored, on the writer thread."""
-        from comgra_decl.stats.choosing import choose_samples
+        from comgra_decl.stats.sample_selection import choose_samples
 
         demand(LEFT)
         for step in steps:

@@ -1,7 +1,7 @@
 """Bins sampled elements of many tensors and steps.
 
 Uses a compiled kernel, which releases Python's lock while counting, so that training continues
-beside it; where it cannot be compiled, a few numpy calls give the same results.
+in parallel; if it cannot be compiled, a few numpy calls give the same results.
 """
 
 from __future__ import annotations
@@ -354,6 +354,6 @@ def histogram_kernel() -> _Kernel | None:
     signature = ctypes.CFUNCTYPE(None, pointer, pointer, i64, i64, pointer, pointer)
     try:
         kernel: _Kernel = signature(address_of(assembly, "histograms"))
-    except Exception:  # noqa: BLE001 whatever a compiler fails of, there is numpy
+    except Exception:  # noqa: BLE001 - a compiler can fail in any way; numpy is used instead
         return None
     return kernel

@@ -13,7 +13,7 @@ from torch import nn
 import comgra_decl as comgra
 from comgra_decl.records import STATISTICS
 from comgra_decl.stats import Reducer, device, finalise, moments
-from comgra_decl.stats.choosing import choose_samples
+from comgra_decl.stats.sample_selection import choose_samples
 from comgra_decl.stats.moments import KEPT, MOST_ROWS
 
 from .recording import Tensors, check, raw_step, reduce, reducer
