@@ -67,7 +67,7 @@ def export_run(
     target = place.absolute()
     refuse_within(run.path.absolute(), target)
     if target.exists() or target.is_symlink():
-        raise StoreError(f"{str(target)!r} exists; nothing is ever overwritten. Choose another.")
+        raise StoreError(f"{str(target)!r} already exists; choose another target.")
     with drafted(target, "exporting") as draft:
         written = draft / target.name
         write(content, written)

@@ -1,6 +1,6 @@
-"""Requests to buckets: TensorStore's configuration, and objects beside a database.
+"""Requests to buckets: TensorStore's configuration, and objects next to a database.
 
-Endpoint and credentials are read from the environment, as the cloud vendors' own tools do.
+Endpoint and credentials are read from the environment, as by the cloud vendors' own tools.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ REFUSED = ("PERMISSION_DENIED", "UNAUTHENTICATED", "INTERNAL: Failed to get cred
 _WAYS = {
     "s3": "AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY (or AWS_PROFILE), AWS_REGION, and "
     "AWS_ENDPOINT_URL for a store other than Amazon's",
-    "gs": "GOOGLE_APPLICATION_CREDENTIALS, or what `gcloud auth application-default login` left",
+    "gs": "GOOGLE_APPLICATION_CREDENTIALS, or the login of `gcloud auth application-default login`",
 }
 _OPENED = (ValueError, LookupError, RuntimeError, OSError, NotImplementedError)
 _FROM_ENVIRONMENT = "environment"
@@ -69,7 +69,7 @@ def base_spec(place: Location) -> dict[str, Any]:
     if not _has(driver):
         raise MissingPackageError(
             f"{str(place)!r} cannot be reached: this build of tensorstore lacks the driver "
-            f"{driver!r}, which the wheels of the package index have: pip install tensorstore"
+            f"{driver!r}, which the wheels on PyPI include: pip install tensorstore"
         )
     path = f"{place.key}/" if place.key else ""
     spec = {"driver": driver, "bucket": place.bucket, "path": path}
@@ -124,7 +124,7 @@ def message(error: BaseException, place: Location) -> str:
     for mark in (" [tensorstore_spec=", " [source locations="):
         text = text.partition(mark)[0]
     if isinstance(place, Remote) and text.startswith(REFUSED):
-        text += f" (who asks is read from {_WAYS[place.scheme]})"
+        text += f" (credentials are read from {_WAYS[place.scheme]})"
     return text
 
 
@@ -154,7 +154,7 @@ class Objects:
         if found.state != "value":
             return None
         if len(found.value) > most:
-            raise DamagedRunError(f"{self.place / name} is larger than it may be")
+            raise DamagedRunError(f"{self.place / name} is larger than the maximum of {most} bytes")
         return bytes(found.value)
 
     def write(self, name: str, content: bytes) -> None:
@@ -188,7 +188,7 @@ class Objects:
             self._kv.write(_TRIAL, None).result()
 
     def _no_bucket(self) -> StoreError:
-        text = f"{self.place}: nothing can be written there; is there such a bucket?"
+        text = f"{self.place}: cannot write there; does the bucket exist?"
         return StoreError(text)
 
     def names(self) -> list[str]:

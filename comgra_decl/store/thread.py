@@ -28,12 +28,12 @@ _LOOK = 1.0  # seconds between checks that the thread is alive, while waiting fo
 
 
 class WriterThread:
-    """Commits records in the background, at most one commit in flight.
+    """Commits records in the background, with at most one commit in flight.
 
     Commits the first record immediately and later ones at least `commit_interval` seconds apart. In
-    a run older than a minute the interval grows to 0.5 % of its age, at most ten seconds, because
+    a run older than a minute the interval grows to 0.5 % of its age, up to ten seconds, because
     each commit creates a file. Commits earlier if half of `queue_bytes` is used, and up to three
-    seconds later if that completes a block of records at the current pace, which then need not be
+    seconds later if that completes a block of records at the current pace, so that they need not be
     stored as rows as well. Logged numbers are stored with the next commit, after at most five
     seconds (twenty in a run of hours). While the queue is full, `put` blocks: nothing is dropped
     silently. A commit that fails because the disk is full is retried for `patience` seconds. Any
@@ -86,7 +86,7 @@ class WriterThread:
         self._pace = Pace(commit_interval, started=time.monotonic(), in_blocks=flush is None)
         self._closing = False
         self._failed = False
-        self._told_end = False  # the thread has ended and has reported any error
+        self._reported_end = False  # the thread has ended and has reported any error
         self._lacks: str | None = None
         self._usage = Usage()
         self._pid = os.getpid()
@@ -150,7 +150,7 @@ class WriterThread:
         self._report_death()
 
     def lack(self, error: BaseException) -> None:
-        """Records an error that ended the data, which `close` stores for readers of the run."""
+        """Records an error that ended the recording; `close` stores it for readers of the run."""
         self._lacks = f"{type(error).__name__}: {error}"
 
     def fail(self, error: BaseException) -> None:
@@ -171,8 +171,8 @@ class WriterThread:
         `_run` reports everything raised below it, but not errors raised around it, for example by
         a profiler or debugger that traces all threads.
         """
-        if not (self._told_end or self._thread.is_alive()):
-            self.fail(StoreError("the thread that writes has died"))
+        if not (self._reported_end or self._thread.is_alive()):
+            self.fail(StoreError("the writer thread has died"))
 
     def _has_room(self, size: int) -> bool:
         """Waits, holding the lock, until the queue accepts `size` bytes; False if it is closed."""
@@ -206,19 +206,19 @@ class WriterThread:
                 writer.usage = self._usage.document()
                 ended = partial(writer.close, error=self._lacks)
                 self._patiently(ended)
-        except BaseException as error:  # noqa: BLE001 - the training must never notice
+        except BaseException as error:  # noqa: BLE001 - the training must not be affected
             try:
                 self.fail(error)
             finally:
                 if not isinstance(error, MemoryError):  # writing needs memory
                     _close_after(writer, error)
         finally:
-            self._told_end = True
+            self._reported_end = True
             self._batches, self._said = [], []  # free memory for the training
             self._flush = self._last = None
 
     def _gather(self, writer: RunWriter) -> bool:
-        """Waits until the next commit is due. Returns False if nothing is left to commit.
+        """Waits until the next commit is due; returns False if nothing is left to commit.
 
         Under pressure it reduces steps early, to a fraction of their raw size.
         """

@@ -78,7 +78,7 @@ def test_a_run_that_is_being_written_is_refused(tmp_path: Path) -> None:
         append_to(tmp_path / "run", meta_of())
     writer.close()
     append_to(tmp_path / "run", meta_of())
-    with pytest.raises(StoreError, match="one run has one writer"):
+    with pytest.raises(StoreError, match="a run can have only one writer"):
         append_to(tmp_path / "run", meta_of())
 
 

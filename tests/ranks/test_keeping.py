@@ -265,7 +265,7 @@ def test_a_resumption_while_a_run_is_compacted_keeps_every_commit(
         if what == "checking" and at == total:
             writers.append(append_to(part, meta_of(facts=facts_of(1), spec=SPEC))[0])
 
-    with pytest.raises(StoreError, match="written to meanwhile"):
+    with pytest.raises(StoreError, match="changed in the meantime"):
         compact(part, progress=meanwhile)
     truth = Truth(1, meta_of())
     truth.announced = set(range(SLOTS))

@@ -116,7 +116,7 @@ def test_a_run_that_is_being_compacted_is_refused(run: Path) -> None:
     handle = os.open(run / "trace.ocdbt", os.O_RDONLY)
     fcntl.flock(handle, fcntl.LOCK_EX)
     try:
-        with pytest.raises(StoreError, match="being compacted already"):
+        with pytest.raises(StoreError, match="already being compacted"):
             compact(run)
     finally:
         os.close(handle)
@@ -137,7 +137,7 @@ def test_a_damaged_run_stays_as_it_is(run: Path) -> None:
     damage(run, "agg/blk/c/1/0/2")
     (found,) = verify(run).damages
     assert found.where == "agg/blk"
-    assert found.lost.endswith("single steps are whole")
+    assert found.lost.endswith("single steps are intact")
     before = contents(run)
     with pytest.raises(DamagedRunError, match=r"damaged at 'agg/blk'.*nothing was changed"):
         compact(run)
@@ -148,7 +148,7 @@ def test_damage_of_what_is_there_twice_is_healed(run: Path, written: tuple[Path,
     damage(run, "agg/row/c/77/0/0")
     (found,) = verify(run).damages
     assert (found.where, found.records) == ("agg/row", (77, 77))
-    assert found.lost.endswith("curves over the steps are whole")
+    assert found.lost.endswith("curves over steps are intact")
     compact(run)
     assert verify(run).whole
     written[1].check(Reader(run).view)
@@ -159,7 +159,7 @@ def test_a_run_that_goes_on_meanwhile_stays_as_it_is(run: Path) -> None:
         if what == "checking" and done == total:
             change_json(run, "head", time=1.0)
 
-    with pytest.raises(StoreError, match="written to meanwhile"):
+    with pytest.raises(StoreError, match="changed in the meantime"):
         compact(run, progress=meanwhile)
     assert verify(run).whole
 
