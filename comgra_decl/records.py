@@ -139,8 +139,8 @@ class RawStep:
     False for a step that was captured only so that it can be decided later whether to keep it.
     `spare_values`: values stored only if the step is kept for that reason. `labels`: called on the
     writer thread; returns the category of each sample of the batch. Values then hold all samples
-    until some are `chosen`, int64 [c] indices in the batch. `said`: numbers that the program logged
-    for the step, for triggers (they are stored as scalars). The arrays are valid only after
+    until some are `chosen`, int64 [c] indices in the batch. `logged`: numbers that the program
+    logged for the step, for triggers (they are stored as scalars). The arrays are valid only after
     `wait()`, which is called on the writer thread.
     """
 
@@ -159,7 +159,7 @@ class RawStep:
     aggregates: dict[int, NDArray[np.float64]] = field(default_factory=dict)
     scheduled: bool = True
     spare_values: dict[int, NDArray[Any]] = field(default_factory=dict)
-    said: dict[str, Any] = field(default_factory=dict)
+    logged: dict[str, Any] = field(default_factory=dict)
     labels: Callable[[], Sequence[Any]] | None = None
     chosen: NDArray[np.int64] | None = None
     wait: Callable[[], None] | None = None
@@ -239,7 +239,7 @@ class Note(NamedTuple):
 
 
 @dataclass(slots=True)
-class Said:
+class ScalarBatch:
     """Numbers and notes logged for steps, recorded or not; `n` numbers in logging order.
 
     `steps` int64 [n], `values` float64 [n], `names` and `types` (of execution) of each number. A

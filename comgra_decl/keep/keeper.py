@@ -297,7 +297,7 @@ class Keeper:
 
 def _kpis(raw: RawStep) -> dict[str, float]:
     """Returns a step's recorded and logged numbers; waits for devices."""
-    return {**{name: float(value) for name, value in raw.said.items()}, **raw.kpis}
+    return {**{name: float(value) for name, value in raw.logged.items()}, **raw.kpis}
 
 
 def _extend(ranges: list[list[int]], step: int) -> None:

@@ -15,7 +15,7 @@ import numpy as np
 
 from comgra_decl.errors import NoMemoryError, RunGoneError
 from comgra_decl.record.memory_guard import LEFT, Room, demand
-from comgra_decl.records import Note, RawStep, Said, StepBatch
+from comgra_decl.records import Note, RawStep, ScalarBatch, StepBatch
 
 if TYPE_CHECKING:
     from comgra_decl.hooks import HookManager
@@ -61,7 +61,7 @@ class Session:
         self._rules: LiveRules | None = None
         self._actions: Actions | None = None
         self._ending: Placed | None = None  # what may end the program
-        self._say: Callable[[Said], None] = lambda _: None
+        self._say: Callable[[ScalarBatch], None] = lambda _: None
         self._pid = os.getpid()
         self._place: Place | None = None
         self._uuid = ""
@@ -92,7 +92,7 @@ class Session:
         self._hooks = self._manager(
             sink=self._put,
             on_fault=self._tracing_failed,
-            scalars=self._put_said,
+            scalars=self._put_scalars,
             meter=self._meter,
             ready=room.for_a_step,
         )
@@ -173,7 +173,7 @@ class Session:
             flush=self._new_keeper(),
             last=_at_last(self._new_rules(), lambda: self._late_documents),
         )
-        self._say = self._writer.say
+        self._say = self._writer.add_scalars
         if self._fault is not None:
             self._writer.lack(self._fault)
 
@@ -243,14 +243,14 @@ class Session:
             except NoMemoryError as error:
                 self._writer.fail(error)
 
-    def _put_said(self, said: Said) -> None:
+    def _put_scalars(self, said: ScalarBatch) -> None:
         """Takes what was said of steps, on the training thread."""
         if not self._settled:
             self._settle()
         if self._rules is not None:
             self._rules.attach(said)
         if self._writer is not None:
-            self._writer.put_said(said)
+            self._writer.put_scalars(said)
 
     def _settle(self) -> None:
         """The first thing is to be stored: only now a program may have said what rank it is."""
@@ -350,7 +350,7 @@ class Session:
 
     def _note(self, note: Note) -> None:
         """Writes down what the writer thread found."""
-        self._say(Said(np.empty(0, np.int64), np.empty(0), [], [], [note]))
+        self._say(ScalarBatch(np.empty(0, np.int64), np.empty(0), [], [], [note]))
 
     def _transform(self, steps: list[RawStep]) -> list[StepBatch]:
         """Turns raw sums into what is stored, on the writer thread."""

@@ -10,7 +10,7 @@ import tensorstore as ts
 from numpy.typing import NDArray
 
 from comgra_decl.errors import StoreError
-from comgra_decl.records import Said, StepBatch, Structure
+from comgra_decl.records import ScalarBatch, StepBatch, Structure
 
 from .blocks import BlockBuffer, RecordChunks, whole_blocks
 from .commit import Commit
@@ -74,7 +74,7 @@ class Contents:
         self,
         commit: Commit,
         batches: Sequence[StepBatch],
-        logged: Sequence[Said],
+        logged: Sequence[ScalarBatch],
         head: Mapping[str, Any],
     ) -> dict[str, Any]:
         """Writes everything except the head; returns the next head."""

@@ -22,7 +22,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from comgra_decl.errors import DamagedRunError
-from comgra_decl.records import Said
+from comgra_decl.records import ScalarBatch
 
 from .commit import Commit
 from .database import Database
@@ -56,7 +56,7 @@ class ScalarTable:
         self._open = np.empty(0, ROW)
         self._staged: tuple[int, Rows] | None = None
 
-    def write(self, commit: Commit, logged: Sequence[Said]) -> int:
+    def write(self, commit: Commit, logged: Sequence[ScalarBatch]) -> int:
         """Writes logged numbers; returns the resulting number of scalars."""
         rows = np.concatenate([self._open, *map(self._rows, logged)])
         full = len(rows) // SCALAR_BLOCK * SCALAR_BLOCK
@@ -93,7 +93,7 @@ class ScalarTable:
         if (self._open["step"] == LOST).any():
             raise DamagedRunError("the newest scalars are damaged; the run cannot be resumed.")
 
-    def _rows(self, logged: Said) -> Rows:
+    def _rows(self, logged: ScalarBatch) -> Rows:
         rows = np.empty(len(logged.names), ROW)
         rows["step"], rows["value"] = logged.steps, logged.values
         rows["name"] = [self._names.code("scalar", name) for name in logged.names]

@@ -13,7 +13,7 @@ from functools import partial
 from typing import TypeVar
 
 from comgra_decl.errors import StoreError
-from comgra_decl.records import RawStep, Said, StepBatch
+from comgra_decl.records import RawStep, ScalarBatch, StepBatch
 
 from .database import TransientStoreError
 from .pace import Backlog, Pace
@@ -76,9 +76,9 @@ class WriterThread:
         self._queue: deque[RawStep] = deque()
         self._batches: list[StepBatch] = []  # reduced, for the next commit
         self._ready = 0  # number of steps in `_batches`
-        self._waiting_said: deque[Said] = deque()
-        self._said: list[Said] = []  # settled, for the next commit
-        self._said_since = 0.0  # arrival time of the first one waiting
+        self._waiting_scalars: deque[ScalarBatch] = deque()
+        self._scalars: list[ScalarBatch] = []  # settled, for the next commit
+        self._scalars_since = 0.0  # arrival time of the first one waiting
         self._bytes = 0  # waiting, reduced and in flight
         lock = threading.Lock()
         self._room = threading.Condition(lock)  # wakes callers of `put`
@@ -112,25 +112,25 @@ class WriterThread:
             if len(self._queue) == 1 or self._pressed:
                 self._work.notify()
 
-    def put_said(self, said: Said) -> None:
+    def put_scalars(self, scalars: ScalarBatch) -> None:
         """Queues logged numbers, under the same limit as `put`."""
         if os.getpid() != self._pid:
             return
         self._report_death()
-        size = said.nbytes
+        size = scalars.nbytes
         with self._room:
             if not self._has_room(size):
                 return
-            if not self._waiting_said:
-                self._said_since = time.monotonic()
+            if not self._waiting_scalars:
+                self._scalars_since = time.monotonic()
                 self._work.notify()
-            self._waiting_said.append(said)
+            self._waiting_scalars.append(scalars)
             self._bytes += size
 
-    def say(self, said: Said) -> None:
+    def add_scalars(self, scalars: ScalarBatch) -> None:
         """Adds output of `transform` itself; runs on the thread, which must not wait for space."""
-        self._said.append(said)
-        self._release(-said.nbytes)
+        self._scalars.append(scalars)
+        self._release(-scalars.nbytes)
 
     def close(self, timeout: float | None = None) -> None:
         """Commits the queue, marks the run as finished and ends the thread.
@@ -158,7 +158,7 @@ class WriterThread:
         with self._work:
             first, self._failed = not self._failed, True
             self._queue.clear()
-            self._waiting_said.clear()
+            self._waiting_scalars.clear()
             self._bytes = 0
             self._work.notify()
             self._room.notify_all()
@@ -214,7 +214,7 @@ class WriterThread:
                     _close_after(writer, error)
         finally:
             self._reported_end = True
-            self._batches, self._said = [], []  # free memory for the training
+            self._batches, self._scalars = [], []  # free memory for the training
             self._flush = self._last = None
 
     def _gather(self, writer: RunWriter) -> bool:
@@ -234,17 +234,19 @@ class WriterThread:
                 due = self._closing or self._pause(writer) <= 0
                 steps = [self._queue.popleft() for _ in range(self._share(writer))]
                 # under pressure steps go first: numbers would cut the commit inside a block
-                said = list(self._waiting_said) if due or (self._pressed and not steps) else []
+                scalars = (
+                    list(self._waiting_scalars) if due or (self._pressed and not steps) else []
+                )
                 closing = self._closing
-                if said:
-                    self._waiting_said.clear()
+                if scalars:
+                    self._waiting_scalars.clear()
             self._reduce(steps)
-            self._settle(said)
+            self._settle(scalars)
             if closing:
                 self._end()
             elif due and not self._batches:  # all dropped or delayed: retry later
                 self._pace.postpone(time.monotonic())
-            if (due or said or self._pressed) and (self._batches or self._said):
+            if (due or scalars or self._pressed) and (self._batches or self._scalars):
                 return True
             if closing:
                 return False
@@ -255,7 +257,7 @@ class WriterThread:
             ready=self._ready,
             queued=len(self._queue),
             block=writer.block_steps,
-            numbers_since=self._said_since if self._waiting_said else None,
+            numbers_since=self._scalars_since if self._waiting_scalars else None,
         )
 
     def _pause(self, writer: RunWriter) -> float:
@@ -290,20 +292,20 @@ class WriterThread:
             self._ready += len(batch.steps)
             self._release(-batch.nbytes)
 
-    def _settle(self, said: list[Said]) -> None:
-        for part in said:
+    def _settle(self, scalars: list[ScalarBatch]) -> None:
+        for part in scalars:
             if part.settle is not None:
                 part.settle()
                 part.settle = None
-        self._said += said
+        self._scalars += scalars
 
     def _commit(self, writer: RunWriter) -> None:
-        batches, said = self._batches, self._said
+        batches, scalars = self._batches, self._scalars
         writer.usage = self._usage.document()
-        self._patiently(lambda: writer.commit(batches, said))
-        self._batches, self._ready, self._said = [], 0, []
+        self._patiently(lambda: writer.commit(batches, scalars))
+        self._batches, self._ready, self._scalars = [], 0, []
         self._pace.committed(time.monotonic())
-        self._release(sum(b.nbytes for b in batches) + sum(part.nbytes for part in said))
+        self._release(sum(b.nbytes for b in batches) + sum(part.nbytes for part in scalars))
 
     def _release(self, size: int) -> None:
         """Frees queue space and wakes callers of `put`."""

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from comgra_decl.errors import ComgraError, StoreError
-from comgra_decl.records import Said, StepBatch
+from comgra_decl.records import ScalarBatch, StepBatch
 
 from .commit import Commit
 from .contents import Contents
@@ -106,7 +106,7 @@ class RunWriter:
         """Records per block; None before the first commit."""
         return self._contents.block_steps
 
-    def commit(self, batches: Sequence[StepBatch], logged: Sequence[Said] = ()) -> None:
+    def commit(self, batches: Sequence[StepBatch], logged: Sequence[ScalarBatch] = ()) -> None:
         """Stores batches and logged numbers atomically and durably.
 
         Raises:

@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 
 from comgra_decl.errors import DamagedRunError, StoreError
-from comgra_decl.records import Said
+from comgra_decl.records import ScalarBatch
 from comgra_decl.store import Reader, RunWriter
 from comgra_decl.store.compaction import compact
 from comgra_decl.store.copying import copy_run
@@ -43,7 +43,9 @@ def written(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Truth]:
         value = truth.rng.normal(size=(2, 5)).astype("float32")
         batch = truth.batch(20, range(SLOTS), values={1: value} if number % 7 == 0 else {})
         steps = np.arange(60) + 60 * number
-        said = Said(steps=steps, names=["loss"] * 60, types=["train"] * 60, values=np.sqrt(steps))
+        said = ScalarBatch(
+            steps=steps, names=["loss"] * 60, types=["train"] * 60, values=np.sqrt(steps)
+        )
         writer.commit([batch], [said])
         truth.keep([batch])
     writer.close()
