@@ -112,7 +112,7 @@ class Keeper:
         self._second: FindingRing[_Payload] | None = None
         if watch is not None:
             again: Ring[_Payload] = Ring(before=spec.ring, after=spec.after, allowance=allowance)
-            self._second = FindingRing(again, watch=self._show, answer=self._tell)
+            self._second = FindingRing(again, watch=self._show, answer=self._note_answer)
         self._fired = [{"fired": 0, "first": None, "last": None} for _ in self._triggers]
         self._taken = self._stored = self._kept = self._given_up = 0
         self._exhausted_at: int | None = None
@@ -188,7 +188,7 @@ class Keeper:
             self._exhausted()
         return stored
 
-    def _say_given_up(self, number: int) -> None:
+    def _warn_given_up(self, number: int) -> None:
         if not self._given_up:
             _log.warning(
                 "comgra.keep: %d steps take more than the %d MiB of comgra.keep.memory_mb; "
@@ -214,7 +214,7 @@ class Keeper:
             self._news.give(batches[0])
         return self._watch(batches)
 
-    def _tell(self, answer: Answer) -> None:
+    def _note_answer(self, answer: Answer) -> None:
         """Logs a note about the steps that a finding has kept."""
         request, kept = answer
         after = f" and {self._spec.after} after" if self._spec.after else ""
@@ -237,7 +237,7 @@ class Keeper:
         others = 0 if ring is self._ring else sum(e.nbytes for e in self._ring.pending)
         left, given_up = ring.shrink(max(0, (self._spec.memory_mb << 20) - others))
         if given_up:
-            self._say_given_up(given_up)
+            self._warn_given_up(given_up)
         return left
 
     def _finish(self, entries: Iterable[Entry[_Payload]]) -> None:

@@ -132,17 +132,18 @@ class Run(RunFacts):
         return self._snapshot.notes_table.copy()
 
     def findings(self) -> pd.DataFrame:
-        """Returns what the rules found while the run was recorded, a row per finding, best first.
+        """Returns what the rules found during recording, a row per finding, most important first.
 
-        Columns:
-            rule: name of the rule.
-            severity: "error", "warning" or "info".
-            node, role, iteration, pass: the slot; None if the finding is about the run as a whole.
-            first_step, last_step: range of steps.
-            message: what was found.
-            advice: what to do.
-            also: number of further tensors with the same finding.
-            because: name of the rule that explains the finding, or None.
+        The columns are:
+
+        - `rule`: name of the rule
+        - `severity`: "error", "warning" or "hint"
+        - `node`, `role`, `iteration`, `pass`: the slot; None if the finding is about the whole run
+        - `first_step`, `last_step`: range of steps
+        - `message`: what was found
+        - `advice`: what to do
+        - `also`: number of further tensors with the same finding
+        - `because`: name of the rule that explains the finding, or None
 
         `comgra_decl.rules.diagnose` applies the rules again.
         """

@@ -27,14 +27,15 @@ _PIECE = 1 << 17  # elements binned at a time, so that intermediates stay in cac
 class Counter:
     """Histograms of the tensors of one layout.
 
-    The bins of a tensor are equally wide between the lowest and the highest finite element *of
-    the sample*; the last one includes its upper edge, and elements at an edge fall on either side
-    as float32 rounds. Counts are of sampled elements: they add up to the number of finite ones.
-    If all of them are equal, both edges are that value and the first bin counts them all; if there
-    is none, the edges are NaN and all counts 0.
+    The bins of a tensor are equally wide, between the lowest and the highest finite element *of the
+    sample*. The last bin includes its upper edge; elements at other edges fall on either side, as
+    float32 rounds. Counts are of sampled elements and add up to the number of finite ones. If these
+    are all equal, both edges are that value and the first bin counts them all; if there are none,
+    the edges are NaN and all counts are 0.
 
     Args:
-        starts: int64 [tensors + 1], where each tensor's elements lie in a step's sample.
+        starts: int64 [tensors + 1]; the elements of tensor i are `starts[i]:starts[i + 1]` of a
+            step's sample.
         bins: number of bins.
     """
 

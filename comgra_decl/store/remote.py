@@ -33,7 +33,7 @@ INTERVAL = 10.0
 REFUSED = ("PERMISSION_DENIED", "UNAUTHENTICATED", "INTERNAL: Failed to get credentials")
 """Prefixes of errors about denied access."""
 
-_WAYS = {
+_CREDENTIALS = {
     "s3": "AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY (or AWS_PROFILE), AWS_REGION, and "
     "AWS_ENDPOINT_URL for a store other than Amazon's",
     "gs": "GOOGLE_APPLICATION_CREDENTIALS, or the login of `gcloud auth application-default login`",
@@ -124,7 +124,7 @@ def message(error: BaseException, place: Location) -> str:
     for mark in (" [tensorstore_spec=", " [source locations="):
         text = text.partition(mark)[0]
     if isinstance(place, Remote) and text.startswith(REFUSED):
-        text += f" (credentials are read from {_WAYS[place.scheme]})"
+        text += f" (credentials are read from {_CREDENTIALS[place.scheme]})"
     return text
 
 
@@ -138,18 +138,18 @@ class Objects:
         """Raises StoreError if the location cannot be opened; sends no request yet."""
         refuse_forked_child()
         self.place = place
-        with self._asking():
+        with self._converted_errors():
             self._kv = ts.KvStore.open(base_spec(place), context=ts.Context(resources())).result()
 
     def exists(self, name: str) -> bool:
         """Whether an object exists."""
-        with self._asking():
+        with self._converted_errors():
             found = self._kv.read(name, byte_range=slice(0, 0)).result()
         return bool(found.state == "value")
 
     def read(self, name: str, *, most: int) -> bytes | None:
         """Returns an object; None if missing. Raises DamagedRunError if it is too large."""
-        with self._asking():
+        with self._converted_errors():
             found = self._kv.read(name).result()
         if found.state != "value":
             return None
@@ -159,12 +159,12 @@ class Objects:
 
     def write(self, name: str, content: bytes) -> None:
         """Writes an object."""
-        with self._asking():
+        with self._converted_errors():
             self._kv.write(name, content).result()
 
     def claim(self, name: str, content: bytes) -> bool:
         """Creates an object unless it exists. Returns whether it was created."""
-        with self._asking():
+        with self._converted_errors():
             found = self._kv.read(name).result()
             if found.state == "value":
                 return False
@@ -181,7 +181,7 @@ class Objects:
         Call it before writing a database: a commit of TensorStore 0.1.86 to a missing bucket ends
         the process.
         """
-        with self._asking():
+        with self._converted_errors():
             stamp = self._kv.write(_TRIAL, b"").result()
             if not stamp.generation:
                 raise self._no_bucket()
@@ -193,16 +193,16 @@ class Objects:
 
     def names(self) -> list[str]:
         """Returns the names of all objects, sorted; one request per thousand."""
-        with self._asking():
+        with self._converted_errors():
             return sorted(name.decode() for name in self._kv.list().result())
 
     def remove(self, prefix: str) -> None:
         """Removes all objects whose names start with `prefix`."""
-        with self._asking():
+        with self._converted_errors():
             self._kv.delete_range(ts.KvStore.KeyRange(prefix, _after(prefix))).result()
 
     @contextmanager
-    def _asking(self) -> Iterator[None]:
+    def _converted_errors(self) -> Iterator[None]:
         try:
             yield
         except ComgraError:

@@ -42,12 +42,12 @@ _QUOTED = "cannot read "
 _TABLES = {
     "notes": "notes",
     "lanes": "kept values: their locations are lost",
-    "record": "a whole record, since its facts are lost",
-    "records": "whole records, since their facts are lost",
+    "record": "an entire record, since its facts are lost",
+    "records": "entire records, since their facts are lost",
 }
 """Tables that are not essential for reading a run, and their contents."""
 
-_TOLD = 200
+_MOST_LISTED = 200
 """Maximum damages listed individually; a run that lost a folder would have a million."""
 
 
@@ -125,7 +125,7 @@ def verify(path: Where, *, progress: Progress | None = None) -> Verdict:
         joined = _joined(verdict.damages[-1], damage) if verdict.damages else None
         if joined is not None:
             verdict.damages[-1] = joined
-        elif len(verdict.damages) == _TOLD:
+        elif len(verdict.damages) == _MOST_LISTED:
             verdict.more = True
             break
         else:
@@ -139,7 +139,7 @@ def verify(path: Where, *, progress: Progress | None = None) -> Verdict:
 
 
 def damages_beside(run: Location) -> list[Damage]:
-    """Returns the damages in files beside a run's databases."""
+    """Returns the damages in files next to a run's databases."""
     return [
         Damage(file_of(name), f"the verdict of {name}", why)
         for name, why in noted_checks(run).damaged.items()
