@@ -95,7 +95,7 @@ class Snapshot:
         near = steps[np.argsort(np.abs(steps - step), kind="stable")[:3]]
         raise UnknownNameError(
             f"step {step} was not recorded{'' if type_ is None else f' with type {type_!r}'}; "
-            + (f"nearest: {_listed(sorted(set(near.tolist())))}." if len(near) else "no steps were.")
+            + (f"nearest: {_listed(sorted(set(near.tolist())))}." if len(near) else "none was.")
         )
 
     def slot(self, node: str, role: str, iteration: int, pass_: str) -> SlotInfo:
