@@ -124,7 +124,7 @@ class Spike:
         return fires
 
     def _rises(self, known: NDArray[np.float64], start: int) -> NDArray[np.bool_]:
-        """Returns for each number from `start` on whether it exceeds the limit set before it."""
+        """Returns a mask of the numbers from `start` on that exceed the limit set before them."""
         rises = np.zeros(len(known) - start, np.bool_)
         whole = max(start, self._window)
         for i in range(max(start, self._warm_up), min(whole, len(known))):

@@ -170,7 +170,7 @@ def small(x: Tensor, out: Rows) -> None:
 
 
 def _represented(table: Rows) -> NDArray[np.bool_]:
-    """Returns which rows of `small` [8, ...] fit float32; False if a sum is NaN."""
+    """Returns a mask of the rows of `small` [8, ...] that fit float32; False if a sum is NaN."""
     with np.errstate(invalid="ignore", over="ignore"):
         spread = table[Raw.MAX] - table[Raw.MIN]
         size = table[Raw.SQUARES] + table[Raw.ABS_SUM]
@@ -317,7 +317,7 @@ class _Desk:
 
 
 def _held(squares: Rows, absolute: Rows, n: int) -> NDArray[np.bool_]:
-    """Returns for which rows no float32 sum overflowed or vanished; False if one is NaN."""
+    """Returns a mask of the rows in which no float32 sum overflowed, vanished or is NaN."""
     held: NDArray[np.bool_] = squares > _TINY * n
     held &= squares + absolute < _HUGE
     return held
