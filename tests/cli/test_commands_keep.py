@@ -51,7 +51,7 @@ def test_verify_explains_damage_and_names_the_rescue(
     damage(run, "smp/row/c/21/0/0/0")
     assert done("verify", str(run)) == 3
     out = capsys.readouterr().out
-    assert "statistics of single samples of slots" in out
+    assert "statistics of individual samples of slots" in out
     assert "checksum" in out
     assert done("verify", str(run), "--json") == 3
     (told,) = json.loads(capsys.readouterr().out)["databases"]

@@ -176,7 +176,7 @@ def test_damage_hides_the_numbers_it_has_hit_and_no_others(tmp_path: Path) -> No
     assert [loss.partition(" ")[0] for loss in view.damage] == [str(SCALAR_BLOCK), "10"]
     assert "key 'scalars/blk/000000001024' is damaged" in view.damage[0]
     assert open_run(tmp_path / "run").kpis()["step"].tolist() == [row[0] for row in kept]
-    with pytest.raises(DamagedRunError, match="the newest numbers of the run are damaged"):
+    with pytest.raises(DamagedRunError, match="the newest scalars are damaged"):
         append_to(tmp_path / "run", meta_of())
 
 
