@@ -24,7 +24,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 if TYPE_CHECKING:
-    from comgra_decl.records import RawStep, Said
+    from comgra_decl.records import RawStep, ScalarBatch
     from comgra_decl.spec import Spec
 
 _STORE_NEEDS = ("tensorstore", "pandas", "ml_dtypes")
@@ -170,9 +170,9 @@ class _Writer:
         _stand_in_for_dtypes()
         self._reduce = Reduction(spec)
         self._recording = recording
-        self._queue: queue.SimpleQueue[RawStep | Said | None] = queue.SimpleQueue()
+        self._queue: queue.SimpleQueue[RawStep | ScalarBatch | None] = queue.SimpleQueue()
         self._thread = threading.Thread(target=self._run, name="benchmark-writer", daemon=True)
-        self.put: Callable[[RawStep | Said], None] = self._queue.put
+        self.put: Callable[[RawStep | ScalarBatch], None] = self._queue.put
 
     def start(self) -> None:
         """Start the thread."""

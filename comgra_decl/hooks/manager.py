@@ -43,7 +43,7 @@ from comgra_decl.hooks.steps import Steps
 from comgra_decl.hooks.tensors.capture import new_capture
 from comgra_decl.hooks.tensors.slots import SlotTable
 from comgra_decl.hooks.training_threads import Lane, Lanes, Turns
-from comgra_decl.records import RawStep, Said, SlotInfo
+from comgra_decl.records import RawStep, ScalarBatch, SlotInfo
 
 if TYPE_CHECKING:
     from torch.utils.hooks import RemovableHandle
@@ -83,7 +83,7 @@ class HookManager:
         sink: Callable[[RawStep], None],
         *,
         on_fault: Callable[[BaseException], None],
-        scalars: Callable[[Said], None] | None = None,
+        scalars: Callable[[ScalarBatch], None] | None = None,
         meter: Meter | None = None,
         ready: Callable[[], None] = lambda: None,
         ended: Callable[[], None] = lambda: None,

@@ -15,7 +15,7 @@ import numpy as np
 
 from comgra_decl.errors import NoMemoryError, RunGoneError
 from comgra_decl.record.memory_guard import LEFT, Room, demand
-from comgra_decl.records import Note, RawStep, Said, StepBatch
+from comgra_decl.records import Note, RawStep, ScalarBatch, StepBatch
 
 if TYPE_CHECKING:
     from comgra_decl.hooks import HookManager
@@ -61,7 +61,7 @@ class Session:
         self._rules: LiveRules | None = None
         self._actions: Actions | None = None
         self._ending: Placed | None = None  # the hook that may stop the program
-        self._say: Callable[[Said], None] = lambda _: None
+        self._say: Callable[[ScalarBatch], None] = lambda _: None
         self._pid = os.getpid()
         self._place: Place | None = None
         self._uuid = ""
@@ -177,7 +177,7 @@ class Session:
             flush=self._new_keeper(),
             last=_at_last(self._new_rules(), lambda: self._late_documents),
         )
-        self._say = self._writer.say
+        self._say = self._writer.add_scalars
         if self._fault is not None:
             self._writer.lack(self._fault)
 
@@ -250,14 +250,14 @@ class Session:
             except NoMemoryError as error:
                 self._writer.fail(error)
 
-    def _put_scalars(self, said: Said) -> None:
+    def _put_scalars(self, said: ScalarBatch) -> None:
         """Pass numbers and notes to the rules and the writer; runs on the training thread."""
         if not self._settled:
             self._settle()
         if self._rules is not None:
             self._rules.attach(said)
         if self._writer is not None:
-            self._writer.put_said(said)
+            self._writer.put_scalars(said)
 
     def _settle(self) -> None:
         """Check the rank again before storing anything, because it may be known only now."""
@@ -357,11 +357,11 @@ class Session:
 
     def _note(self, note: Note) -> None:
         """Store a note from the writer thread."""
-        self._say(Said(np.empty(0, np.int64), np.empty(0), [], [], [note]))
+        self._say(ScalarBatch(np.empty(0, np.int64), np.empty(0), [], [], [note]))
 
     def _transform(self, steps: list[RawStep]) -> list[StepBatch]:
         """Reduce raw sums to batches to store; runs on the writer thread."""
-        from comgra_decl.stats.choosing import choose_samples
+        from comgra_decl.stats.sample_selection import choose_samples
 
         demand(LEFT)
         for step in steps:

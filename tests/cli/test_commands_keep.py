@@ -51,7 +51,7 @@ def test_verify_explains_damage_and_names_the_rescue(
     damage(run, "smp/row/c/21/0/0/0")
     assert done("verify", str(run)) == 3
     out = capsys.readouterr().out
-    assert "statistics of single samples of slots" in out
+    assert "statistics of individual samples of slots" in out
     assert "checksum" in out
     assert done("verify", str(run), "--json") == 3
     (told,) = json.loads(capsys.readouterr().out)["databases"]
@@ -115,9 +115,9 @@ def test_export_writes_every_format(
     [
         (["verify", "nowhere"], "does not exist"),
         (["compact", "empty"], "there is no run in 'empty'"),
-        (["cp", "runs", "runs"], "exists; nothing is ever overwritten"),
+        (["cp", "runs", "runs"], "already exists; choose another"),
         (["cp", "runs", "copy", "--version", "999"], "999"),
-        (["export", "runs", "empty"], "exists; nothing is ever overwritten"),
+        (["export", "runs", "empty"], "already exists; choose another"),
         (["export", "runs", "out", "-f", "parqet"], "did you mean 'parquet'"),
         (["export", "runs", "out", "--nodes", "haed", "-f", "npz"], "did you mean 'head'"),
     ],

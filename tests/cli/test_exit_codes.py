@@ -373,7 +373,7 @@ def test_a_version_that_is_not_there_is_said_with_those_that_are(
     assert code("cp", "--version", version, str(runs / "fine"), "copy") == 2
     (told,) = capsys.readouterr().err.splitlines()
     newest = newest_version(runs / "fine")
-    assert f"has no version {version}; its versions are numbered up to {newest}" in told
+    assert f"has no version {version}; its newest version is {newest}" in told
     assert "verify" in told
     assert not Path("copy").exists()
     assert code("cp", "--version", str(newest), str(runs / "fine"), "copy") == 0
@@ -391,7 +391,7 @@ def test_a_run_is_neither_copied_nor_exported_into_itself(
     before = sorted(runs.rglob("*"))
     place = Path("link/sub") if target == "link/sub" else runs / target
     assert code(*command, str(runs / "fine"), str(place)) == 2
-    why = "exists" if target == "fine" else "lies in the run itself"
+    why = "exists" if target == "fine" else "is inside the run"
     assert why in capsys.readouterr().err
     assert sorted(runs.rglob("*")) == before
 
@@ -415,7 +415,7 @@ def test_what_a_copy_leaves_out_is_said(runs: Path, capsys: pytest.CaptureFixtur
     assert left_out == {
         "checks/link": "it is a link",
         "checks/pipe": "it is a pipe",
-        "checks/sparse": f"it claims {1 << 30} bytes and holds none",
+        "checks/sparse": f"it claims {1 << 30} bytes but contains none",
     }
     assert told.err.splitlines() == [
         f"comgra-decl: {name} is not copied: {why}" for name, why in left_out.items()

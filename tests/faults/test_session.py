@@ -281,7 +281,7 @@ def test_a_writers_thread_that_dies_before_anything_of_ours_is_called(
         threading.setprofile(None)
     same(plain, found)
     (said,) = stopped(caplog)
-    assert "the thread that writes has died" in said
+    assert "the writer thread has died" in said
     assert said.endswith(f"there is no run in {path}")
 
 

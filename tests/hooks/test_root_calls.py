@@ -13,7 +13,7 @@ from torch import nn
 from torch.nn import functional as F
 
 from comgra_decl.hooks import HookManager
-from comgra_decl.records import RawStep, Said
+from comgra_decl.records import RawStep, ScalarBatch
 from comgra_decl.spec import load_spec
 from tests.support.recording import EVERYTHING, Recording, recording
 
@@ -596,7 +596,7 @@ def test_saliency_after_a_test_that_has_a_record_is_said(caplog: pytest.LogCaptu
 
 def losses_said(schedule: dict[str, object], program: Callable[[], None]) -> list[tuple[int, str]]:
     """The steps and the types of all losses of a program."""
-    said: list[Said] = []
+    said: list[ScalarBatch] = []
     faults: list[BaseException] = []
     spec = load_spec({**EVERYTHING, "schedule": schedule})
     manager = HookManager(spec, lambda _: None, on_fault=faults.append, scalars=said.append)

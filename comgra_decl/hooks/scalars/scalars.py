@@ -21,7 +21,7 @@ import torch
 
 from comgra_decl.hooks.scalars.loop_position import LoopPosition
 from comgra_decl.hooks.scalars.numbers import LateNumbers, Number, read_number
-from comgra_decl.records import RESUMED, Note, Said
+from comgra_decl.records import RESUMED, Note, ScalarBatch
 
 _HAND_OVER = 1.0  # seconds between two times that numbers are handed over
 _MOST = 20_000  # numbers of a step that are taken together
@@ -72,7 +72,10 @@ class Scalars:
     """
 
     def __init__(
-        self, sink: Callable[[Said], None] | None, *, on_fault: Callable[[BaseException], None]
+        self,
+        sink: Callable[[ScalarBatch], None] | None,
+        *,
+        on_fault: Callable[[BaseException], None],
     ) -> None:
         self._sink = sink
         self._on_fault = on_fault
@@ -227,7 +230,7 @@ def _taken(items: list[Any]) -> list[Any]:
     return taken
 
 
-def _said(closed: list[_Step], notes: list[Note]) -> Said:
+def _said(closed: list[_Step], notes: list[Note]) -> ScalarBatch:
     numbers = [number for _, _, part in closed for number in part]
     late = LateNumbers()
     values = np.full(len(numbers), np.nan)
@@ -238,7 +241,7 @@ def _said(closed: list[_Step], notes: list[Note]) -> Said:
             values[where] = value
     late.send()
     counts = [len(part) for _, _, part in closed]
-    return Said(
+    return ScalarBatch(
         steps=np.repeat(np.array([step for step, _, _ in closed], np.int64), counts),
         values=values,
         names=[name for name, _ in numbers],

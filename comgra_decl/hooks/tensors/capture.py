@@ -245,7 +245,7 @@ class StepCapture:
             values=self._values(reduced, spare=False),
             spare_values=self._values(reduced, spare=True) if self._spare else {},
             kpi_tensors=self.kpi_tensors,
-            said=self.said,
+            logged=self.said,
             labels=None if self.categories is None else self.categories.take(),
             wait=reduced.wait,
         )
