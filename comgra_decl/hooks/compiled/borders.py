@@ -87,8 +87,7 @@ class Border:
         return arrives
 
     def _hook_outside(self, returned: Any, hook: Callable[[torch.Tensor, Arrival], None]) -> None:
-        """Registers hooks for results that are not used inside, ahead of the program's own
-        hooks."""
+        """Registers hooks for results not used inside, ahead of the program's own hooks."""
         used = {position for position, _ in self._handed_out}
         for position, arrivals in self._returned:
             if position not in used:
@@ -174,8 +173,7 @@ class InnerGradients:
             self._known[id(tensor)] = weakref.ref(tensor), tensor._version, arrivals
 
     def take(self, tensor: torch.Tensor, arrival: Arrival) -> bool:
-        """Takes over an arrival; returns False if the autograd outside has the complete
-        gradient."""
+        """Takes over an arrival; returns False if autograd outside has the whole gradient."""
         if not self._known:
             return False
         ref, version, arrivals = self._known.get(id(tensor), (None, None, None))
@@ -316,8 +314,7 @@ class _Marks:
                 self._same[user] = _returned(body.graph)[user.args[1]]
 
     def _identity(self, node: Any) -> object:
-        """Returns an object shared by all nodes of the same tensor: the compiler's example
-        value."""
+        """Returns an object shared by all nodes of a tensor: its example value or a node."""
         while node in self._same:
             node = self._same[node]
         value = node.meta.get("example_value") if isinstance(node, torch.fx.Node) else None

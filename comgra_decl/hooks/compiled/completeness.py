@@ -45,8 +45,7 @@ class Completeness:
         return not doubted.isdisjoint(self._expected)
 
     def lacking(self, slots: Iterable[Slot], tops: Iterable[TopPlan]) -> str:
-        """Compares a record of compiled code; describes what it lacks, or returns "" if nothing
-        new."""
+        """Returns a description of what a record of compiled code lacks, "" if nothing new."""
         found = {slot.id for slot in slots}
         expected = self._expected or {}
         missing = {id_: slot for id_, slot in expected.items() if id_ not in found}

@@ -364,8 +364,7 @@ class Observers:
         return ticket
 
     def _again(self, which: object) -> int:
-        """Returns the ticket of a tensor that a checkpoint recomputes, if it was shown exactly
-        once."""
+        """Returns the ticket of a recomputed tensor, if it was shown exactly once before."""
         issued = self._issued.get(which, [])
         return issued[0] if len(issued) == 1 else NO_TICKET
 

@@ -98,8 +98,7 @@ class Reader(Protocol):
         """Reads a tensor that a compiled function compares with a model's output."""
 
     def hand_out(self, position: int, reached: Sequence[int] | None) -> int:
-        """Registers an output that the piece of code also uses; returns the ticket of its
-        gradient."""
+        """Registers an output that the code also uses; returns the ticket of its gradient."""
 
 
 reader: Reader | None = None

@@ -42,8 +42,7 @@ _SHOWN_EAGERLY = (
 
 
 class CompiledSteps:
-    """Chooses between eager execution and the variant for each step, and warns once why it is
-    eager.
+    """Chooses eager execution or the variant for each step, and warns once if it must be eager.
 
     The first record is made eagerly, to discover the model. Steps whose dependency graph is
     followed are also recorded eagerly, because calls are followed in Python. If an eager record
@@ -159,8 +158,7 @@ class CompiledSteps:
             self._warn(_EAGER.format(self._wanted, why))
 
     def _made(self) -> Variant:
-        """Returns the variant, created on first use: its imports are slow and only needed to
-        record."""
+        """Returns the variant, created on first use because its imports are slow."""
         if self._variant is None:
             from comgra_decl.hooks.compiled.observers import Observers
             from comgra_decl.hooks.compiled.variant import Variant

@@ -104,8 +104,7 @@ class Variant:
         return seconds
 
     def compiled_since(self, began: float) -> None:
-        """Adds to the compile time, a one-time cost that does not count as the cost of
-        recording."""
+        """Adds to the compile time, which is a one-time cost and not a cost of recording."""
         self._seconds += time.perf_counter() - began
 
     def _may_show(self, caller: FrameType) -> bool:

@@ -223,8 +223,7 @@ class Provenance(modes.OwnMode):
                 self._lineage.set(tensor, Sources(known.all | given.all, known.grad | reached))
 
     def as_evaluation(self) -> None:
-        """Moves slots computed without gradients to the forward pass: the step was an
-        evaluation."""
+        """Moves 'no_grad' slots to the forward pass, because the step was an evaluation."""
         for slot, number in [*self._nodes.items()]:
             if slot.forward is not None and slot.forward not in self._nodes:
                 del self._nodes[slot]

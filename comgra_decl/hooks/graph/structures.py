@@ -69,8 +69,7 @@ class Structures:
         self._stored = before._stored
 
     def start(self) -> Provenance | None:
-        """Prepares to follow torch calls from the first model call on, if this step needs a
-        capture.
+        """Prepares to follow torch calls from the first model call on, if a capture is due.
 
         Returns:
             The graph to be filled, or None if this step is not followed.
