@@ -3,7 +3,7 @@
 The gradient of a tensor is the sum of the contributions of all its users. Compiled code sees the
 users inside it, autograd sees those outside. The gradient of an input of compiled code is therefore
 complete only outside, and the gradient of an output that the code also uses itself is complete only
-inside. This module decides where each gradient is to be read.
+inside. This module decides where to read each gradient.
 """
 
 from __future__ import annotations
@@ -72,7 +72,7 @@ class Border:
         self._changes = False  # whether the call modified a tensor that gradients flow through
 
     def arrival_at(self, reached: Sequence[int] | None) -> Callable[[], bool]:
-        """Returns a function that tells whether the current backward reached any of some results.
+        """Returns a function that checks whether the current backward reached one of the results.
 
         Code is compiled for all results: a backward sends zeros to those that the loss does not
         depend on, which autograd would not reach at all.
@@ -168,7 +168,7 @@ class InnerGradients:
         self._known.clear()
 
     def know(self, tensor: Any, arrivals: list[Arrival] | None) -> None:
-        """Collects requests for the gradient of a tensor in `arrivals`; None discards them."""
+        """Sends later requests for a tensor's gradient to `arrivals`; None discards them."""
         if isinstance(tensor, torch.Tensor) and tensor.requires_grad:
             self._known[id(tensor)] = weakref.ref(tensor), tensor._version, arrivals
 
@@ -185,7 +185,7 @@ class InnerGradients:
 
 
 def mark_borders(graph: GraphModule) -> None:
-    """Tells the operators in a graph which tensors are inputs, and exposes those it returns."""
+    """Marks inputs for the operators in a graph, and shows the gradients of its results."""
     parts = [graph, *(body for _, body in _checkpoints(graph))]
     for branch in _branches(graph, parts):
         _show_nothing(branch)

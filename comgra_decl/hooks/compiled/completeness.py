@@ -19,9 +19,9 @@ class Completeness:
     """Compares records of compiled code with the last eager one.
 
     Compiled code may hide inputs and outputs of modules, and their gradients. Parameters, their
-    gradients and updates do not come from compiled code: only the program leaves them out, for
-    example when a scaler skips a step. The program also leaves out modules that it did not call; in
-    that case none of their parameters has a gradient.
+    gradients and updates do not come from compiled code: if they are missing, the program itself
+    left them out, for example because a scaler skipped a step. The same holds for modules that it
+    did not call; none of their parameters has a gradient then.
     """
 
     def __init__(self) -> None:
@@ -45,7 +45,7 @@ class Completeness:
         return not doubted.isdisjoint(self._expected)
 
     def lacking(self, slots: Iterable[Slot], tops: Iterable[TopPlan]) -> str:
-        """Returns a description of what a record of compiled code lacks, "" if nothing new."""
+        """Describes what a record of compiled code lacks; returns "" if nothing new is missing."""
         found = {slot.id for slot in slots}
         expected = self._expected or {}
         missing = {id_: slot for id_, slot in expected.items() if id_ not in found}
@@ -88,7 +88,7 @@ def _left_out(tops: Iterable[TopPlan], found: set[int]) -> Iterator[Slot]:
             yield from _of_modules(top)
             continue
         if not any(parameter.grad is not None for parameter in _parameters(top)):
-            continue  # they were cleared before the end of the step and prove nothing
+            continue  # gradients were cleared before the step ended, so this proves nothing
         modules = {part.path: part.module() for part in top.parts}
         for plan in top.modules:
             if not _was_used(plan.path, modules):

@@ -1,7 +1,7 @@
 """Control flow that torch always compiles, even in eager code: `torch.cond`, `scan`, `while_loop`.
 
 The compiled code is kept for later calls, including those of unrecorded steps, so it must not
-contain anything of tracing.
+contain any code of tracing.
 """
 
 from __future__ import annotations

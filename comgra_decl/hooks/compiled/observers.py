@@ -78,14 +78,14 @@ class InputObserver:
 
 
 class CallObserver:
-    """Two hooks that mark the begin and end of an outermost module's call."""
+    """Two hooks that mark the start and end of an outermost module's call."""
 
     def __init__(self, number: int, *, of_model: bool) -> None:
         self.number = torch.tensor(number)
         self.of_model = of_model
 
     def before(self, module: nn.Module, args: Any, kwargs: Any) -> None:
-        """Marks the begin of the call."""
+        """Marks the start of the call."""
         if _is_compiling():
             given = [*_tensors(args, ""), *_tensors(kwargs, "")]
             tensors = [tensor for _, tensor in given]

@@ -5,8 +5,8 @@ unchanged: there is no copy or view that a later in-place change could affect. W
 decomposes `show`, it becomes `read` and a tensor hook that autograd runs while the backward is
 traced, so `gradient` becomes a part of the backward.
 
-A compiled function that calls a model also uses `enter` and `leave`, which mark the begin and end
-of the outermost call of a module; no Python code runs there.
+A compiled function that calls a model also uses `enter` and `leave`, to mark the start and end of
+the outermost call of a module, since Python code cannot observe it there.
 
 All are declared as ordered effects: they are never removed or reordered, and forward and backward
 need no shared buffer.

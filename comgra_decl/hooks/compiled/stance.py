@@ -91,9 +91,9 @@ class EagerStance:
         """Restores the stance found by `force`."""
         self.variant = None
         if id(self) in self._forcing:
-            if len(self._forcing) == 1:  # not before `_restore`: if that fails, it is called again
+            if len(self._forcing) == 1:
                 _restore()
-            del self._forcing[id(self)]  # not before: if that has failed, it is done again
+            del self._forcing[id(self)]  # last, so that a failed `_restore` is retried
 
 
 def _force() -> None:

@@ -33,7 +33,7 @@ def show_targets(module: GraphModule) -> None:
 def _targets(module: GraphModule) -> Iterator[tuple[Node, Node]]:
     """Yields pairs of (user of a target, target)."""
     targets = Targets(on_fault=_raise)
-    depth = 0  # of model calls, whose insides are not searched
+    depth = 0  # of nested model calls, which are not searched
     for node in module.graph.nodes:
         args, kwargs = map_arg(node.args, _value), map_arg(node.kwargs, _value)
         if str(node.target).startswith(_OURS):

@@ -166,7 +166,7 @@ def _reach(call: _Call, position: int, gradient: torch.Tensor | None) -> None:
 
 
 def _behind(nodes: Iterable[Any]) -> set[Node]:
-    """Returns all nodes that autograd reaches from some nodes."""
+    """Returns all autograd nodes reachable from the given ones."""
     found: set[Node] = set()
     waiting = [node for node in nodes if node is not None]
     while waiting:

@@ -35,7 +35,7 @@ _COMMUNICATES = (
     "compiled code calls collectives itself, so it would wait forever for ranks that run eagerly"
 )
 _IS_TORCHS_OWN = "frame is in the Dynamo skipfiles list"
-"""The compiler's reason for skipping most calls between pieces of compiled code, on every call.
+"""The compiler's reason for skipping most calls between pieces of compiled code, every time.
 
 Asking the compiler takes a millisecond, and a step has dozens of such calls.
 """

@@ -54,7 +54,7 @@ class Inside(NamedTuple):
     attention: Series | None
 
     def nested(self, inner: Inside | None) -> Inside:
-        """Merges what is recorded here with that of a module nested inside."""
+        """Returns what is recorded inside a nested module: `inner` added to this."""
         if inner is None:
             return self
         return Inside({**self.calls, **inner.calls}, inner.attention or self.attention)
@@ -115,7 +115,7 @@ class Sites:
                 self._sites[id(module)] = (weakref.ref(module), inside)
 
     def _node(self, plan: TopPlan, path: str, function: str, paths: set[str]) -> Callable[[], str]:
-        """Returns a function that names calls inside a module; "()" avoids the name of a child."""
+        """Returns a function that names calls inside a module; "()" avoids a clash with a child."""
         label = self._labels[function]
         if f"{path}.{label}".lstrip(".") in paths:
             label += "()"

@@ -101,7 +101,7 @@ class Watching:
         args: tuple[Any, ...],
         kwargs: dict[str, Any],
     ) -> Any:
-        """Calls the function and passes the call on, unless an outer call already does so."""
+        """Calls the function and reports the call, unless it is part of a reported call."""
         known = not self.on or name in self._running or threading.get_ident() != self._thread
         token = None
         if not known:

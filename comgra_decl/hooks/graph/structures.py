@@ -65,7 +65,7 @@ class Structures:
         self._wanted = True
 
     def go_on_from(self, before: Structures) -> None:
-        """Keeps track of the graphs the run already has, after the spec has changed."""
+        """Takes over the set of stored graphs after the spec has changed."""
         self._stored = before._stored
 
     def start(self) -> Provenance | None:

@@ -2,7 +2,7 @@
 
 A loop logs many values of a step after `optimizer.step()`. By the step count, the next step has
 then started, but the values still belong to the previous one. The position in the code resolves
-this: values logged further down in the same loop than the end of the step belong to the step that
+this: values logged after the end of a step in the code of the same loop belong to the step that
 ended there.
 """
 
@@ -29,7 +29,7 @@ class LoopPosition:
             frame = frame.f_back
 
     def passed(self) -> bool:
-        """Whether the caller is further down than the end of the last step."""
+        """Whether the caller is at a later place in the code than the end of the last step."""
         frame: FrameType | None = sys._getframe(1)
         for _ in range(_DEPTH):
             if frame is None:

@@ -40,7 +40,7 @@ class Saying:
 
     Attributes:
         step: its number, unless other threads end steps before it.
-        first: the first step with any numbers.
+        first: the first step that has values.
         type: the type of the step that ended last.
         losses: the number of losses of the step.
         most: the largest number of losses of any step that has ended.
@@ -115,7 +115,7 @@ class Scalars:
         self._look()
         self.saying = saying
 
-    # -- what is said --------------------------------------------------------------------------
+    # -- logging -------------------------------------------------------------------------------
 
     def kpi(self, name: str, value: Any) -> None:
         """Logs a number of a step: a float, or a tensor of one element."""
@@ -192,7 +192,7 @@ class Scalars:
         saying.most = max(saying.most, saying.losses)
         saying.losses = 0
 
-    # -- handing over --------------------------------------------------------------------------
+    # -- delivery ------------------------------------------------------------------------------
 
     def _end(self, saying: Saying, type_: str) -> None:
         """Closes the values logged for a step, while another thread may be adding more."""

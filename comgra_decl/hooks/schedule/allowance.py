@@ -24,16 +24,16 @@ _NEVER = 4.0**15
 class Allowance:
     """Limits on time and disk space, and how much of them is used.
 
-    Time: every record creates a debt of its cost, which is paid off with `share` of the time that
-    passes from its beginning on. While there is a debt, no record is due. A record can only begin
-    at the start of a step, so it may begin up to a step late; that time is not lost.
+    Time: every record creates a debt of its cost, which is paid off with `share` of the time from
+    its beginning on. While there is a debt, no record is due. A record can only begin at the start
+    of a step, so it may begin up to a step late; that time is not lost.
 
     Disk: whenever half of the remaining space is used, gaps become four times longer. Each half of
     the remainder thus lasts twice as long as the one before, and a training of unknown length is
     recorded more and more rarely, but until its end.
 
     Args:
-        spec: the limits; None means no limit.
+        spec: the limits; None in it means no limit.
         say: called with ("time" or "disk", a sentence) to report a choice.
         whose: the type of execution, "" for all records.
         before: the previous allowance, if the spec changed.
@@ -56,7 +56,8 @@ class Allowance:
         self._paid = -math.inf  # when the debt will be paid off
         self._reported: dict[str, float] = {}
         self.bytes = 0.0  # at the latest measurement
-        self.records = self.then = self.before = 0  # now, at the latest measurement, before it
+        # counts now, at the latest measurement, and at the one before it
+        self.records = self.then = self.before = 0
         if before is not None:
             self._paid, self.bytes = before._paid, before.bytes
             self.records, self.then, self.before = before.records, before.then, before.before

@@ -20,9 +20,9 @@ _is_compiling = torch.compiler.is_dynamo_compiling
 class IdleSteps:
     """An optimizer hook that counts a known number of steps and does nothing else.
 
-    It runs rarely compared with other code, when none of it is in the processor's caches any more,
-    so its cost is the number of objects it touches. It therefore uses only closure variables, and
-    an iterator instead of a number that is read, compared, incremented and written.
+    It runs so rarely that none of it is left in the processor's caches, so its cost depends on the
+    number of objects it touches. It therefore uses only closure variables, and an iterator instead
+    of a number that is read, compared, incremented and written.
 
     Args:
         beat: called with `END` at each counted step.

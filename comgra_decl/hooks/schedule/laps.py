@@ -85,8 +85,7 @@ class Marks:
                 return None
             event.record()
         except (RuntimeError, AttributeError):
-            # the device has failed, which the program will notice itself, or torch is built without
-            # it
+            # the device has failed, which the program will notice, or torch is built without it
             self._failed = True
             return None
         return Mark(place, event)
@@ -102,7 +101,7 @@ class Marks:
         return self._device.Event(enable_timing=True)
 
     def passed(self, *marks: Mark) -> bool:
-        """Whether the device has passed all marks; also true if this is no longer known."""
+        """Whether the device has passed all marks; also true if the device has failed."""
         if self._failed:
             return True
         try:

@@ -31,7 +31,7 @@ _EVERY_SAMPLE = 1 << 30
 WITHOUT_GRADIENT = "no_grad"
 """The pass of tensors that a training step computes under `torch.no_grad()`, model included."""
 
-_MAX_LAYOUTS = 256  # step layouts kept for reuse; a model with ever new layouts must not leak
+_MAX_LAYOUTS = 256  # step layouts kept for reuse; bounded, since they may keep changing
 
 
 class StepCapture:
@@ -50,10 +50,8 @@ class StepCapture:
         self.cut: dict[str, None] = {}  # nodes with more iterations than are recorded in a step
         self.uneven: dict[str, None] = {}  # nodes with one row per sample only in some records
         self.followed = followed  # whether the dependency graph is built from these calls
-        self._spare_values = (
-            spare_values  # also copy values that the spec does not request, for later
-        )
-        self._spare: set[Slot] = set()  # slots whose values the spec does not request
+        self._spare_values = spare_values  # also copy values not requested, for later
+        self._spare: set[Slot] = set()  # slots whose values are not requested
         self._reducer = reducer
         self._max_value_elements = max_value_elements
         self._sample_count = sample_count
@@ -283,8 +281,7 @@ class StepCapture:
                 elements=reduced.elements,
                 batched=reduced.batched,
                 shapes=tuple(
-                    # only the local part of a shard is reduced, and only its first full shape is
-                    # known
+                    # only the local part of a shard is reduced; only its first full shape is known
                     None if slot.piece is not None else reduced.shapes[index]
                     for slot, index in self._entries
                 ),

@@ -54,7 +54,7 @@ class Backwards:
         self.current = None
 
     def name(self) -> str:
-        """Returns the pass of the current `backward` call, begun if it is its first loss."""
+        """Returns the pass of the current `backward` call; begins it if necessary."""
         return self.current or self.begin()
 
     def begin(self) -> str:

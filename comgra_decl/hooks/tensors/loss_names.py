@@ -37,7 +37,7 @@ def calling_places() -> tuple[Place, ...]:
     """Returns the current places of the program's functions, innermost first.
 
     Functions of comgra_decl and torch are skipped. So are handlers of torch calls, because a loss
-    is the same one with and without a mode.
+    is the same with and without a mode.
     """
     places: list[Place] = []
     frame: FrameType | None = sys._getframe(1)
