@@ -112,7 +112,9 @@ class Categories:
         """Stores labels as they are now; those on a device are fetched later."""
         if isinstance(found, torch.Tensor):
             if found.dim() != 1:
-                raise ValueError(f"categories must have shape (samples,), got {tuple(found.shape)}")
+                raise ValueError(
+                    f"categories must be one per sample, got shape {tuple(found.shape)}"
+                )
             if found.is_floating_point() or found.is_complex():
                 raise TypeError(f"categories must be integers, got {found.dtype}")
             self._labels = partial(_listed, found.detach().clone())
