@@ -1,1 +1,1 @@
-"""What is tried with a script without training it: plans, one batch, mixed samples."""
+"""Experiments on a script that do not train it: plans, fitting one batch, mixed samples."""

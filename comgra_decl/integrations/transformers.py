@@ -78,7 +78,7 @@ class TraceCallback(TrainerCallback):
         **kwargs: Any,
     ) -> None:
         """Notes what the Trainer logs."""
-        self._recording.say(logs or {})
+        self._recording.log(logs or {})
 
     def on_train_end(
         self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
