@@ -63,7 +63,8 @@ def _print_version(wanted: bool) -> None:
 @app.callback()
 def _comgra_decl(
     version: Annotated[
-        bool, typer.Option("--version", callback=_print_version, is_eager=True, help="Show version.")
+        bool,
+        typer.Option("--version", callback=_print_version, is_eager=True, help="Show version."),
     ] = False,
 ) -> None:
     """See inside a PyTorch network while it trains."""

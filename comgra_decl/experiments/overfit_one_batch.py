@@ -89,17 +89,18 @@ def _held(inputs: list[object]) -> bool:
 
 
 @contextmanager
-"""Hold the batch of the program that runs inside fixed, and record its losses and inputs.
+def held(seen: Seen, steps: int, end: Callable[[], BaseException]) -> Iterator[None]:
+    """Keep the batch of the program inside the block fixed, and record its losses and inputs.
 
-Each DataLoader yields its first batch over and over, as fresh copies. After each optimizer step,
-the random generators of Python, NumPy and torch are reset to their state after the first step, so
-that the same numbers are drawn again. Nothing else is changed.
+    Each DataLoader yields its first batch over and over, as fresh copies. After each optimizer
+    step, the random generators of Python, NumPy and torch are reset to their state after the first
+    step, so that the same numbers are drawn again. Nothing else is changed.
 
-Args:
-    seen: filled with losses and inputs.
-    steps: number of optimizer steps after which the exception is raised.
-    end: creates the exception.
-"""
+    Args:
+        seen: filled with losses and inputs.
+        steps: number of optimizer steps after which the exception is raised.
+        end: creates the exception.
+    """
     import torch
     from torch.nn.modules.module import register_module_forward_pre_hook
     from torch.optim.optimizer import register_optimizer_step_post_hook

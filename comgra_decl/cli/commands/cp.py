@@ -20,9 +20,7 @@ def command(
         Path,
         typer.Argument(help="Target folder or URL; in an existing folder, the run keeps its name."),
     ],
-    compact: Annotated[
-        bool, typer.Option("--compact", help="Leave out duplicate data.")
-    ] = False,
+    compact: Annotated[bool, typer.Option("--compact", help="Leave out duplicate data.")] = False,
     version: Annotated[
         int | None, typer.Option(help="Copy the run as of this version; see `verify`.")
     ] = None,

@@ -42,9 +42,7 @@ _All = Annotated[
 
 _Together = Annotated[
     bool,
-    typer.Option(
-        "--together/--no-together", help="Look for correlations, which takes longer."
-    ),
+    typer.Option("--together/--no-together", help="Look for correlations, which takes longer."),
 ]
 
 
