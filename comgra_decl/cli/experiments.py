@@ -77,8 +77,7 @@ class Experiment:
 def experiment(
     command: str, arguments: Sequence[str], *, usage: str, option: NumberOption
 ) -> Experiment | None:
-    """Return the experiment requested on a command line; None if it asks for help, which is
-    printed.
+    """Return the experiment that a command line requests; None after printing the help.
 
     Exits if the command line is invalid.
     """

@@ -164,8 +164,7 @@ class Waiting:
             self._direct.install(all_classes=True)
 
     def _compile(self, original: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
-        """Start recording, because a compiled model is about to be called; only note it during an
-        import.
+        """Start recording, since a compiled model will be called; during an import, only note it.
 
         A library that compiles while it is imported may never call the result. Compiled code must
         not see any hook of comgra when it first runs.

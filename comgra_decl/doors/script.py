@@ -127,8 +127,7 @@ def require_script(call: Call) -> None:
 
 
 def run(call: Call, *, start: Callable[[Spec, RunContext], Session] = start_session) -> None:
-    """Run the script of `call` like Python would, and record it in the session that `start`
-    returns."""
+    """Run the script of `call` like Python would, recorded by the session that `start` returns."""
     from comgra_decl.doors.checked_spec import declared, require_at_first_step
 
     try:
@@ -217,7 +216,6 @@ def _run_file(path: Path) -> None:
 
 
 def _set_first_of_path(folder: Path) -> None:
-    """Replace comgra's own entry in `sys.path` with `folder`, where Python puts the script's
-    folder."""
+    """Replace comgra's own first entry of `sys.path` with the script's `folder`."""
     if not getattr(sys.flags, "safe_path", False):
         sys.path[0] = str(folder)

@@ -147,8 +147,7 @@ def _mixed(call: Call, base: Seen, sample: int, change: float) -> Mixing:
 
 
 def _largest_change(call: Call, base: Seen) -> tuple[int, float]:
-    """Return which of the first, middle and last sample depends most on the others, and how
-    much."""
+    """Return which of the first, middle and last sample depends most on others, and how much."""
     samples = sorted({0, call.samples // 2, call.samples - 1})
     changes = {i: differs(base.output, run_again(call, i).output, call, sample=i) for i in samples}
     most = max(samples, key=lambda i: changes[i])

@@ -31,8 +31,7 @@ def matches(pattern: str, path: str) -> bool:
 
 
 def split(path: str) -> list[str]:
-    """Split a path or glob at its dots; the empty string, which is the root, gives an empty
-    list."""
+    """Split a path or glob at its dots; the empty string (the root) gives an empty list."""
     return path.split(".") if path else []
 
 
