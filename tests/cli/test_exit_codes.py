@@ -194,7 +194,7 @@ def test_an_empty_path_is_no_path(
     assert code(*arguments) == 2
     told = capsys.readouterr()
     assert re.search(
-        "non-empty|no script|needs a (value|name)|does not exist|not set|''", told.err
+        "non-empty|missing script|needs a (value|name)|does not exist|not set|''", told.err
     ), told.err
     assert "Traceback" not in told.err
     assert not told.out

@@ -138,8 +138,8 @@ def test_matched_and_unmatched_tell_the_whole_truth(patterns: list[list[str]]) -
         (
             {"a": {"select": "blocks.*.atn"}},
             (
-                "comgra.nodes.a.select: 'blocks.*.atn' matches no module; below 'blocks.*' there "
-                "is attn, dropout; did you mean 'attn'?"
+                "comgra.nodes.a.select: 'blocks.*.atn' matches no module; modules below "
+                "'blocks.*': attn, dropout; did you mean 'attn'?"
             ),
         ),
         (
