@@ -84,7 +84,7 @@ class Waiting:
 
     Args:
         spec: a preset or file.
-        overrides: overrides of it.
+        overrides: overrides of the spec.
     """
 
     def __init__(self, spec: str, overrides: list[str]) -> None:
@@ -201,7 +201,7 @@ class Waiting:
             require_functions(spec)
             session = start_session(spec, program_context(self._base))
         except SpecError as error:  # user functions, importable only now
-            environment.taken()  # no report of a missing training
+            environment.taken()  # suppress the report that nothing was recorded
             raise SystemExit(
                 f"{wrong_spec(error)}\n  (from {environment.VARIABLE} in the environment)"
             ) from None

@@ -29,8 +29,8 @@ usage: python -m comgra_decl [--spec NAME|FILE] [KEY=VALUE ...] SCRIPT [ARGS ...
 Runs a training script unchanged and records what happens inside its networks.
 
   --spec NAME|FILE  a preset (attention, debug, light, off) or a YAML file; default: debug
-    KEY=VALUE         an override, such as schedule.every=10 or run.root=/data/runs
-    -m MODULE         run a module instead of a file, like python -m
+  KEY=VALUE         an override, such as schedule.every=10 or run.root=/data/runs
+  -m MODULE         run a module instead of a file, like python -m
   --version, --help
 
 To view what was recorded: comgra-decl view runs
@@ -43,7 +43,7 @@ class Call:
 
     Attributes:
         spec: the preset or file.
-        overrides: overrides of it.
+        overrides: overrides of the spec.
         script: a file, or a module's name if `module` is set.
         arguments: the script's arguments.
     """

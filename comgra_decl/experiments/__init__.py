@@ -1,1 +1,1 @@
-"""Experiments on a script that do not train it: plans, fitting one batch, mixed samples."""
+"""Experiments on a training script: plans, fitting one batch, batch mixing, layer statistics."""

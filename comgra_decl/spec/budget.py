@@ -60,7 +60,7 @@ def _bytes_as_text(value: Any) -> Any:
 
 
 class BudgetSpec(SpecModel):
-    """Limits on the cost of recording; the log and the run's report state the resulting schedule.
+    """Limits on the cost of recording; the log and the run's report state what was chosen.
 
     `steps` and `windows` are recorded regardless of the time budget; nothing is recorded beyond the
     disk budget.

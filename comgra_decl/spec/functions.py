@@ -56,7 +56,7 @@ class SplitSpec(SpecModel):
 
 
 class AttentionSpec(SpecModel):
-    """Makes the weights of attention visible that is computed in a single fused call."""
+    """Exposes the weights of fused attention, which never leave the call that computes them."""
 
     recompute: Bool = True
     """Whether to recompute the weights of the recorded samples from query, key, mask and scale,

@@ -40,7 +40,7 @@ def compile_name(pattern: str) -> re.Pattern[str]:
     """Return the regex of a glob over a single name, such as `*Attention`.
 
     Raises:
-        ValueError: the pattern is empty or contains a dot.
+        ValueError: the pattern is not a single name.
     """
     if "." in pattern or not pattern:
         raise ValueError(f"{pattern!r} is not a class name; write it without its module: 'Linear'")
@@ -62,7 +62,7 @@ def compile_text(pattern: str) -> re.Pattern[str]:
 def _matches(levels: Sequence[Level], names: Sequence[str]) -> bool:
     """Match names against levels; on a mismatch, extend the latest `**` by one name and retry.
 
-    Earlier `**` need no retry, so matching takes at most len(levels) * len(names) steps.
+    Earlier `**` need no retry, which keeps matching fast for any pattern.
     """
     level = name = 0
     retry: tuple[int, int] | None = None

@@ -18,9 +18,9 @@ that one; its output for that sample must not change. BatchNorm in training mode
 samples on purpose, is reported separately. What the script prints goes to standard error; files
 that it writes are written as usual. Nothing is recorded.
 
-    --for RUN       store the verdict with a run of this script; `comgra-decl diagnose` shows it
-    --batch-dim N   the batch dimension of inputs and outputs; default: 0
-    --json          print JSON
+  --for RUN       store the verdict with a run of this script; `comgra-decl diagnose` shows it
+  --batch-dim N   the batch dimension of inputs and outputs; default: 0
+  --json          print JSON
 
 Exit codes: 0 samples are independent, except through BatchNorm; 3 samples are mixed; 4
 inconclusive, with the reason; 2 invalid command line; otherwise the script's own.

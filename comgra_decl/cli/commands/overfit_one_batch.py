@@ -20,9 +20,9 @@ Each DataLoader yields its first batch over and over; data drawn from the global
 are drawn identically in each step. What the script prints goes to standard error; files that it
 writes are written as usual. Nothing is recorded.
 
-    --for RUN   store the verdict with a run of this script; `comgra-decl diagnose` shows it
+  --for RUN   store the verdict with a run of this script; `comgra-decl diagnose` shows it
   --steps N   optimizer steps; default: {STEPS}
-    --json      print JSON
+  --json      print JSON
 
 Exit codes: 0 it can (the loss fell to a tenth of the first, or less); 3 it cannot; 4 inconclusive,
 with the reason; 2 invalid command line; otherwise the script's own.

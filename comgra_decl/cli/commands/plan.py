@@ -27,10 +27,10 @@ Runs a training script for at most seven steps, prints what the spec records and
 this machine, and ends the script. No run is stored. Files that the script writes until then are
 written as usual; what it prints goes to standard error.
 
-    --json            print JSON
+  --json            print JSON
   --spec NAME|FILE  a preset or a YAML file; default: debug
-    KEY=VALUE         an override, such as schedule.every=10
-    -m MODULE         run a module instead of a file, like python -m
+  KEY=VALUE         an override, such as schedule.every=10
+  -m MODULE         run a module instead of a file, like python -m
 
 For a Hydra application: python train.py +comgra=debug +comgra.dry_run=true
 
