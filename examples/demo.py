@@ -124,8 +124,7 @@ class Demo:
         return self.training.returncode or None
 
     def stop(self) -> None:
-        """End whatever still runs: first the training, so that it keeps its records, then the
-        viewer."""
+        """End the training, so that it keeps its records, and then the viewer."""
         self.stopping = True
         if self.training is not None:
             end(self.training, by=signal.SIGINT, patience=10)

@@ -188,7 +188,7 @@ class Dashboard:
             at = resolve(self._view, wanted, self._roles)
             self._ahead.plan(likely.tensor(self._view, at), soon=True)
 
-    # --- what is new on disk -----------------------------------------------------------------
+    # --- new data on disk --------------------------------------------------------------------
 
     def poll(self) -> None:
         """Checks for new records and runs. The selection moves only in follow mode."""

@@ -205,8 +205,8 @@ def _forecast(
 
 
 def _warnings(report: dict[str, Any]) -> list[str]:
-    said = {*report.get("unmatched", [])}
-    warnings = [w for w in report.get("warnings", []) if w not in said]
+    unmatched = {*report.get("unmatched", [])}
+    warnings = [w for w in report.get("warnings", []) if w not in unmatched]
     refused = [f"{name} is not recorded: {why}" for name, why in report.get("refused", {}).items()]
     return [*warnings, *(sentence for sentence in refused if sentence not in warnings)]
 

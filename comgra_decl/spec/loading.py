@@ -61,8 +61,8 @@ def load_spec(
     try:
         spec = Spec.model_validate(content)
     except ValidationError as error:
-        said = explain(error, Spec, content)
-        problems += [line for line in said if line.partition(": ")[0] not in refused]
+        lines = explain(error, Spec, content)
+        problems += [line for line in lines if line.partition(": ")[0] not in refused]
     problems += further(content)
     problems[:0] = [f"{path}: {why}" for path, why in refused.items()]
     if problems or spec is None:

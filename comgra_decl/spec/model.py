@@ -101,14 +101,14 @@ class Spec(SpecModel):
     """Whether to record anything at all."""
 
     @model_validator(mode="after")
-    def _triggers_look_at_what_is_recorded(self) -> Spec:
+    def _trigger_statistics_are_recorded(self) -> Spec:
         problems = [] if self.keep is None else self.keep.unknown_statistics(self.statistics)
         if problems:
             raise ValueError("; ".join(problems))
         return self
 
     @model_validator(mode="after")
-    def _somebody_asks_for_what_is_held(self) -> Spec:
+    def _kept_steps_have_a_trigger(self) -> Spec:
         by_findings = self.on_finding.keep != "never"
         if by_findings and self.keep is None:
             raise ValueError(

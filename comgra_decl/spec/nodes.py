@@ -135,7 +135,7 @@ class Selector(SpecModel):
         return self
 
     @model_validator(mode="after")
-    def _says_something(self) -> Selector:
+    def _selects_something(self) -> Selector:
         if self.function:
             return self
         if not (self.path or self.class_ or self.regex or self.annotation):

@@ -69,8 +69,8 @@ class Plain:
             try:
                 OmegaConf.create({"text": text})
             except OmegaConfBaseException as error:
-                said = str(error).strip().splitlines()[0]
-                self._refused(path, f"{shown(text)} cannot be parsed: {said}")
+                reason = str(error).strip().splitlines()[0]
+                self._refused(path, f"{shown(text)} cannot be parsed: {reason}")
                 return None
         return text
 

@@ -70,8 +70,8 @@ class RunSpec(SpecModel):
     for the newest run of the group (or a new one if there is none)."""
 
     resume_step: RankNumber | None = None
-    """With `resume`: the number of the first step, which is the number of steps behind the
-    checkpoint; null asks the optimizer, if it counts steps (as Adam and its variants do), or
+    """With `resume`: the number of the first step, which is the number of steps taken before
+    the checkpoint; null asks the optimizer, if it counts steps (as Adam and its variants do), or
     continues after the last recorded step. Steps from there on that the run already contains are
     replaced by the new ones."""
 

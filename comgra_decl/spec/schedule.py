@@ -137,8 +137,8 @@ class ScheduleSpec(CadenceSpec):
     program that calls `comgra.step()` ends its steps there, regardless of this setting."""
 
     max_iterations: _Times | None = 256
-    """Maximum number of iterations of a node to record in one step; dropped iterations are listed
-    in the run's report. null for all. A step has many iterations if a cell is called for each time
+    """Maximum number of iterations of a node to record in one step; the run's report
+    states if more were dropped. null for all. A step has many iterations if a cell is called for each time
     step, or if an optimizer evaluates its closure repeatedly."""
 
     @property
