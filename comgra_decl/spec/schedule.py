@@ -137,9 +137,9 @@ class ScheduleSpec(CadenceSpec):
     program that calls `comgra.step()` ends its steps there, regardless of this setting."""
 
     max_iterations: _Times | None = 256
-    """Maximum number of iterations of a node to record in one step; the run's report
-    states if more were dropped. null for all. A step has many iterations if a cell is called for each time
-    step, or if an optimizer evaluates its closure repeatedly."""
+    """Maximum number of iterations of a node to record in one step; the run's report states if more
+    were dropped. null for all. A step has many iterations if a cell is called for each time step,
+    or if an optimizer evaluates its closure repeatedly."""
 
     @property
     def type_budgets(self) -> dict[str, BudgetSpec]:

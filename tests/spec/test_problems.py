@@ -231,8 +231,8 @@ def test_no_sentence_of_pydantic_is_left_over_for_any_field() -> None:
         (
             entry(select={"regex": ""}),
             (
-                "comgra.nodes.attn.select.regex: a regular expression must not be empty; '.*' matches "
-                "every module"
+                "comgra.nodes.attn.select.regex: a regular expression must not be empty; '.*' "
+                "matches every module"
             ),
         ),
     ],
