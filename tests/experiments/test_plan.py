@@ -135,7 +135,7 @@ def test_a_hydra_application_has_a_plan(tmp_path: Path) -> None:
     done = forked(tmp_path, "train.py", "+comgra=debug", "+comgra.dry_run=true")
     assert done.returncode == 0, done.stderr
     assert "What the spec records" in done.stdout
-    assert "nothing was kept" in done.stdout
+    assert "nothing was stored" in done.stdout
     assert not (tmp_path / "runs").exists()
 
 
