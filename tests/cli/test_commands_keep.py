@@ -67,7 +67,7 @@ def test_verify_explains_damage_and_names_the_rescue(
 def test_verify_names_a_run_that_is_lost(root: Path, capsys: pytest.CaptureFixture[str]) -> None:
     shutil.rmtree(root / "group" / "run" / "trace.ocdbt" / "d")
     assert done("verify", str(root)) == 3
-    assert "there is no earlier version that is whole" in capsys.readouterr().out
+    assert "no earlier version is intact" in capsys.readouterr().out
 
 
 def test_compact_says_what_it_saved(root: Path, capsys: pytest.CaptureFixture[str]) -> None:

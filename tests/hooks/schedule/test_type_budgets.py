@@ -249,7 +249,7 @@ def session_looks(session: Any) -> None:
 @pytest.mark.parametrize(
     ("budget", "problem"),
     [
-        ({"time": "3"}, "comgra.schedule.types.long.budget.time: '3' is no share of the time"),
+        ({"time": "3"}, "comgra.schedule.types.long.budget.time: '3' is not a share of the time"),
         ({"disc": "1GB"}, "did you mean 'disk'"),
     ],
 )
