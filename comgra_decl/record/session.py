@@ -250,14 +250,14 @@ class Session:
             except NoMemoryError as error:
                 self._writer.fail(error)
 
-    def _put_scalars(self, said: ScalarBatch) -> None:
+    def _put_scalars(self, batch: ScalarBatch) -> None:
         """Pass numbers and notes to the rules and the writer; runs on the training thread."""
         if not self._settled:
             self._settle()
         if self._rules is not None:
-            self._rules.attach(said)
+            self._rules.attach(batch)
         if self._writer is not None:
-            self._writer.put_scalars(said)
+            self._writer.put_scalars(batch)
 
     def _settle(self) -> None:
         """Check the rank again before storing anything, because it may be known only now."""
