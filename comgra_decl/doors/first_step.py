@@ -2,7 +2,7 @@
 
 A process that neither calls a model nor lets an optimizer step leaves no run: a launcher, a
 tokenizer's helper, a worker that loads data, a program whose children train. Nothing is attached
-to them but two stand-ins and two hooks, which go away when the recording begins.
+to them but three stand-ins and two hooks, which go away when the recording begins.
 """
 
 from __future__ import annotations
@@ -29,6 +29,7 @@ from comgra_decl.hooks.call_context import is_no_step, torch_variable
 from comgra_decl.hooks.direct_calls import DirectCalls
 from comgra_decl.hooks.hook_lists import Placed, after_steps
 from comgra_decl.hooks.module_tree import has_parameters
+from comgra_decl.hooks.objects import watch_freezing
 from comgra_decl.hooks.patches import Patch
 
 if TYPE_CHECKING:
@@ -91,6 +92,7 @@ class Waiting:
         self._owner = os.getpid()
         self._construction = Patch(Optimizer, "__init__", self._construct)
         self._compilation = Patch(torch, "compile", self._compile)
+        self._freezing = watch_freezing(on_fault=_give_up)
         self._direct = DirectCalls(before=self._called_directly, after=self._returned)
         self._leaves: dict[int, Callable[[Any], None]] = {}  # told the output of such a call
         self._calls: RemovableHandle | None = None
@@ -109,6 +111,7 @@ class Waiting:
         self._session = None
         self._construction.apply()
         self._compilation.apply()
+        self._freezing.apply()
         if RECORDED_BY not in os.environ:
             self._await_call()
         self._steps = after_steps.add(lambda *_: self._start())
@@ -117,6 +120,7 @@ class Waiting:
         """Waits no longer."""
         self._construction.restore()
         self._compilation.leave()
+        self._freezing.restore()
         self._direct.remove()
         for handle in (self._calls, self._steps):
             if handle is not None:
@@ -261,6 +265,11 @@ def _launched() -> bool:
     """Whether the program has started others that have worked, as a launcher does."""
     times = os.times()
     return times.children_user + times.children_system > _LAUNCHED
+
+
+def _give_up(error: BaseException) -> None:
+    """Reports an error in what notes the modules of a program that freezes its objects."""
+    _say(f"names of modules may lack their paths because of an error in it: {error!r}")
 
 
 def _say(text: str) -> None:
