@@ -48,7 +48,7 @@ def train():
 def trace(preset):
     import comgra_decl
 
-    with comgra_decl.trace(preset):
+    with comgra_decl.trace(preset, overrides=["schedule.first=7"]):
         train()
 
 
@@ -68,10 +68,19 @@ if __name__ == "__main__":
 """Its backend changes no arithmetic, and counts what it is given."""
 
 DOORS = {
-    "environment": ([], {"COMGRA": "{preset}"}, []),
-    "command": (["-m", "comgra_decl", "--spec", "{preset}"], {}, []),
+    "environment": ([], {"COMGRA": "{preset} schedule.first=7"}, []),
+    "command": (["-m", "comgra_decl", "--spec", "{preset}", "schedule.first=7"], {}, []),
     "trace": ([], {}, ["trace", "{preset}"]),
-    "hydra": ([], {}, ["+comgra={preset}", "hydra.run.dir=.", "hydra.output_subdir=null"]),
+    "hydra": (
+        [],
+        {},
+        [
+            "+comgra={preset}",
+            "+comgra.schedule.first=7",
+            "hydra.run.dir=.",
+            "hydra.output_subdir=null",
+        ],
+    ),
 }
 CASES = [
     ("environment", "debug"),
