@@ -52,7 +52,7 @@ class Checkout:
     """
 
     def __init__(self, path: Path, scratch: Path) -> None:
-        package = path.resolve() / "comgra_decl"
+        package = (path / "comgra_decl").resolve()
         if not (package / "__init__.py").is_file():
             raise SystemExit(f"--against: {str(path)!r} is not a checkout: it has no comgra_decl/")
         (scratch / "comgra_decl").symlink_to(package)
@@ -66,8 +66,10 @@ class Checkout:
             stdout=subprocess.PIPE,
             text=True,
         )
-        self.package = Path(self._answer()["package"])
-        assert self.package.resolve() == package, f"{self.package} instead of {package}"
+        imported = Path(self._answer()["package"]).resolve()
+        if imported != package:
+            self.close()
+            raise RuntimeError(f"imported {imported} instead of {package}")
 
     def block(self, net: str, tool: str, plan: Plan) -> dict[str, Any]:
         """Measures one block; returns its `step` and `cpu` in seconds, and whether it is `plain`.

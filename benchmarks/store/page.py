@@ -6,6 +6,8 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
+from benchmarks.store.exports import RECORDS, SLOTS
+
 PAGE = Path(__file__).parents[2] / "docs" / "store.md"
 _QUIET = 0.5  # load
 BEGIN, END = "<!-- figures -->\n", "<!-- end of figures -->\n"
@@ -48,6 +50,7 @@ A tensor of 10 million float32 (40 MB), of which a part is asked for:
 
 {_table(_large_lines(figures["large"]))}
 
+{_exports(figures.get("exports", {}))}\
 Handing over {hand["steps"]:,} steps of {handover_slots()} slots, one each 5 ms:
 {hand["median"]:.0f} µs
 per step at the median, {hand["p99"]:.0f} µs at the 99th percentile; {hand["files"]} files,
@@ -62,6 +65,14 @@ time (the writer thread puts several into a commit when they come fast; here it 
 `~`: extrapolated from every fiftieth file. comgra's own rows are imitated: a msgpack file per
 step, nine fields per number. HDF5 and comgra do not wait for the disk; comgra_decl and SQLite do.
 """
+
+
+def _exports(seconds: dict[str, float]) -> str:
+    """Returns a paragraph; nothing if exports were not measured."""
+    if not seconds:
+        return ""
+    times = ", ".join(f"{name} {spent:.1f} s" for name, spent in seconds.items())
+    return f"Exports of {RECORDS} records of {SLOTS} tensors with values: {times}.\n\n"
 
 
 def handover_slots() -> int:
