@@ -59,7 +59,7 @@ class RunWriter:
         else:
             _make_folder(place)
             handle = FolderHandle(place)
-        meta.writer = writer_identity(handle and handle.number)
+        meta.writer = writer_identity(handle)
         database = Database(place, new_context(cache_bytes=_NODE_CACHE))
         database.bound = meta.bound
         writer = cls(database, meta)
@@ -95,7 +95,7 @@ class RunWriter:
                 raise StoreError(f"{database.path}: another writer has changed this run.")
             if isinstance(reader.path, Path):
                 writer._handle = FolderHandle(reader.path)
-            meta.writer = writer_identity(writer._handle and writer._handle.number)
+            meta.writer = writer_identity(writer._handle)
             head = resumed_head(reader.head, meta)
             key = SESSION_KEY.format(len(head["sessions"]) + 1)
             commit.put_json(key, meta.to_json())

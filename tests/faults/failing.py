@@ -30,7 +30,7 @@ class FailingDisk:
             pytest.skip("needs a C compiler and Linux")
         library, self.calls = folder / "failing_disk.so", folder / "calls"
         self.calls.mkdir(parents=True)
-        command = [compiler, "-O1", "-shared", "-fPIC", "-o", library, SOURCE, "-ldl"]
+        command = [compiler, "-O1", "-shared", "-fPIC", "-o", str(library), str(SOURCE), "-ldl"]
         built = subprocess.run(command, capture_output=True, text=True, check=False)
         if built.returncode:
             pytest.skip(f"the compiler builds no library here: {built.stderr[-300:]}")
@@ -42,7 +42,7 @@ class FailingDisk:
         }
 
     def fail(self, call: str) -> None:
-        """Lets calls of this name fail from now on: "fsync", "write", "read" or "open"."""
+        """Lets calls fail from now on: "fsync", "write", "rename", "read" or "open"."""
         (self.calls / call).touch()
 
     def recover(self) -> None:

@@ -1,6 +1,6 @@
 /* Preloaded, it fails calls on files below FAILING_UNDER with EIO, as a disk that dies does.
 
-A call fails while a file of its name ("fsync", "write", "read", "open") exists in the folder
+A call fails while a file of its name ("fsync", "write", "rename", "read", "open") exists in the folder
 FAILING_CALLS. Every other call goes to the C library. */
 #define _GNU_SOURCE
 #include <dlfcn.h>
@@ -92,3 +92,11 @@ void *mmap64(void *start, size_t size, int protection, int flags, int handle, of
 
 OPENING(open)
 OPENING(open64)
+
+int rename(const char *from, const char *to) {
+    if (is_below(to) && is_on("rename")) {
+        errno = EIO;
+        return -1;
+    }
+    return NEXT(rename)(from, to);
+}

@@ -17,10 +17,11 @@ from tests.faults.failing_program import BEFORE, STEPS, Training
 from tests.support.shortened import shortened
 
 ROOT = Path(__file__).parents[2]
+CALLS = ("fsync", "write", "rename", "open")
 CASES = [
     ("fsync", "middle"),
-    *((call, "middle") for call in ("write", "open")),
-    *((call, moment) for call in ("fsync", "write", "open") for moment in ("creation", "end")),
+    *((call, "middle") for call in CALLS[1:]),
+    *((call, moment) for call in CALLS for moment in ("creation", "end")),
 ]
 
 
@@ -43,7 +44,8 @@ def test_a_training_goes_on_when_the_disk_fails(
 ) -> None:
     _, moment = case
     root = tmp_path / "runs"
-    command = [sys.executable, "-m", "tests.faults.failing_program", root, disk.calls, *case]
+    module = "tests.faults.failing_program"
+    command = [sys.executable, "-m", module, str(root), str(disk.calls), *case]
     with (tmp_path / "err").open("w") as err:
         program = subprocess.Popen(
             command,

@@ -57,7 +57,7 @@ def test_a_writer_that_says_nothing_of_itself_is_judged_by_its_last_commit() -> 
 def test_a_writer_that_has_given_up_is_known_though_its_process_lives(tmp_path: Path) -> None:
     """It closes its handle of the folder, which needs no disk."""
     handle = FolderHandle(tmp_path)
-    identity = writer_identity(handle.number)
+    identity = writer_identity(handle)
     assert holds_folder(identity, tmp_path)
     (tmp_path / "copy").mkdir()
     assert not holds_folder(identity, tmp_path / "copy")
@@ -73,7 +73,7 @@ def test_a_writer_that_has_given_up_is_known_though_its_process_lives(tmp_path: 
 def test_a_writer_whose_handle_cannot_be_asked_for_is_believed(
     tmp_path: Path, changes: dict[str, Any]
 ) -> None:
-    assert holds_folder({**writer_identity(10**6), **changes}, tmp_path)
+    assert holds_folder({**writer_identity(), "handle": 10**6, **changes}, tmp_path)
     assert holds_folder(writer_identity(), tmp_path)
 
 

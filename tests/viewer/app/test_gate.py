@@ -18,7 +18,6 @@ from hypothesis import strategies as st
 from tornado.httputil import HTTPConnection, HTTPHeaders, HTTPServerRequest, RequestStartLine
 
 from comgra_decl.errors import ComgraError
-from comgra_decl.viewer import login
 from comgra_decl.viewer.gate import Gate, Names, names_of
 from comgra_decl.viewer.login import Passwords, Throttle
 from tests.viewer.app.served import Server, Viewed
@@ -400,7 +399,7 @@ def test_a_password_is_compared_in_constant_time_and_in_no_other_way(
     file = tmp_path / "users.json"
     file.write_text(json.dumps({"me": "secret"}))
     passwords = Passwords(str(file))
-    monkeypatch.setattr(login.hmac, "compare_digest", compare)
+    monkeypatch.setattr("comgra_decl.viewer.login.hmac.compare_digest", compare)
     assert passwords.right(name, guess) == (name == "me")
     assert not passwords.right(name, guess)
     assert [(len(one), len(other)) for one, other in compared] == [(32, 32)] * 2
