@@ -6,7 +6,7 @@ import math
 from collections import Counter, defaultdict
 from collections.abc import Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
-from functools import cached_property, partial
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -751,26 +751,32 @@ def _several(
     verdict: Verdict, entry: Entry, runs: list[Any], oracles: list[Oracle], traced: Started
 ) -> None:
     """For several trainings in one process, one run each: judges each run by its own training."""
-    trainings = [training for oracle in oracles for training in oracle.trainings(entry)]
+    left = [training for oracle in oracles for training in oracle.trainings(entry)]
     records = verdict.promises["records"]
-    text = f"{len(trainings)} trainings in {len(runs)} runs"
-    records.check(len(trainings) == len(runs), text)
+    records.check(len(left) == len(runs), f"{len(left)} trainings in {len(runs)} runs")
     facts: Counter[str] = Counter()
     for run in runs:
-        first = _losses_of(run).get(0, [])
-        mine = [t for t in trainings if all(any(map(partial(_equal, x), first)) for x in _first(t))]
-        records.check(len(mine) == 1, f"{len(mine)} trainings begin with the losses {_said(first)}")
-        if len(mine) != 1:
+        losses = _losses_of(run)
+        mine = next((training for training in left if _follows(losses, training)), None)
+        records.check(mine is not None, f"no training has the losses of {run.name}")
+        if mine is None:
             continue
-        complete(verdict, entry, run, mine[0])
-        said(verdict, run, mine[0], traced)
+        left.remove(mine)
+        complete(verdict, entry, run, mine)
+        said(verdict, run, mine, traced)
         for name in ("steps", "records", "series", "evaluations", "evaluations wanted"):
             facts[name] += verdict.facts[name]
     verdict.facts |= facts
 
 
-def _first(oracle: Oracle) -> list[float]:
-    return [loss for loss in oracle.steps[0].losses if loss is not None]
+def _follows(losses: dict[int, list[float]], training: Oracle) -> bool:
+    """Whether the losses of a run are those of a training, step by step."""
+    steps = [[loss for loss in step.losses if loss is not None] for step in training.steps]
+    return all(
+        any(_equal(loss, value) for value in losses.get(number, []))
+        for number, step in enumerate(steps)
+        for loss in step
+    )
 
 
 def judge(entry: Entry, watched: Started, plain: Started, traced: Started, runs: Path) -> Verdict:
