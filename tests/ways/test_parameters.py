@@ -17,6 +17,7 @@ from torch.nn import functional as F
 from torch.nn.utils import parametrizations, prune
 
 import comgra_decl as comgra
+from tests.support import freezing
 from tests.support.recording import recording
 from tests.ways.models import Net, batches
 from tests.ways.proof import FULL, Outcome, Told, known, outcome, prove
@@ -314,4 +315,7 @@ def test_what_was_noted_of_a_frozen_model_does_not_keep_it_alive() -> None:
         gc.freeze()
         task.use()
         del task
+    gc.unfreeze()
+    gc.collect()
+    freezing.freeze()
     assert reference() is None
