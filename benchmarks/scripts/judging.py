@@ -763,7 +763,7 @@ def _several(
             continue
         left.remove(mine)
         complete(verdict, entry, run, mine)
-        said(verdict, run, mine, traced)
+        messages(verdict, run, mine, traced)
         for name in ("steps", "records", "series", "evaluations", "evaluations wanted"):
             facts[name] += verdict.facts[name]
     verdict.facts |= facts
