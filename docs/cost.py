@@ -1,4 +1,4 @@
-"""Generate `cost.md` and the costs stated in the presets from the newest measurement.
+"""Generate `cost.md`, and the costs stated in the presets, from the newest measurement.
 
 python -m benchmarks && python -m docs.cost
 """
@@ -124,7 +124,7 @@ with more than 131,072 samples, only the first 4,096 have individual statistics.
 
 
 def main() -> None:
-    """Write the page and the costs in the presets."""
+    """Write `cost.md` and the cost comments of the presets."""
     figures = newest()
     PAGE.write_text(page(figures))
     for name, path in presets().items():
@@ -133,14 +133,14 @@ def main() -> None:
 
 
 def newest() -> dict[str, Any]:
-    """Return the newest figures of the benchmark."""
+    """Return the figures of the newest benchmark."""
     files = sorted(RESULTS.glob("[0-9]*-[0-9]*-[0-9]*.json"))
     content: dict[str, Any] = json.loads(files[-1].read_text())
     return content
 
 
 def page(figures: dict[str, Any]) -> str:
-    """Return the page for these figures."""
+    """Return `cost.md` for the figures of a benchmark."""
     nets = _nets(figures)
     idle = [f"{_ratio(net, 'idle', 'step'):.2f}" for net in nets.values()]
     noise = max(abs(_ratio(net, "again", "step") - 1) for net in nets.values())
@@ -162,7 +162,8 @@ def price(figures: dict[str, Any], preset: str) -> list[str]:
     """Return the comment lines that state a preset's cost; empty if it was not measured."""
     nets = _nets(figures)
     measured = [
-        f"{_times(net, preset)} and {_disk(net, preset)} for {NETS[name]}"
+        f"{_ratio(net, preset, 'stored'):.2f} times a plain step and {_disk(net, preset)} "
+        f"for {NETS[name]}"
         for name in ("transformer", "mlp")
         if (net := nets.get(name)) is not None and preset in net["tools"]
     ]
@@ -170,8 +171,8 @@ def price(figures: dict[str, Any], preset: str) -> list[str]:
         return []
     idle = max(_ratio(net, "idle", "step") for net in nets.values())
     text = (
-        f"Price of a recorded step on one CPU thread: {', '.join(measured)}. "
-        f"Between recorded steps: x{idle:.2f} at most."
+        f"Cost of a recorded step on one CPU thread: {'; '.join(measured)}. "
+        f"Between recorded steps: at most {idle:.2f} times a plain step."
     )
     return _wrapped(text)
 
@@ -180,7 +181,7 @@ def priced(content: str, comment: list[str]) -> str:
     """Return a preset's text with its cost comment replaced; unchanged if `comment` is empty."""
     if not comment:
         return content
-    without = re.sub(r"# Price of a recorded step.*\n(?:# .*\n)*", "", content)
+    without = re.sub(r"# Cost of a recorded step.*\n(?:# .*\n)*", "", content)
     first = re.compile(r"^[^#\n]", re.MULTILINE)  # the first line that is not a comment
     return first.sub(lambda found: "\n".join([*comment, found[0]]), without, count=1)
 
