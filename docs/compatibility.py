@@ -98,7 +98,8 @@ def page(table: dict[str, Any]) -> str:
     verdicts: dict[str, Verdict] = table["verdicts"]
     counts = Counter(verdict["status"] for verdict in verdicts.values())
     close = (
-        f" and {counts['close']} differ slightly under `torch.compile` (see [exceptions](#exceptions))"
+        f" and {counts['close']} differ slightly under `torch.compile` "
+        "(see [exceptions](#exceptions))"
         if counts["close"]
         else ""
     )
