@@ -61,6 +61,9 @@ SEEN = {
     "BufferDict": ("torch._C.BufferDict", SINCE_2_6),
     "ModuleDict": ("torch._C.ModuleDict", SINCE_2_6),
     # operators, tensor classes, transforms
+    "copy_all": ("torch._foreach_copy_", SINCE_2_6),
+    "negate_all": ("torch._foreach_neg_", SINCE_2_6),
+    "add_all": ("torch._foreach_add_", SINCE_2_6),
     "OperatorBase": ("torch._ops.OperatorBase", SINCE_2_6),
     "OpOverloadPacket": ("torch._ops.OpOverloadPacket", SINCE_2_6),
     "SingleLevelFunction": ("torch.autograd.function._SingleLevelFunction", SINCE_2_6),

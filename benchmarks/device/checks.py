@@ -15,6 +15,7 @@ from torch import Tensor, nn
 from benchmarks.device.nets import GptSize, gpt
 from benchmarks.device.places import Place
 from benchmarks.device.recording import RECORD, Declared, reduced
+from benchmarks.device.timing import Deadline
 from benchmarks.nets import Training
 from comgra_decl.records import Raw, RawStep
 from comgra_decl.stats.moments import MOST_ROWS
@@ -30,18 +31,21 @@ State = dict[str, Tensor]
 # -- neutral -------------------------------------------------------------------------------------
 
 
-def difference(place: Place, size: GptSize) -> str | None:
+def difference(place: Place, size: GptSize, deadline: Deadline) -> str | None:
     """Return the first difference between a traced and a plain training; None without any.
 
     Compares losses, gradients, parameters, optimizer state and random numbers bit for bit, for a
     transformer with dropout of which every other step is recorded.
 
     Raises:
+        OutOfTimeError: the deadline is reached.
         RuntimeError: two plain trainings already differ.
     """
+    deadline.check()
     training = gpt(place, size, dropout=0.1)
     with _deterministic():
         plain, again = trained(place, training), trained(place, training)
+        deadline.check()
         unlike = _unlike(plain, again)
         if unlike is not None:
             raise RuntimeError(f"the plain training is not reproducible: {unlike}")
@@ -296,27 +300,37 @@ class Peaks:
         return f"{self.plain / _MIB:,.0f} MiB, {grown:+,.0f} MiB ({share:+.1%})"
 
 
-def peaks(place: Place, training: Training, what: Declared = RECORD) -> Peaks | None:
-    """Return the peaks of a training; None where the place does not count memory."""
+def peaks(
+    place: Place, training: Training, deadline: Deadline, what: Declared = RECORD
+) -> Peaks | None:
+    """Return the peaks of a training; None where the place does not count memory.
+
+    Raises:
+        OutOfTimeError: the deadline is reached.
+    """
 
     def work() -> None:
         training.reset()
         for _ in range(3):
             training.step()
 
+    deadline.check()
     plain = place.peak(work)
+    deadline.check()
     with reduced(what) as recording:
         traced = place.peak(work)
     recording.check(None)
     return None if plain is None or traced is None else Peaks(plain, traced)
 
 
-def huge_peaks(place: Place, shape: tuple[int, int]) -> Peaks | None:
+def huge_peaks(place: Place, shape: tuple[int, int], deadline: Deadline) -> Peaks | None:
     """Return the peaks of a training whose output has very many samples.
 
     Raises:
+        OutOfTimeError: the deadline is reached.
         RuntimeError: not enough memory is free.
     """
+    deadline.check()
     samples, elements = shape
     needed = 8 * samples * elements
     if place.free_bytes() < needed:
@@ -335,6 +349,7 @@ def huge_peaks(place: Place, shape: tuple[int, int]) -> Peaks | None:
     source["nodes"] = {"all": {"select": "**", "capture": ["output"]}}
     work()
     plain = place.peak(work)
+    deadline.check()
     with reduced(Declared(source)) as recording:
         traced = place.peak(work)
     recording.check(2)

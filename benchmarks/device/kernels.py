@@ -9,14 +9,19 @@ from torch import Tensor
 
 from benchmarks.device.places import Place
 from benchmarks.device.recording import RECORD, reduced
+from benchmarks.device.timing import Deadline
 from benchmarks.nets import Training
 from comgra_decl.stats import Reducer
 
 _MOST_COPIES = 8
 
 
-def launched(place: Place, training: Training) -> tuple[int, int]:
-    """Return the numbers of kernels that a plain and a recorded step launch."""
+def launched(place: Place, training: Training, deadline: Deadline) -> tuple[int, int]:
+    """Return the numbers of kernels that a plain and a recorded step launch.
+
+    Raises:
+        OutOfTimeError: the deadline is reached.
+    """
 
     def work() -> None:
         training.step()
@@ -25,6 +30,7 @@ def launched(place: Place, training: Training) -> tuple[int, int]:
     for _ in range(3):
         training.step()
     plain = len(place.kernels(work))
+    deadline.check()
     training.reset()
     with reduced(RECORD, later=True) as recording:
         for _ in range(3):

@@ -36,6 +36,7 @@ class Sizes:
         narrow: a transformer limited by kernel launches.
         shallow: four layers, for counting kernels.
         mlp: number of layers, width, and rows per batch.
+        pointwise: the same of a net that is bound by the memory of the device.
         rows: (dtype, shape) pairs for which raw sums are timed.
         huge: [samples, elements] of a tensor with too many samples to record individually.
         block: steps per block.
@@ -48,6 +49,7 @@ class Sizes:
     narrow: GptSize
     shallow: GptSize
     mlp: tuple[int, int, int]
+    pointwise: tuple[int, int, int]
     rows: tuple[tuple[torch.dtype, tuple[int, int]], ...]
     huge: tuple[int, int]
     block: int
@@ -67,6 +69,7 @@ FULL = Sizes(
     narrow=_NARROW,
     shallow=replace(_NARROW, blocks=4),
     mlp=(6, 64, 32),
+    pointwise=(12, 4096, 12_288),
     rows=(
         (_F32, (8, 12_500_000)),
         (_F32, (8, 786_432)),
@@ -100,6 +103,7 @@ TINY = Sizes(
     narrow=_TINY_NARROW,
     shallow=_TINY_NARROW,
     mlp=(6, 8, 4),
+    pointwise=(4, 8, 4),
     rows=((_F32, (8, 1000)), (_F32, (100, 16)), (_BF16, (8, 1000)), (_BF16, (100, 16))),
     huge=(10_000, 4),
     block=2,
@@ -144,6 +148,21 @@ def mlp(place: Place, size: tuple[int, int, int]) -> Training:
     optimizer = torch.optim.Adam(model.parameters(), lr=1e-3)
     pairs = [(_random(place, batch, width), _random(place, batch, width)) for _ in range(4)]
     return Training(model, optimizer, functional.mse_loss, pairs, seed=1)
+
+
+def pointwise(place: Place, size: tuple[int, int, int]) -> Training:
+    """Return layer norms and GELU in turn, trained with SGD.
+
+    A step of the full size takes a GPU some milliseconds, several times as long as the host needs
+    to launch it; reading every output and gradient takes the device a third as long again.
+    """
+    layers, width, batch = size
+    torch.manual_seed(0)
+    pairs = [(nn.LayerNorm(width), nn.GELU()) for _ in range(layers // 2)]
+    model = nn.Sequential(*(part for pair in pairs for part in pair)).to(place.name)
+    optimizer = torch.optim.SGD(model.parameters(), lr=1e-3)
+    data = [(_random(place, batch, width), _random(place, batch, width)) for _ in range(2)]
+    return Training(model, optimizer, functional.mse_loss, data, seed=1)
 
 
 def _random(place: Place, *shape: int) -> Tensor:

@@ -6,7 +6,9 @@ import gc
 import random
 import time
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
+from itertools import accumulate
 
 import numpy as np
 
@@ -16,7 +18,7 @@ from benchmarks.nets import Training
 from benchmarks.results import Ratio
 
 _MOST_ROUNDS = 9
-_LEAST_ROUNDS = 3
+_LEAST_ROUNDS = 1
 _WARMUP = 2  # recorded steps before timing; the first one discovers the model
 
 
@@ -38,6 +40,10 @@ class Times:
         return Ratio(float(np.median(mine) / np.median(plain)), float(low), float(high))
 
 
+class OutOfTimeError(RuntimeError):
+    """A part has used up its time; lines that it has not set stay without a result."""
+
+
 class Deadline:
     """A point in time by which something should be done."""
 
@@ -49,6 +55,15 @@ class Deadline:
     def left(self) -> float:
         """Seconds until the deadline; negative after it."""
         return self._end - self._clock()
+
+    def check(self, needed: float = 0.0) -> None:
+        """Raise an error if fewer than `needed` seconds are left.
+
+        Raises:
+            OutOfTimeError: see above.
+        """
+        if self.left < needed:
+            raise OutOfTimeError
 
 
 def interleaved(
@@ -63,23 +78,29 @@ def interleaved(
     """Time blocks of `block` steps alternately with each of `attached` (None: nothing).
 
     Nothing in the loop waits for the device; no work is queued when the timing of a block starts
-    and ends. The order is redrawn for each round. There are nine rounds, fewer if the deadline is
-    reached earlier, but at least three.
+    and ends. The order is redrawn for each round. There are nine rounds, or as many as fit before
+    the deadline.
 
     Raises:
+        OutOfTimeError: not even one round fits.
         RuntimeError: a recording failed or is incomplete.
     """
     seconds: dict[str, list[float]] = {name: [] for name in attached}
     order, dice = [*attached], random.Random(0)
     rounds, took = 0, 0.0
     for name in order:  # one-time work: compiling kernels, allocating memory
+        deadline.check()
         _block(place, training, attached[name], store=store, steps=1)
     while rounds < _MOST_ROUNDS and (rounds < _LEAST_ROUNDS or deadline.left > took):
         began = time.monotonic()
         dice.shuffle(order)
+        spent = {}
         for name in order:
-            spent = _block(place, training, attached[name], store=store, steps=block)
-            seconds[name].append(spent)
+            if rounds < _LEAST_ROUNDS:
+                deadline.check()
+            spent[name] = _block(place, training, attached[name], store=store, steps=block)
+        for name, each in spent.items():
+            seconds[name].append(each)
         rounds, took = rounds + 1, time.monotonic() - began
     return Times(seconds, rounds)
 
@@ -112,43 +133,54 @@ def _warm(training: Training) -> None:
 
 @dataclass(frozen=True)
 class Within:
-    """Measurements of a training with a single attachment.
+    """Measurements of a compiled training with a single attachment.
 
     Attributes:
         times: of "recorded" and "idle" blocks.
-        first: seconds of the first step of each kind, which compiles: "plain" without a record,
-            "recorded" with one.
-        graphs: number of graphs compiled in the first recorded step.
+        first: seconds of the first recorded step that is compiled, which includes compiling.
+        graphs: number of graphs compiled in that step.
         peak: peak of the bytes allocated by recorded steps; None if unknown.
     """
 
     times: Times
-    first: Mapping[str, float]
+    first: float
     graphs: int
     peak: int | None
 
 
 def within_one(
-    place: Place, training: Training, what: Declared, *, store: bool, block: int, rounds: int
+    place: Place,
+    training: Training,
+    what: Declared,
+    *,
+    store: bool,
+    block: int,
+    rounds: int,
+    deadline: Deadline,
+    compiling: Callable[[], AbstractContextManager[None]] = nullcontext,
 ) -> Within:
     """Time blocks with and without records within a single attachment.
 
     This is for compiled models, whose variants would otherwise be compiled for every block. Step 0
-    is recorded eagerly and discovers the model; step 1 is not recorded and compiles the plain
-    graph. Then idle and recorded blocks alternate. The first step of each block is not timed; the
-    first recorded one compiles the variant with observers.
+    is recorded eagerly and discovers the model. Then idle and recorded blocks alternate, as many as
+    fit before the deadline. The first step of each block is not timed; the first recorded one
+    compiles the variant with observers, in the context `compiling`.
 
     Raises:
+        OutOfTimeError: not even one round fits.
         RuntimeError: the recording failed or is incomplete.
     """
-    length = block + 1
-    starts = [2 + (2 * i + 1) * length for i in range(rounds)]
-    last = starts[-1] + length
-    steps = [step for start in starts for step in range(start, start + length)]
-    steps += range(last, last + block)  # the steps whose memory is counted
+    plan = [("idle", block + 1), ("recorded", 2 * block + 1)]  # with steps whose memory is counted
+    plan += [("idle", block + 1), ("recorded", block + 1)] * (rounds - 1)
+    ends = list(accumulate((length for _, length in plan), initial=1))
+    recorded_steps = [
+        step
+        for (name, length), end in zip(plan, ends[1:], strict=True)
+        for step in range(end - length, end)
+        if name == "recorded"
+    ]
     seconds: dict[str, list[float]] = {"recorded": [], "idle": []}
-    first: dict[str, float] = {}
-    graphs = 0
+    first, graphs, peak, expected = 0.0, 0, None, 1
 
     def work(number: int = block) -> None:
         for _ in range(number):
@@ -156,19 +188,28 @@ def within_one(
 
     training.reset()
     gc.collect()
-    with recorded(what.with_steps(steps), store=store) as recording:
+    deadline.check()
+    with recorded(what.with_steps(recorded_steps), store=store) as recording:
         work(1)
-        first["plain"] = place.seconds(lambda: work(1))
-        for _ in range(rounds):
-            for name in ("idle", "recorded"):
-                before = graphs_compiled()
-                began = place.seconds(lambda: work(1))
-                if name == "recorded" and name not in first:
-                    first[name], graphs = began, graphs_compiled() - before
-                seconds[name].append(place.seconds(work) / block)
-        peak = place.peak(work)
-    recording.check(1 + len(steps))
-    return Within(Times(seconds, rounds), first, graphs, peak)
+        took = began = 0.0
+        for name, length in plan:
+            if name == "idle":  # a round begins
+                took, began = time.monotonic() - began, time.monotonic()
+                if seconds["recorded"] and deadline.left < took:
+                    break
+            deadline.check()
+            compiles = name == "recorded" and not seconds[name]
+            before = graphs_compiled()
+            with compiling() if compiles else nullcontext():
+                spent = place.seconds(lambda: work(1))
+            if compiles:
+                first, graphs = spent, graphs_compiled() - before
+            seconds[name].append(place.seconds(work) / block)
+            if length > block + 1:
+                peak = place.peak(work)
+            expected += length if name == "recorded" else 0
+    recording.check(expected)
+    return Within(Times(seconds, len(seconds["recorded"])), first, graphs, peak)
 
 
 def graphs_compiled() -> int:

@@ -19,7 +19,6 @@ within the step, and tensors with very many samples are reduced to `moments`.
 
 from __future__ import annotations
 
-import logging
 import time
 from collections.abc import Hashable, Sequence
 from dataclasses import dataclass, field
@@ -33,7 +32,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from comgra_decl import torch_private
-from comgra_decl.records import RAW_STATISTICS
+from comgra_decl.records import RAW_STATISTICS, Raw
 from comgra_decl.stats.fused import (
     Launched,
     Launcher,
@@ -42,6 +41,7 @@ from comgra_decl.stats.fused import (
     kind_of,
     launcher_class,
     to_host,
+    warn_once,
 )
 from comgra_decl.stats.moments import MOMENTS, joined, moments
 from comgra_decl.stats.quiet import buffer
@@ -57,13 +57,14 @@ AWAY = (*ASYNCHRONOUS, "mps")
 
 _HOST = torch.device("cpu")
 _NOTHING = torch.empty(0, dtype=torch.uint8)
-_log = logging.getLogger("comgra_decl")
 
 _SMALL = 1 << 20
 """Bytes from which a tensor is read immediately: the cost of a separate launch is small then.
 """
-_MOST_HELD, _MOST_BYTES_HELD = 64, 32 << 20
+_MOST_HELD, _MOST_BYTES_HELD = 64, 16 << 20
 """Maximum number of deferred tensors, and of their bytes, before they are read together."""
+
+_ROUNDING = 1e-5  # relative; float32 lanes add up to 64 numbers
 
 OVERWRITTEN = "it was written in place before it was read; from now on it is read immediately"
 
@@ -125,6 +126,7 @@ class _Step:
     chunks: list[tuple[Node, Tensor]] = field(default_factory=list)
     held: list[Held] = field(default_factory=list)
     bytes_held: int = 0
+    bytes_copied: int = 0  # those of private copies
     lost: list[int] = field(default_factory=list)
     several_streams: bool = False
 
@@ -226,6 +228,11 @@ class DeviceStep:
         step.bytes_held += tensor.nbytes
         return held
 
+    def let_go(self, held: Held) -> None:
+        """Undoes the last `hold`."""
+        self._step.held.remove(held)
+        self._step.bytes_held -= held.rows.nbytes
+
     def begin_together(self) -> None:
         """Defers all added tensors until `end_together`; no other code runs in between."""
         self.flush()
@@ -273,14 +280,15 @@ class DeviceStep:
         step = self._step
         step.held.append(held)
         step.bytes_held += held.rows.nbytes
+        step.bytes_copied += 0 if held.source is not None else held.rows.nbytes
         limit = len(step.held) >= _MOST_HELD or step.bytes_held >= _MOST_BYTES_HELD
-        if limit and not self._together:
+        if (limit and not self._together) or step.bytes_copied >= _MOST_BYTES_HELD:
             self.flush()
 
     def flush(self) -> None:
         """Reads the deferred tensors."""
         step = self._step
-        held, step.held, step.bytes_held = step.held, [], 0
+        held, step.held, step.bytes_held, step.bytes_copied = step.held, [], 0, 0
         kinds: dict[Hashable, list[Held]] = {}
         for each in held:
             if not each.is_written:
@@ -323,13 +331,7 @@ class DeviceStep:
 
     def _give_up(self, launcher: Launcher, error: Exception) -> None:
         self.launcher, self._before = None, launcher
-        _log.warning(
-            "comgra: Triton's kernels cannot be used on %s (%s: %s): using torch's operations "
-            "instead, which takes several times as long",
-            self.device,
-            type(error).__name__,
-            error,
-        )
+        warn_once(str(self.device), error)
 
     def _by_torch(self, node: Node, rows: Tensor) -> None:
         sample = _sample(rows, node.stride) if node.count else None
@@ -569,8 +571,32 @@ def _floats(host: Tensor) -> NDArray[np.float32]:
 def _judge(node: Node, later: NDArray[np.float64], at_once: NDArray[np.float64]) -> None:
     """Allows deferring a tensor if reading it later gave the same sums as immediately."""
     if node.put_off is PutOff.SEEN:
-        same = np.array_equal(later, at_once, equal_nan=True)
+        same = is_same(later, at_once, node.shape.elements)
         node.put_off = PutOff.SAFE if same else PutOff.NEVER
+
+
+def is_same(one: NDArray[np.float64], other: NDArray[np.float64], elements: int) -> bool:
+    """Whether raw sums [r, 8] are those of the same numbers [r, elements], read in other pieces.
+
+    Counts, minimum and maximum are exact; sums may have been rounded otherwise.
+    """
+    exact = [Raw.MIN, Raw.MAX, Raw.NONZERO, Raw.NONFINITE]
+    if not np.array_equal(one[:, exact], other[:, exact], equal_nan=True):
+        return False
+    with np.errstate(all="ignore"):
+        (a, size), (b, _) = (_about_zero(rows, elements) for rows in (one, other))
+        close = np.abs(a - b) <= _ROUNDING * size
+    return bool((close | (a == b) | (np.isnan(a) & np.isnan(b))).all())
+
+
+def _about_zero(
+    rows: NDArray[np.float64], elements: int
+) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
+    """Returns sum, sum of magnitudes and sum of squares [3, r], and their scales."""
+    pivot, total, absolute = rows[:, Raw.PIVOT], rows[:, Raw.SUM], rows[:, Raw.ABS_SUM]
+    squares = rows[:, Raw.SQUARES] + pivot * (2.0 * total + elements * pivot)
+    sums = np.stack([total + elements * pivot, absolute, squares])
+    return sums, np.stack([absolute, absolute, squares])
 
 
 def wide_dtype(device: torch.device) -> torch.dtype:

@@ -10,6 +10,7 @@ The kernels are in `triton_kernels`; without Triton there is no `Launcher`.
 
 from __future__ import annotations
 
+import logging
 import os
 import time
 from collections.abc import Hashable, Iterator, Sequence
@@ -29,6 +30,7 @@ from comgra_decl.stats.statistics import FORMULAS
 from comgra_decl.stats.support import work_dtype
 
 Floats = NDArray[np.float64]
+_log = logging.getLogger("comgra_decl")
 
 _WIDTHS = (16, 64, 256, 1024, 4096)
 """Tile widths for short rows: each is a compiled variant, so there are few."""
@@ -40,12 +42,13 @@ _LEAST_PIECE, _MOST_PIECE = 4 * _BLOCK, 64 * _BLOCK
 """Numbers per program: each float32 lane sums at most 64 of them."""
 _PROGRAMS = 528
 """Programs that keep a GPU busy: four per multiprocessor of the largest GPUs."""
-_MOST_PLANS = 512
+_MOST_PLANS, _MOST_TABLES = 512, 8 << 20
+"""Plans that are kept, and bytes of their tables on the device."""
 _RESULT_ROWS, _SAMPLES = 1 << 14, 1 << 18
 """Rows and samples per arena block: 1 MiB each."""
 _KEPT = 8
 """Blocks of that size that an arena keeps between steps; larger ones are freed."""
-_MOST_LIVE = 16 << 20
+_MOST_LIVE = 8 << 20
 """Bytes of an arena on the device above which it is copied to the host within the step."""
 _MOMENT_ROWS = 1024
 """Samples whose moments a program computes."""
@@ -264,6 +267,7 @@ class Launcher:
         self._kernels: Any = triton_kernels
         self._device = device
         self._plans: dict[tuple[tuple[Rows, ...], bool], tuple[Plan, Tensor]] = {}
+        self._table_bytes = 0
         self._handles: dict[Hashable, Any] = {}  # compiled handles by launch signature
         self._by_handle = True
         self.compiling = 0.0  # compile time in seconds, reset when read
@@ -390,9 +394,11 @@ class Launcher:
     def _plan(self, sizes: tuple[Rows, ...], *, whole: bool = False) -> tuple[Plan, Tensor]:
         found = self._plans.get((sizes, whole))
         if found is None:
-            if len(self._plans) >= _MOST_PLANS:
-                self._plans.clear()
             plan = Plan(sizes, whole=whole)
+            self._table_bytes += plan.table.nbytes
+            if len(self._plans) >= _MOST_PLANS or self._table_bytes > _MOST_TABLES:
+                self._plans.clear()
+                self._table_bytes = plan.table.nbytes
             table = torch.from_numpy(plan.table)
             found = plan, table.to(self._device, non_blocking=True, copy=True)
             self._plans[sizes, whole] = found
@@ -449,6 +455,28 @@ def launcher_class(device_type: str) -> type[Launcher] | None:
         return None
     try:
         from comgra_decl.stats import triton_kernels  # noqa: F401
-    except Exception:  # noqa: BLE001 - it can fail in any way; torch's operations are used
+    except ModuleNotFoundError as error:
+        if error.name != "triton":
+            warn_once(device_type, error)
+        return None
+    except Exception as error:  # noqa: BLE001 - it can fail in any way
+        warn_once(device_type, error)
         return None
     return Launcher
+
+
+_warned: set[tuple[str, str]] = set()
+
+
+def warn_once(device: str, error: Exception) -> None:
+    """Logs why a device is read by torch's operations, once per process."""
+    why = f"{type(error).__name__}: {error}"
+    if (device, why) in _warned:
+        return
+    _warned.add((device, why))
+    _log.warning(
+        "comgra: Triton's kernels cannot be used on %s (%s): using torch's operations instead, "
+        "which takes several times as long",
+        device,
+        why,
+    )

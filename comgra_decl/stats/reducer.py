@@ -15,10 +15,11 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor
+from torch.multiprocessing.reductions import StorageWeakRef
 
 from comgra_decl.records import RAW_STATISTICS, Raw
 from comgra_decl.stats.batch import Batch, strided_sample
-from comgra_decl.stats.device import AWAY, DeviceStep, Fetch, Held, device_step
+from comgra_decl.stats.device import AWAY, DeviceStep, Fetch, Held, device_step, is_same
 from comgra_decl.stats.kernel import kernel_for
 from comgra_decl.stats.moments import CHUNK_ROWS, joined, moments
 from comgra_decl.stats.quiet import HIDDEN_KEYS, copy_memory
@@ -114,6 +115,81 @@ class _Seen:
         )
 
 
+_Which = tuple[int, Hashable]
+"""Which repetition within a step, counting from 0, of which kind of tensor."""
+
+
+class _Repeats:
+    """Recognises memory of an accelerator that was already read in this step, however long ago.
+
+    A tensor is known by its storage, version, shape and strides. Storages are referenced weakly:
+    their memory can be freed, but as long as the reference exists, no other storage gets the same
+    address.
+
+    The version shows only writes that torch counts. Therefore, the n-th repetition in a step is
+    first read again: both reads must give the same numbers before later steps skip the second one.
+    """
+
+    __slots__ = ("_found", "_number", "_read", "_storages", "_trusted", "trials")
+
+    def __init__(self) -> None:
+        self._trusted: dict[_Which, bool] = {}
+        self.restart()
+
+    def restart(self) -> None:
+        """Starts a step."""
+        self.forget()
+        self._number = 0
+        # repetitions that were read again: which, and the numbers of both tensors
+        self.trials: list[tuple[_Which, int, int]] = []
+
+    def forget(self) -> None:
+        """Recognises nothing that was read so far."""
+        self._read: dict[Hashable, int] = {}
+        self._storages: list[StorageWeakRef] = []
+        # what `known` found: a new tensor and its storage, or a repetition and its first number
+        self._found: tuple[Any, Any] | None = None
+
+    def known(self, tensor: Tensor, kind: Hashable) -> int | None:
+        """Returns the number of the same tensor; None if it must be read, and then `kept`.
+
+        Args:
+            tensor: not created in inference mode, not negated or conjugated lazily.
+            kind: its shape, dtype, device and how it is reduced.
+        """
+        storage = tensor.untyped_storage()
+        where = storage._cdata, tensor.storage_offset(), tensor.stride(), tensor._version, kind
+        first = self._read.get(where)
+        if first is None:
+            self._found = where, storage
+            return None
+        which = self._number, kind
+        self._number += 1
+        trusted = self._trusted.get(which)
+        if trusted:
+            return first
+        self._found = (which, first) if trusted is None else None
+        return None
+
+    def kept(self, index: int) -> None:
+        """Notes that the tensor for which `known` found no number was read, and its number."""
+        found, self._found = self._found, None
+        if found is None:
+            return
+        what, other = found
+        if isinstance(other, int):
+            self.trials.append((what, other, index))
+        else:
+            self._read[what] = index
+            self._storages.append(StorageWeakRef(other))
+
+    def judge(self, which: _Which, *, same: bool) -> None:
+        """Notes whether both reads of a repetition gave the same numbers."""
+        if len(self._trusted) >= MOST_NODES:
+            self._trusted.clear()
+        self._trusted[which] = same and self._trusted.get(which, True)
+
+
 class Reducer:
     """Turns a step's tensors into raw sums at the lowest cost for the training thread.
 
@@ -143,6 +219,7 @@ class Reducer:
         self._nodes = 0
         self._node = self._root
         self._seen: dict[int, _Seen | Held] = {}
+        self._repeats = _Repeats()
         self._devices: dict[torch.device, DeviceStep] = {}
         self._restart()
 
@@ -150,8 +227,8 @@ class Reducer:
         """Reads a tensor of the current step; returns its number within the step.
 
         A tensor added twice within a few calls (returned by a `Sequential` and its last module, or
-        a gradient that passes unchanged through a sum) may get one number if its version counter
-        shows no change.
+        a gradient that passes unchanged through a sum), or on an accelerator at any distance, may
+        get one number if its version counter shows no change.
 
         Args:
             tensor: real, complex (reduced by magnitude), integer or boolean; on any device.
@@ -178,15 +255,23 @@ class Reducer:
             node = self._node.children.get(key) or self._grow(key, tensor)
             if not tensor.data_ptr():
                 tensor = with_memory(tensor)
-            if values:
-                self._values[node.index] = self._first_samples(node, tensor)
-            if node.direct:
-                node.view(self._ring.slot).copy_(tensor)
-            else:
-                self._reduce(node, tensor)
-                self._remember(tensor, _Seen(tensor, batch_dim, values, node.index))
+            if node.size is not None and _is_counted(tensor):
+                index = self._repeats.known(tensor, key)
+                if index is not None:
+                    return index
+            self._read(node, tensor, batch_dim, values)
             self._node = node
             return node.index
+
+    def _read(self, node: Node, tensor: Tensor, batch_dim: int | None, values: bool) -> None:
+        if values:
+            self._values[node.index] = self._first_samples(node, tensor)
+        if node.direct:
+            node.view(self._ring.slot).copy_(tensor)
+        else:
+            self._reduce(node, tensor)
+            self._repeats.kept(node.index)
+            self._remember(tensor, _Seen(tensor, batch_dim, values, node.index))
 
     def _remember(self, tensor: Tensor, seen: _Seen | Held) -> None:
         if len(self._seen) >= _REMEMBERED:
@@ -211,6 +296,11 @@ class Reducer:
                 held = node.holder.hold(node, tensor)
                 if held is None:
                     return None
+                index = self._repeats.known(tensor, key)
+                if index is not None:
+                    node.holder.let_go(held)
+                    return index
+                self._repeats.kept(node.index)
                 self._remember(tensor, held)
                 self._node = node
                 return node.index
@@ -227,7 +317,8 @@ class Reducer:
     def together(self) -> Iterator[None]:
         """Reduces tensors added in this context before other code runs; few launches on a GPU."""
         with self._lock:
-            self._seen.clear()
+            self._seen.clear()  # the program may have written to gradients, uncounted
+            self._repeats.forget()
             steps = [step for step in self._devices.values() if step.launcher is not None]
         if not steps:
             yield
@@ -272,6 +363,7 @@ class Reducer:
     def _restart(self) -> None:
         self._node = self._root
         self._seen.clear()
+        self._repeats.restart()
         self._rows: list[Rows] = []
         self._picks: dict[int, NDArray[np.float32]] = {}
         self._values: dict[int, NDArray[Any]] = {}
@@ -380,6 +472,25 @@ class Reducer:
         self._node.form = Form(next(self._signatures), self._node.path(), self._host)
         return self._node.form
 
+    def _judge(
+        self,
+        wait: Callable[[], None] | None,
+        form: Form,
+        raw: Rows,
+        trials: list[tuple[_Which, int, int]],
+    ) -> None:
+        """Waits for a step and compares what was read twice in it."""
+        assert wait is not None
+        wait()
+        unjudged, trials[:] = trials[:], []  # `wait` may be called again
+        for which, first, again in unjudged:
+            one, other = (
+                raw[form.starts[i] : form.starts[i] + form.kept[i]] for i in (first, again)
+            )
+            lost = np.isnan(one[:, Raw.PIVOT]).any()
+            same = not lost and is_same(one, other, int(form.elements[first]))
+            self._repeats.judge(which, same=same)
+
     def _collect(self, form: Form, batch: Batch) -> Reduced:
         """Assembles the step's results; some of them are still pending."""
         number = batch.finished
@@ -398,6 +509,8 @@ class Reducer:
         wait: Callable[[], None] | None = None
         if batch.deferred or fetches:
             wait = partial(_wait, batch, number, fetches, self._aggregates)
+        if fetches and self._repeats.trials:
+            wait = partial(self._judge, wait, form, raw, self._repeats.trials)
         has_histogram = self._histogram is not None
         return Reduced(
             raw=raw,
@@ -415,6 +528,11 @@ class Reducer:
             signature=form.signature,
             lost=[index for step in self._devices.values() for index in step.lost],
         )
+
+
+def _is_counted(tensor: Tensor) -> bool:
+    """Whether a tensor's version counts its writes, and its memory holds its numbers."""
+    return not (tensor.is_inference() or tensor.is_neg() or tensor.is_conj())
 
 
 def _wait(

@@ -75,7 +75,7 @@ def exact(x: Tensor, pivot: Tensor | None = None) -> Tensor:
 
 def first_mean(x: Tensor, wide: torch.dtype = torch.float64) -> Tensor:
     """Returns the mean of each row's first 4096 elements, 0 where it is not finite."""
-    mean = x[..., :PIVOT_ELEMENTS].to(wide).mean(-1)
+    mean: Tensor = x[..., :PIVOT_ELEMENTS].mean(-1, dtype=wide)
     return mean.nan_to_num_(0.0, 0.0, 0.0)
 
 
@@ -115,25 +115,34 @@ def lean(x: Tensor, wide: torch.dtype = torch.float64) -> Tensor:
 
 
 def _lean(x: Tensor, pivot: Tensor, *, wide: torch.dtype) -> Tensor:
-    def norm(numbers: Tensor, power: int) -> Tensor:
-        """Sums powers of magnitudes, without a copy where that loses no digits."""
-        if wide is torch.float64:
-            found: Tensor = torch.linalg.vector_norm(numbers, power, -1, dtype=wide)
-            return found.square_() if power == 2 else found
-        sizes = (numbers != 0).to(torch.float32) if power == 0 else numbers.abs() ** power
-        return sizes.sum(-1, dtype=wide)
-
-    sums = [torch.empty(0)] * RAW_STATISTICS
+    # each operation is a kernel: counts are exact in float32, since blocks are smaller than 2^24
     narrow = x.to(torch.float32)
-    sums[Raw.MIN], sums[Raw.MAX] = (edge.to(wide) for edge in narrow.aminmax(dim=-1))
-    sums[Raw.ABS_SUM] = norm(narrow, 1)
-    sums[Raw.NONZERO] = norm(narrow, 0)
-    centred = narrow - pivot.unsqueeze(-1).to(torch.float32)
-    sums[Raw.PIVOT] = pivot.to(torch.float32).to(wide)
+    about = pivot.to(torch.float32)
+    sums = [torch.empty(0)] * RAW_STATISTICS
+    sums[Raw.PIVOT] = about
+    sums[Raw.MIN], sums[Raw.MAX] = narrow.aminmax(dim=-1)
+    sums[Raw.ABS_SUM] = _power_sum(narrow, 1, wide)
+    sums[Raw.NONZERO] = _nonzero(narrow, wide)
+    centred = narrow - about.unsqueeze(-1)
     sums[Raw.SUM] = centred.sum(-1, dtype=wide)
-    sums[Raw.SQUARES] = norm(centred, 2)
-    sums[Raw.NONFINITE] = norm(centred.sub_(centred), 0)  # x - x is NaN where x is not finite
+    sums[Raw.SQUARES] = _power_sum(centred, 2, wide)
+    sums[Raw.NONFINITE] = _nonzero(centred.sub_(centred), wide)  # NaN where x is not finite
     return torch.stack(sums, -1)
+
+
+def _nonzero(numbers: Tensor, wide: torch.dtype) -> Tensor:
+    if wide is not torch.float64:  # norms are not supported everywhere
+        return (numbers != 0).sum(-1, dtype=torch.float32)
+    found: Tensor = torch.linalg.vector_norm(numbers, 0, -1)
+    return found
+
+
+def _power_sum(numbers: Tensor, power: int, wide: torch.dtype) -> Tensor:
+    """Returns sums of powers of magnitudes, without a copy where that loses no digits."""
+    if wide is not torch.float64:
+        return (numbers.abs() if power == 1 else numbers.square()).sum(-1)
+    found: Tensor = torch.linalg.vector_norm(numbers, power, -1, dtype=wide)
+    return found.square_() if power == 2 else found
 
 
 def merge(parts: list[Tensor]) -> Tensor:

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import json
+import os
 import subprocess
 import sys
+from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
@@ -20,7 +22,13 @@ from benchmarks.device.checks import Peaks
 from benchmarks.device.nets import TINY, gpt, mlp
 from benchmarks.device.places import Cuda, Processor
 from benchmarks.device.recording import DEBUG, IDLE, RECORD, Declared, recorded, reduced
-from benchmarks.device.timing import Deadline, Times, interleaved, within_one
+from benchmarks.device.timing import (
+    Deadline,
+    OutOfTimeError,
+    Times,
+    interleaved,
+    within_one,
+)
 from benchmarks.nets import Training
 from benchmarks.targets import Verdict
 from comgra_decl.records import Raw, RawStep
@@ -55,6 +63,8 @@ def test_every_line_of_the_table_is_measured(
         "neutral: training bit for bit the same, mixed precision": True,
         "true: raw sums equal those of float64": True,
         "memory: GPT-2 124M, record: +2 % or 64 MB": None,
+        "memory: GPT-2 124M, light: +2 % or 64 MB": None,
+        "memory: GPT-2 124M, debug: +2 % or 64 MB": None,
         "memory: 1e9 elements, 16 million samples: +2 % or 64 MB": None,
     }
     printed = capsys.readouterr().out
@@ -138,11 +148,92 @@ def test_a_part_that_fails_does_not_end_the_others(
     assert measured["no operation waits: record"] == "none"
 
 
+def planned() -> run.Bench:
+    bench = run.Bench(PLACE, TINY, store=False, deadline=Deadline(60), report=run.Report({}, False))
+    bench.plan()
+    return bench
+
+
+NAMES = [name for name, *_ in planned()._plan]
+PARTS = [pytest.param(part, id=name) for part, name in enumerate(NAMES)]
+
+
+def test_the_allowances_of_all_parts_fit_into_the_time() -> None:
+    allowed = sum(seconds for *_, seconds in planned()._plan)
+    assert allowed <= 60 * run.MINUTES - run._MARGIN
+
+
+def test_what_has_no_target_comes_last() -> None:
+    assert NAMES[-1] == "differences"
+
+
+@pytest.mark.parametrize("part", PARTS)
+def test_a_part_whose_time_is_over_trains_nothing(
+    part: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def step(_: Training) -> torch.Tensor:
+        raise AssertionError("it trains")
+
+    monkeypatch.setattr(Training, "step", step)
+    _, targets, measure, _ = planned()._plan[part]
+    with pytest.raises(OutOfTimeError):
+        measure(*targets, deadline=Deadline(-1))
+
+
+@pytest.mark.parametrize("part", PARTS)
+def test_a_part_looks_at_its_time_while_it_runs(part: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """After the deadline, at most what one measurement consists of is still trained."""
+    now, late = [0.0], [0]
+    step, sizes = Training.step, replace(TINY, many=400)
+
+    def counted(training: Training) -> torch.Tensor:
+        now[0] += 1
+        late[0] += now[0] > 2
+        return step(training)
+
+    monkeypatch.setattr(Training, "step", counted)
+    bench = planned()
+    bench.sizes = sizes
+    _, targets, measure, _ = bench._plan[part]
+    with suppress(OutOfTimeError):
+        measure(*targets, deadline=Deadline(2, clock=lambda: now[0]))
+    assert late[0] <= 60
+
+
+def test_time_that_a_part_leaves_is_given_to_those_after_it() -> None:
+    now, given = [0.0], []
+
+    def part(*_: str, deadline: Deadline) -> None:
+        given.append(deadline.left)
+
+    bench = planned()
+    bench.deadline = Deadline(100, clock=lambda: now[0])
+    bench._plan = [("a", (), part, 40), ("b", (), part, 60)]
+    bench.run()
+    now[0] = 70
+    bench.run(["b"])
+    assert [round(seconds) for seconds in given] == [40, 100, 30]
+
+
+def test_a_part_that_ends_early_leaves_its_lines_open() -> None:
+    def part(target: str, other: str, **_: object) -> None:
+        bench.report.set(target, "1.0", True)
+        Deadline(-1).check()
+        bench.report.set(other, "2.0", True)
+
+    bench = planned()
+    bench._add("part", 60, part, "one", "two")
+    bench.run(["part"])
+    assert bench.report.verdicts["one"].met
+    assert bench.report.verdicts["two"].measured is None
+    assert bench.report.notes == ["Ended for lack of time: part."]
+
+
 # -- checks that can fail ------------------------------------------------------------------------
 
 
 def test_a_training_that_tracing_changes_is_found_out(monkeypatch: pytest.MonkeyPatch) -> None:
-    assert checks.difference(PLACE, TINY.shallow) is None
+    assert checks.difference(PLACE, TINY.shallow, Deadline(60)) is None
     step = Training.step
 
     def bent(training: Training) -> torch.Tensor:
@@ -154,7 +245,7 @@ def test_a_training_that_tracing_changes_is_found_out(monkeypatch: pytest.Monkey
 
     bending: list[int] = []
     monkeypatch.setattr(Training, "step", bent)
-    assert checks.difference(PLACE, TINY.shallow) is not None
+    assert checks.difference(PLACE, TINY.shallow, Deadline(60)) is not None
 
 
 def test_a_training_that_does_not_repeat_itself_is_no_measure(
@@ -168,7 +259,7 @@ def test_a_training_that_does_not_repeat_itself_is_no_measure(
 
     monkeypatch.setattr(Training, "step", moody)
     with pytest.raises(RuntimeError, match="is not reproducible"):
-        checks.difference(PLACE, TINY.shallow)
+        checks.difference(PLACE, TINY.shallow, Deadline(60))
 
 
 @pytest.mark.parametrize("column", [column for column in Raw if column is not Raw.PIVOT])
@@ -236,7 +327,7 @@ def test_what_was_not_recorded_is_no_measurement() -> None:
     half = replace(RECORD, overrides=("schedule.every=2",))
     training = mlp(PLACE, TINY.mlp)
     with pytest.raises(RuntimeError, match="expected 3 records, got"):
-        interleaved(PLACE, training, {"a": half}, store=False, block=2, deadline=Deadline(0))
+        interleaved(PLACE, training, {"a": half}, store=False, block=2, deadline=Deadline(60))
 
 
 def test_a_fault_of_ours_is_no_measurement() -> None:
@@ -271,19 +362,27 @@ def test_idle_blocks_record_the_first_step_alone() -> None:
         {"idle": IDLE, "plain": None},
         store=False,
         block=3,
-        deadline=Deadline(0),
+        deadline=Deadline(60),
     )
     assert times.rounds == 1
     assert len(times.seconds["idle"]) == len(times.seconds["plain"]) == 1
 
 
 def test_blocks_alternate_within_one_training() -> None:
-    found = within_one(PLACE, mlp(PLACE, TINY.mlp), RECORD, store=False, block=2, rounds=3)
+    found = within_one(
+        PLACE,
+        mlp(PLACE, TINY.mlp),
+        RECORD,
+        store=False,
+        block=2,
+        rounds=3,
+        deadline=Deadline(60),
+    )
     assert {name: len(blocks) for name, blocks in found.times.seconds.items()} == {
         "recorded": 3,
         "idle": 3,
     }
-    assert all(seconds > 0 for seconds in found.first.values())
+    assert found.first > 0
 
 
 def test_ratios_are_those_of_medians() -> None:
@@ -298,6 +397,87 @@ def test_sums_are_timed_by_what_runs_for_them() -> None:
     assert sums.ours > 0
     assert sums.torch > 0
     assert sums.ratio == sums.ours / sums.torch
+
+
+@pytest.fixture
+def compiled(monkeypatch: pytest.MonkeyPatch) -> Any:
+    """Returns the verdicts of compiled trainings, given seconds of the steps of each kind."""
+
+    def judged(
+        *,
+        plain: float,
+        idle: float,
+        recorded: float,
+        graphs: int = 2,
+        first_plain: float = 1.0,
+        first_traced: float = 1.0,
+    ) -> dict[str, Verdict]:
+        blocks = {"idle": [idle], "recorded": [recorded]}
+        traced = timing.Within(Times(blocks, 1), first_traced, graphs, None)
+        monkeypatch.setattr(run, "within_one", lambda *_, **__: traced)
+        bench = planned()
+        monkeypatch.setattr(run.Bench, "_plain_steps", lambda *_: [plain])
+        monkeypatch.setattr(Processor, "seconds", lambda *_: first_plain)
+        bench.run(["compiled"])
+        lines = bench.report.verdicts.items()
+        return {name.partition(": ")[2]: v for name, v in lines if name.startswith("compiled GPT")}
+
+    return judged
+
+
+def test_recorded_compiled_steps_are_compared_with_plain_ones_as_well(compiled: Any) -> None:
+    line = "record <= 1.35"
+    assert compiled(plain=1.0, idle=1.0, recorded=1.3)[line].met
+    assert not compiled(plain=1.0, idle=1.04, recorded=1.38)[line].met  # 1.33 of an idle step
+
+
+def test_compiling_may_take_a_tenth_longer_and_not_more(compiled: Any) -> None:
+    line = "compiling to record takes <= 1.1 of the plain graph"
+    steps = {"plain": 1.0, "idle": 1.0, "recorded": 1.0}
+    assert compiled(**steps, first_plain=2.0, first_traced=2.19)[line].met
+    assert not compiled(**steps, first_plain=2.0, first_traced=2.21)[line].met
+
+
+def test_older_versions_of_torch_are_no_failure_and_their_idle_steps_are_judged(
+    compiled: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(run, "unsupported", lambda: "torch 2.11 cannot")
+    lines = compiled(plain=1.0, idle=1.01, recorded=3.0, graphs=0)
+    assert lines["idle <= 1.05"].met
+    others = {name: line for name, line in lines.items() if not name.startswith("idle")}
+    assert {(line.measured, line.met) for line in others.values()} == {("needs torch 2.13", None)}
+
+
+def test_recorded_steps_that_are_not_compiled_are_a_failure(compiled: Any) -> None:
+    lines = compiled(plain=1.0, idle=1.0, recorded=1.0, graphs=0)
+    assert lines["idle <= 1.05"].met
+    assert "no graph was compiled" in lines["record <= 1.35"].measured
+
+
+def test_a_budget_is_not_judged_by_a_training_that_is_bound_by_the_host(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    verdicts = {}
+    for share in (0.4, 1.0):
+        monkeypatch.setattr(run.Bench, "_host_share", lambda *_, share=share: share)
+        bench = planned()
+        bench.run(["budget"])
+        verdicts[share] = [line for line in bench.report.verdicts.values() if line.measured]
+    assert len(verdicts[0.4]) == 2
+    assert all(line.met is not None for line in verdicts[0.4])
+    assert all(line.met is None for line in verdicts[1.0])
+
+
+def test_caches_of_the_compiler_are_empty_where_compiling_is_timed(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(run, "BACKEND", "inductor")
+    places = ("TORCHINDUCTOR_CACHE_DIR", "TRITON_CACHE_DIR")
+    before = [os.environ.get(name) for name in places]
+    with run._cold_caches():
+        within = [os.environ[name] for name in places]
+    assert not set(within) & set(before)
+    assert [os.environ.get(name) for name in places] == before
 
 
 # -- CUDA, as far as it can be told without ------------------------------------------------------

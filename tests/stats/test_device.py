@@ -7,6 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from torch.multiprocessing.reductions import StorageWeakRef
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from comgra_decl.stats import Reducer, device, sums, trie
@@ -136,3 +137,63 @@ def test_later_changes_do_not_matter_and_memory_is_bounded() -> None:
         held = held or by._ring.nbytes
     check(made, ready(reduced))
     assert by._ring.nbytes == held
+
+
+def test_tensors_that_are_recognised_later_are_not_kept_alive() -> None:
+    by = elsewhere()
+    x = tensors(0)[1][0]
+    view = x.detach()
+    for tensor in (x, view):
+        by.add(tensor, batch_dim=0)
+    storage = StorageWeakRef(x.untyped_storage())
+    del x, view, tensor
+    assert storage.expired()
+    ready(by.finish())
+
+
+VIEWS = ("empty", "view", "unsqueeze", "slice", "select", "alias", "as_strided", "expand", "detach")
+
+
+class Operations(TorchDispatchMode):
+    """Counts operations that compute something, each of which is a kernel on an accelerator."""
+
+    def __init__(self) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self.names: list[str] = []
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if not func.overloadpacket.__name__.strip("_").startswith(VIEWS):
+            self.names.append(str(func))
+        return func(*args, **(kwargs or {}))
+
+
+@pytest.mark.parametrize(
+    ("dtype", "wide", "most"),
+    [
+        (torch.float32, torch.float64, 13),
+        (torch.bfloat16, torch.float64, 14),
+        (torch.float32, torch.float32, 15),
+        (torch.bfloat16, torch.float32, 16),
+        (torch.float64, torch.float64, 21),
+        (torch.int64, torch.float64, 21),
+    ],
+    ids=str,
+)
+def test_the_operations_for_a_tensor_are_few(
+    dtype: torch.dtype, wide: torch.dtype, most: int
+) -> None:
+    x = (torch.randn(8, 5000, generator=torch.Generator().manual_seed(0)) * 10).to(dtype)
+    with Operations() as counted:
+        sums.lean(x, wide)
+    assert len(counted.names) <= most, counted.names
+
+
+def test_the_operations_for_a_large_tensor_are_those_of_its_blocks(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(sums, "MOST_BLOCK", 1000)
+    x = torch.randn(2, 5000, generator=torch.Generator().manual_seed(0))
+    with Operations() as counted:
+        sums.lean(x)
+    # 2 for pivots, 11 for each of 10 blocks, 7 to merge those of a row, one to join the rows
+    assert len(counted.names) <= 2 + 10 * 11 + 2 * 7 + 1, len(counted.names)

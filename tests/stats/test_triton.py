@@ -7,8 +7,10 @@ import platform
 import subprocess
 import sys
 from collections.abc import Iterator
+from contextlib import contextmanager
 from importlib.metadata import version
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -17,10 +19,13 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from comgra_decl import torch_private
 from comgra_decl.records import Raw
 from comgra_decl.stats import Reducer, device, fused, trie
 from comgra_decl.stats.device import ASYNCHRONOUS
+from comgra_decl.stats.quiet import buffer
 from comgra_decl.stats.statistics import FORMULAS, row_statistics
+from comgra_decl.stats.support import CannotReduceError
 from comgra_decl.stats.trie import PutOff
 
 from .recording import Tensors, Tolerance, check, ready, reduce, reducer
@@ -33,7 +38,10 @@ with_interpreter = pytest.mark.skipif(
     version("triton").startswith(("3.0.", "3.1.", "3.2.")),
     reason="the interpreter of Triton before 3.3 lacks operations of our kernels",
 )
-pytestmark = with_interpreter
+pytestmark = [
+    with_interpreter,
+    pytest.mark.filterwarnings("ignore::RuntimeWarning"),  # what a GPU computes without a word
+]
 
 
 def few_rows(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -56,13 +64,14 @@ class OnGpu(Reducer):
         return self._device(torch.device("cpu"))
 
 
-# what a GPU computes without a word
-pytestmark = pytest.mark.filterwarnings("ignore::RuntimeWarning")
-
-
 @pytest.fixture(autouse=True)
-def _by_triton(request: pytest.FixtureRequest, caplog: pytest.LogCaptureFixture) -> Iterator[None]:
+def _by_triton(
+    request: pytest.FixtureRequest,
+    caplog: pytest.LogCaptureFixture,
+    monkeypatch: pytest.MonkeyPatch,
+) -> Iterator[None]:
     """Torch's operations would give the right numbers, too."""
+    monkeypatch.setattr(fused, "_warned", set())
     yield
     if "fails" not in request.node.name:
         assert "Triton's kernels cannot be used" not in caplog.text
@@ -320,6 +329,103 @@ def test_triton_reads_the_same_tensor_once(monkeypatch: pytest.MonkeyPatch) -> N
     assert by.add(x, batch_dim=0) == 2
 
 
+def test_triton_reads_memory_once_in_a_step_however_it_is_passed_on(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """The first repetitions are read again, to see that nothing was written uncounted."""
+    by = on_gpu()
+    counted = launches(monkeypatch)
+    for step in range(4):
+        x = numbers((4, 300), torch.float32, seed=step)
+        others = [numbers((4, 300), torch.float32, seed=10 + step + k) for k in range(6)]
+        made = [x, *others, x, x.detach(), x.view(4, 300), x.view(2, 600), x.t()]
+        counted.clear()
+        numbered = [by.add(t, batch_dim=0) for t in made]
+        assert len(by._repeats._storages) == 9  # views of other shapes or strides are others
+        reduced = ready(by.finish())
+        same = numbered[7:10]
+        assert same == ([7, 8, 9] if step == 0 else [0, 0, 0])
+        for number, tensor in zip(numbered, made, strict=True):
+            rows = reduced.raw[reduced.starts[number] :][: len(tensor)]
+            expected = tensor.numpy().max(1)
+            np.testing.assert_array_equal(rows[:, Raw.MAX], expected)
+
+
+def test_triton_takes_no_memory_for_read_that_another_tensor_had_before(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Memory that is freed is used again, by tensors of the same shape and version."""
+    monkeypatch.setattr(device, "_SMALL", 1)  # nothing is held
+    by = on_gpu()
+    places = set()
+    for step in range(4):
+        expected = []
+        for k in range(12):
+            x = numbers((4, 300), torch.float32, seed=20 * step + k)
+            expected.append(float(x.max()))
+            places.add(x.data_ptr())
+            assert by.add(x, batch_dim=0) == k
+            del x
+        reduced = ready(by.finish())
+        highest = reduced.raw[:, Raw.MAX].reshape(12, 4).max(1)
+        np.testing.assert_array_equal(highest, expected)
+    assert len(places) < 48
+
+
+@pytest.mark.parametrize("counts", [True, False])
+def test_triton_reads_memory_again_that_was_written_in_between(counts: bool) -> None:
+    by = on_gpu()
+    for step in range(4):
+        x = numbers((4, 300), torch.float32, seed=step)
+        first = x.clone()
+        by.add(x, batch_dim=0)
+        for k in range(5):
+            by.add(numbers((4, 300), torch.float32, seed=30 + k), batch_dim=0)
+        (x if counts else x.data).mul_(2)
+        number = by.add(x, batch_dim=0)
+        reduced = ready(by.finish())
+        assert number == 6
+        rows = [reduced.raw[reduced.starts[i] :][:4, Raw.MAX] for i in (0, 6)]
+        if 0 not in reduced.lost:
+            np.testing.assert_array_equal(rows[0], first.numpy().max(1))
+        np.testing.assert_array_equal(rows[1], x.numpy().max(1))
+
+
+def test_triton_defers_tensors_though_pieces_are_others_than_when_they_are_read_alone(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Then their sums are rounded otherwise."""
+    monkeypatch.setattr(fused, "_PROGRAMS", 2)
+    by = on_gpu()
+    counted = launches(monkeypatch)
+    for step in range(3):
+        counted.clear()
+        made: Tensors = [
+            (numbers((2, 30_000), torch.float32, seed=5 * step + k), 0) for k in range(3)
+        ]
+        check(made, reduce(made, by))
+    assert counted == [3]
+
+
+def test_triton_holds_few_bytes_of_copies_though_all_is_read_together(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(device, "_MOST_BYTES_HELD", 3 * 4 * 20 * 4)
+    by = on_gpu()
+    by.add(torch.ones(2, 2), batch_dim=0)  # so that the device is known
+    by.finish()
+    counted = launches(monkeypatch)
+    dense = [numbers((4, 20), torch.float32, seed=k) for k in range(7)]
+    wide = [numbers((4, 40), torch.float32, seed=k)[:, ::2] for k in range(7)]
+    for tensors, expected in ((dense, [7]), (wide, [3, 3, 1])):
+        counted.clear()
+        with by.together():
+            for tensor in tensors:
+                by.add(tensor, batch_dim=0)
+        assert counted == expected
+        check([(tensor, 0) for tensor in tensors], ready(by.finish()))
+
+
 def test_triton_holds_known_tensors_as_they_are(monkeypatch: pytest.MonkeyPatch) -> None:
     """No view of them is made, and they are recognised all the same."""
     by, entered = on_gpu(), 0
@@ -385,9 +491,45 @@ def test_triton_that_fails_is_said_once_and_torch_takes_over(
     monkeypatch.setattr(Launcher, "launch", fails)
     for _ in range(3):
         check(made, reduce(made, by))
+    other = on_gpu()  # evaluations have one of their own
+    check(made, reduce(made, other))
     (said,) = [record.message for record in caplog.records]
     assert "ptxas is gone" in said
     assert "using torch's operations" in said
+
+
+@pytest.mark.parametrize(
+    ("error", "said"),
+    [
+        (ImportError("libcuda.so.1: cannot open shared object file"), True),
+        (RuntimeError("0 active drivers"), True),
+        (ModuleNotFoundError("No module named 'setuptools'", name="setuptools"), True),
+        (ModuleNotFoundError("No module named 'triton'", name="triton"), False),
+    ],
+)
+def test_triton_that_fails_to_be_imported_is_said_once_unless_it_is_not_installed(
+    error: Exception, said: bool, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    kernels = "comgra_decl.stats.triton_kernels"
+
+    class Broken:
+        def find_spec(self, name: str, *_: object) -> None:
+            if name == kernels:
+                raise error
+
+    import comgra_decl.stats
+
+    monkeypatch.delitem(sys.modules, kernels, raising=False)
+    monkeypatch.delattr(comgra_decl.stats, "triton_kernels", raising=False)
+    monkeypatch.setattr(sys, "meta_path", [Broken(), *sys.meta_path])
+    fused.launcher_class.cache_clear()
+    try:
+        for _ in range(2):
+            assert fused.launcher_class("cuda") is None
+            fused.launcher_class.cache_clear()
+    finally:
+        fused.launcher_class.cache_clear()
+    assert [str(error) in record.message for record in caplog.records] == [True] * said
 
 
 @pytest.mark.parametrize(
@@ -489,6 +631,39 @@ def test_triton_plans_cover_each_element_once_beyond_32_bits() -> None:
         assert first[-1] + size[-1] == each.rows * each.length
         assert plan.table[:, 7].sum() == each.picked
     assert plan.table[-1, 8] + plan.table[-1, 7] == 2**13
+
+
+BEYOND = 2**31 + 12_345
+
+
+@pytest.mark.parametrize("length", [60, 9000], ids=["short rows", "long rows"])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.uint8], ids=str)
+def test_triton_kernels_read_and_sample_beyond_32_bits(dtype: torch.dtype, length: int) -> None:
+    """The address of a tensor is moved back by as many elements as its table moves ahead."""
+    launcher = Launcher(torch.device("cpu"))
+    x = numbers((3, length), dtype)
+    sizes = Rows(3, length, 7, -(-3 * length // 7))
+    plan = Plan([sizes])
+    plan.table[:, 1] += BEYOND
+    plan.table[:, 5] += BEYOND
+    pointers = torch.tensor([x.data_ptr() - BEYOND * x.element_size()], dtype=torch.int64)
+    results = torch.full((plan.results, 8), torch.nan, dtype=torch.float64)
+    samples = torch.full((plan.samples,), torch.nan)
+    language = launcher._kernels.tl.dtype
+    arguments = x, pointers, torch.from_numpy(plan.table), results, samples, 0, 0
+    type_, work = language(fused._POINTERS[dtype]), language("fp32")
+    if plan.width:
+        kernel = launcher._kernels.short_rows
+        constants: Any = type_, work, fused._TILE // plan.width, plan.width, True, True
+    else:
+        kernel = launcher._kernels.long_rows
+        constants = type_, work, fused._BLOCK, True, False, True
+    kernel[len(plan.table), 1, 1](*arguments, *constants)
+    raw, true = plan.merged(results.numpy()), x.double().numpy()
+    np.testing.assert_array_equal(raw[:, Raw.MIN], true.min(1))
+    np.testing.assert_array_equal(raw[:, Raw.MAX], true.max(1))
+    np.testing.assert_allclose(raw[:, Raw.ABS_SUM], np.abs(true).sum(1), rtol=1e-6)
+    np.testing.assert_array_equal(samples.numpy(), true.reshape(-1)[::7].astype(np.float32))
 
 
 def test_triton_plans_put_pieces_together_about_one_pivot() -> None:
@@ -616,6 +791,21 @@ def test_triton_uses_the_memory_of_a_step_again() -> None:
     assert [arena.block(0).data_ptr(), arena.block(1).data_ptr()] == blocks
 
 
+def test_triton_keeps_tables_of_few_bytes_for_sizes_that_keep_changing(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(fused, "_MOST_TABLES", 4000)
+    launcher = Launcher(torch.device("cpu"))
+    kept = []
+    for rows in [*range(300, 1300, 100), 90_000, 300]:
+        sizes = (Rows(rows, 300, 1, 0),)
+        plan, table = launcher._plan(sizes)
+        assert launcher._plan(sizes)[1] is table
+        kept.append(sum(each.nbytes for _, each in launcher._plans.values()))
+        assert kept[-1] <= max(4000, plan.table.nbytes)
+    assert max(kept[:5]) > 2000
+
+
 COMPILE = """
 import itertools, sys
 import triton
@@ -687,3 +877,113 @@ def test_triton_puts_nothing_off_that_no_version_is_counted_for() -> None:
         check([(expected, 0)], ready(by.finish()))
     (node,) = by._root.children.values()
     assert node.put_off is not PutOff.SAFE
+
+
+# -- streams and captured graphs
+
+
+class Streams:
+    """Stands for the streams of a GPU: which is current, and what was done on which.
+
+    Attributes:
+        done: (stream, what) in order.
+        capturing: whether the current stream is being captured.
+    """
+
+    def __init__(self) -> None:
+        self.current = Stream(self, 1)
+        self.done: list[tuple[int, str]] = []
+        self.capturing = False
+
+    def current_stream(self, _: torch.device) -> Stream:
+        return self.current
+
+    @contextmanager
+    def stream(self, stream: Stream) -> Iterator[None]:
+        before, self.current = self.current, stream
+        try:
+            yield
+        finally:
+            self.current = before
+
+    def Event(self, **_: object) -> Any:  # noqa: N802 - as torch calls it
+        def record(stream: Stream) -> None:
+            self.done.append((stream.cuda_stream, "record"))
+
+        return SimpleNamespace(record=record, synchronize=lambda: None)
+
+
+class Stream:
+    def __init__(self, streams: Streams, number: int) -> None:
+        self.streams, self.cuda_stream = streams, number
+
+    def wait_stream(self, other: Stream) -> None:
+        self.streams.done.append((self.cuda_stream, f"wait for {other.cuda_stream}"))
+
+
+@pytest.fixture
+def streams(monkeypatch: pytest.MonkeyPatch) -> Streams:
+    """Gives tensors of the host the streams of a GPU."""
+    stand_in = Streams()
+    original, launch = device.DeviceStep.__init__, Launcher.launch
+
+    def begin(step: device.DeviceStep, *given: Any) -> None:
+        original(step, *given)
+        step._module, step.device = stand_in, torch.device("cuda", 0)
+
+    def noted(launcher: Launcher, tensors: Any, sizes: Any) -> Any:
+        stand_in.done.append((stand_in.current.cuda_stream, f"launch {len(tensors)}"))
+        return launch(launcher, tensors, sizes)
+
+    def unpinned(*shape: int, pinned: bool = False, **how: Any) -> torch.Tensor:
+        del pinned
+        return buffer(*shape, **how)
+
+    monkeypatch.setattr(device.DeviceStep, "__init__", begin)
+    monkeypatch.setattr(Launcher, "launch", noted)
+    monkeypatch.setattr(device, "buffer", unpinned)
+    monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: stand_in.capturing)
+
+    def raw(_: int) -> int:
+        return stand_in.current.cuda_stream
+
+    monkeypatch.setitem(vars(torch_private), "raw_stream", raw)
+    return stand_in
+
+
+def test_triton_reads_put_off_tensors_on_the_stream_that_made_them(streams: Streams) -> None:
+    by = on_gpu()
+    other = Stream(streams, 2)
+    for step in range(4):
+        made: Tensors = [(numbers((4, 20), torch.float32, seed=3 * step + k), 0) for k in range(3)]
+        streams.done.clear()
+        for tensor, dim in made[:2]:
+            by.add(tensor, batch_dim=dim)
+        with streams.stream(other):
+            by.add(made[2][0], batch_dim=0)
+            reduced = ready(by.finish())
+        check(made, reduced)
+    assert streams.done == [
+        (1, "wait for 2"),  # where the step before has ended, since both use the same memory
+        (1, "launch 2"),
+        (2, "wait for 1"),
+        (2, "launch 1"),
+        (2, "record"),
+    ]
+
+
+def test_triton_does_nothing_while_a_graph_is_captured(streams: Streams) -> None:
+    """A replay would do it again."""
+    by = on_gpu()
+    for step in range(5):
+        x, y = (numbers((4, 20), torch.float32, seed=2 * step + k) for k in range(2))
+        assert by.add(x, batch_dim=0) == 0
+        streams.done.clear()
+        streams.capturing = True
+        for tensor in (x.clone(), y):
+            with pytest.raises(CannotReduceError, match="CUDA graph"):
+                by.add(tensor, batch_dim=0)
+        assert streams.done == []
+        streams.capturing = False
+        assert by.add(y, batch_dim=0) == 1
+        check([(x, 0), (y, 0)], ready(by.finish()))

@@ -13,7 +13,7 @@ from torch.utils.hooks import unserializable_hook
 from comgra_decl.hooks.guarded import guarded
 from comgra_decl.hooks.hand_updates import Written, is_there
 from comgra_decl.hooks.tensors.gradients import unused
-from comgra_decl.torch_private import without_functions
+from comgra_decl.torch_private import add_all, copy_all, negate_all, without_functions
 
 if TYPE_CHECKING:
     from torch.utils.hooks import RemovableHandle
@@ -23,6 +23,13 @@ if TYPE_CHECKING:
 
 _UNINITIALIZED = (nn.parameter.UninitializedParameter, nn.parameter.UninitializedBuffer)
 _NARROW = (torch.float16, torch.bfloat16)
+_MOST_COPIED = 32 << 20
+"""Bytes of updates in another dtype than their parameters that are held to be read together."""
+
+
+def takes_lists(tensor: torch.Tensor) -> bool:
+    """Whether one launch covers many such tensors; elsewhere torch loops over a list."""
+    return type(tensor) in (torch.Tensor, nn.Parameter) and tensor.is_cuda
 
 
 class Parameters:
@@ -235,8 +242,15 @@ class Parameters:
             self._read_of.add(plan)
 
     def _remember(self, stepping: Iterable[tuple[TensorPlan, torch.Tensor]]) -> None:
-        for plan, parameter in stepping:
-            if plan.capture.update and parameter.requires_grad:
+        wanted = [p for plan, p in stepping if plan.capture.update and p.requires_grad]
+        several = [p for p in wanted if takes_lists(p)]
+        if several:
+            sources = [p.detach() for p in several]
+            copies = [torch.empty_like(p) for p in sources]
+            copy_all(copies, sources)
+            self._before.update((id(p), copy) for p, copy in zip(several, copies, strict=True))
+        for parameter in wanted:
+            if not takes_lists(parameter):
                 self._before[id(parameter)] = parameter.detach().clone()
 
     def after_step(self, optimizer: torch.optim.Optimizer, capture: StepCapture) -> None:
@@ -246,12 +260,14 @@ class Parameters:
         stepping = self._stepping if known else self._stepped_by(optimizer)
         self._optimizer, self._stepping = None, []
         read, self._read_gradients = self._read_gradients, False
-        if not read or self._raw or self._before:
-            for plan, parameter in stepping:
-                if not read:
-                    self._read_gradient(plan, parameter, capture)
-                self._write_raw(plan, capture)
-                self._write_update(plan, parameter, capture)
+        if not read or self._raw:
+            with capture.together():
+                for plan, parameter in stepping:
+                    if not read:
+                        self._read_gradient(plan, parameter, capture)
+                    self._write_raw(plan, capture)
+        if self._before:
+            self._write_updates(stepping, capture)
         self._before.clear()
         if not isinstance(optimizer, torch.optim.LBFGS):  # one state for all its parameters
             wanted = [(plan, p) for plan, p in stepping if plan.capture.optimizer_state]
@@ -264,18 +280,24 @@ class Parameters:
             slot = unused(capture, plan.slot, "grad:raw")
             capture.add(slot, gradient, batch_dim=None, values=plan.capture.values)
 
-    def _write_update(
-        self, plan: TensorPlan, parameter: torch.Tensor, capture: StepCapture
+    def _write_updates(
+        self, stepping: Iterable[tuple[TensorPlan, torch.Tensor]], capture: StepCapture
     ) -> None:
-        before = self._before.pop(id(parameter), None)
-        if before is None or before.shape != parameter.shape:
-            return
-        after = parameter.detach()
-        if after.dtype in _NARROW:  # their difference is rarely representable in the same dtype
-            before, after = before.float(), after.float()
-        slot = unused(capture, plan.slot, "update")
-        update = torch.sub(after, before, out=before)  # reusing warm memory is cheaper
-        capture.add(slot, update, batch_dim=None, values=plan.capture.values)
+        """Reads the updates together, in parts that are limited by the memory they need."""
+        pairs: list[tuple[TensorPlan, torch.Tensor, torch.Tensor]] = []
+        copied = 0
+        for plan, parameter in stepping:
+            before, after = self._before.pop(id(parameter), None), parameter.detach()
+            if before is None or before.shape != after.shape:
+                continue
+            if after.dtype in _NARROW:  # their difference is rarely representable in their dtype
+                before = before.float()
+                copied += before.nbytes
+            pairs.append((plan, before, after))
+            if copied >= _MOST_COPIED:
+                _read_updates(pairs, capture)
+                pairs, copied = [], 0
+        _read_updates(pairs, capture)
 
     def _write_states(
         self,
@@ -302,11 +324,16 @@ class Parameters:
 
         The data held for the step is dropped by `release`.
         """
-        for plan in list(self._raw):
-            self._write_raw(plan, capture)
+        if self._raw or self._shares:
+            with capture.together():
+                for plan in list(self._raw):
+                    self._write_raw(plan, capture)
+                self._write_shares(capture)
         fresh = self._fresh()
         if self._read_of:  # an optimizer has stepped
             self._read_beside(fresh, capture)
+
+    def _write_shares(self, capture: StepCapture) -> None:
         for plan, shares in self._shares.items():
             for pass_, gradient in shares.items() if len(shares) > 1 else ():
                 slot = unused(capture, plan.slot, capture.backwards.share(pass_))
@@ -358,3 +385,23 @@ class Parameters:
         self.begin()
         self._before.clear()
         self._optimizer, self._stepping = None, []
+
+
+def _read_updates(
+    pairs: Collection[tuple[TensorPlan, torch.Tensor, torch.Tensor]], capture: StepCapture
+) -> None:
+    """Reads the updates of parameters from their values before and after the step.
+
+    The values before are overwritten: their memory is warm, and none is added.
+    """
+    several = [(b, a) for _, b, a in pairs if takes_lists(a) and a.dtype is b.dtype]
+    if several:  # a few launches for all; the same as a subtraction, bit for bit
+        before, after = map(list, zip(*several, strict=True))
+        negate_all(before)
+        add_all(before, after)
+    with capture.together():
+        for plan, update, parameter in pairs:
+            if not (takes_lists(parameter) and parameter.dtype is update.dtype):
+                torch.sub(parameter, update, out=update)
+            slot = unused(capture, plan.slot, "update")
+            capture.add(slot, update, batch_dim=None, values=plan.capture.values)
