@@ -1,4 +1,4 @@
-"""One browser session: its state, and the only path that changes the screen."""
+"""One browser session: its state, and the only code path that changes the screen."""
 
 from __future__ import annotations
 

@@ -43,7 +43,7 @@ Authenticated = Callable[[HTTPServerRequest], bool]
 
 @dataclass(frozen=True, slots=True)
 class Names:
-    """Host names that the viewer answers to.
+    """Host names for which the viewer accepts requests.
 
     Attributes:
         address: Listening address; "", 0.0.0.0 or :: for all addresses of the machine.

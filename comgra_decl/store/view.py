@@ -290,8 +290,7 @@ class View:
     def value(
         self, record: int, slot: int, sample: int | None = None, part: Part = ...
     ) -> NDArray[Any] | None:
-        """Returns a slot's raw value [samples, *dims], the value of one sample [*dims], or part of
-        either.
+        """Returns a slot's raw value [samples, *dims], or one sample's [*dims], or part of it.
 
         None if there is no value or the sample does not exist.
         """
