@@ -1,4 +1,4 @@
-"""Checks every request before routing, so that no route can skip the check.
+"""Checks every request before routing, so that the check applies to all routes.
 
 With DNS rebinding, a foreign name resolves to this machine, and its page has the viewer's
 origin for the browser and for Tornado, which compares Origin with Host. So every route checks

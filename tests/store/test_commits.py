@@ -183,7 +183,7 @@ def test_a_folder_removed_while_it_is_written_is_told(tmp_path: Path) -> None:
         thread = threading.Thread(target=remove)
         thread.start()
         try:
-            with pytest.raises(StoreError, match="is gone: removed, moved or unmounted"):
+            with pytest.raises(StoreError, match="was removed, moved or unmounted"):
                 _write_on(run, truth)
         finally:
             ended.set()

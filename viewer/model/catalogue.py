@@ -84,7 +84,7 @@ class Catalogue:
         return self._paths.get(without_rank(name))
 
     def default(self) -> str:
-        """Returns the name of the newest readable run with records, or else of the first run.
+        """Returns the name of the newest readable run with records, otherwise of the first run.
 
         "" if there is no run.
         """

@@ -34,7 +34,7 @@ TENSOR = frozenset({"run", "revision", "type", "node", "role", "iteration"})
 
 @dataclass(frozen=True, slots=True)
 class Shown:
-    """Everything that a pane may read."""
+    """All data that a pane may read."""
 
     view: RunView
     at: Selection
