@@ -1,7 +1,7 @@
 """All errors raised by this package, with a common base class.
 
 Each message says what is wrong, where, what would be valid, and what to do. User errors raise a
-`ComgraError` that is also a `ValueError` or `KeyError`; bugs of comgra_decl fail an `assert`.
+`ComgraError` that is also a `ValueError` or `KeyError`; bugs in comgra_decl fail an `assert`.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ class DamagedRunError(ComgraError, OSError):
 
 
 class UnwrittenRunError(DamagedRunError):
-    """A run's folder without any data: its program ended before the first commit."""
+    """The run's folder contains no data: the program ended before the first commit."""
 
 
 class FormatError(ComgraError, ValueError):
@@ -55,7 +55,7 @@ class RunGoneError(StoreError):
 
 
 class NoMemoryError(StoreError, MemoryError):
-    """The system refused memory that writing to the store may need."""
+    """Memory that may be needed to write to the store could not be allocated."""
 
 
 class MissingPackageError(ComgraError, ImportError):
@@ -98,7 +98,7 @@ def did_you_mean(name: object, known: Iterable[object]) -> str:
 
 
 def near_paths(missing: Path) -> str:
-    """Returns the same for a missing path, from the names in its parent folder."""
+    """Returns the same suggestion for a missing path, from the names in its parent folder."""
     try:
         beside = [entry.name for entry in missing.absolute().parent.iterdir()]
     except OSError:
@@ -107,7 +107,7 @@ def near_paths(missing: Path) -> str:
 
 
 def near_names(name: str, known: Iterable[str]) -> list[str]:
-    """Returns up to three of `known` that resemble `name`, as a whole or in one part."""
+    """Returns up to three of `known` that resemble `name`, as a whole or in one of its parts."""
     names = list(known)
     near = get_close_matches(name, names, n=3, cutoff=0.6)
     return near or [n for n in names if get_close_matches(name, _PARTS.split(n), 1, 0.8)][:3]
@@ -123,7 +123,7 @@ class Exit(enum.IntEnum):
     Attributes:
         DONE: success.
         FAILED: unexpected error, shown with a traceback.
-        WRONG: the request is invalid: a wrong argument, no such run, no permission.
+        WRONG: invalid request: a wrong argument, a missing run or a missing permission.
         WANTING: success, but with a negative result: a run is damaged, a pattern matched
             nothing, or a rule found an error.
         UNCLEAR: success, but with a result that is neither yes nor no.

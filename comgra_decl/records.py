@@ -1,7 +1,8 @@
 """Plain data passed from the hooks to the store; needs neither torch nor TensorStore.
 
-A `RawStep` leaves the training thread (raw sums only, to keep that cheap). The writer thread turns
-one or more of them into a `StepBatch`, which the store writes to disk.
+The training thread produces `RawStep` objects, which contain only raw sums to keep the cost low.
+The writer thread turns one or more of these objects into a `StepBatch`, which the store writes to
+disk.
 """
 
 from __future__ import annotations
@@ -55,9 +56,10 @@ class Piece(NamedTuple):
 class SlotInfo:
     """One row of the slot table, written once when the slot first appears.
 
-    `shape` is the full shape in the first record, batch dim included; a record with another shape
-    stores its own. `batch_dim` is the batch dimension or None. `names` are all names of a shared
-    tensor. `piece` is the part held by this process; None if it holds the whole tensor.
+    `shape` is the full shape in the first record, batch dim included; a record whose tensor has a
+    different shape stores that shape. `batch_dim` is the batch dimension or None. `names` are all
+    names of a shared tensor. `piece` is the part held by this process; None if it holds the whole
+    tensor.
     """
 
     id: int
@@ -75,10 +77,10 @@ class SlotInfo:
 class Layout:
     """Positions of each slot's rows in `RawStep.raw`; steps of the same layout share one object.
 
-    Per slot (n): `slots` int32 ids, in any order, and `tensors` int64, the index of the reduced
-    tensor that each slot shows (two slots share one if the same tensor was seen under two names).
-    Per reduced tensor (m): `starts` int64 first row, `rows` int64 number of rows, `samples` int64
-    (1 without a batch dim; equal to `rows`, unless there are too many samples for a row each),
+    Per slot (n): `slots` int32 ids, in any order, and `tensors` int64, the index of each slot's
+    reduced tensor (shared by two slots if the same tensor was seen under two names). Per reduced
+    tensor (m): `starts` int64 first row, `rows` int64 number of rows, `samples` int64 (1 without a
+    batch dim; equal to `rows`, unless there are too many samples to give each its own row),
     `elements` int64 elements per row, `batched` bool. `shapes`: full shape of each slot's tensor;
     None if it is known only from the slot table.
     """
@@ -125,7 +127,7 @@ class StepInfo:
 
 @dataclass(slots=True)
 class RawStep:
-    """One recorded step as it leaves the training thread.
+    """One recorded step, as produced by the training thread.
 
     `raw` float64 [rows, RAW_STATISTICS]. `aggregates`: for each reduced tensor with more samples
     than rows, float64 [formulas + e, 3], mean, std and abs-max of each statistic.
@@ -133,22 +135,22 @@ class RawStep:
     the layout are `histogram_values[histogram_starts[i]:histogram_starts[i + 1]]`. `values`: per
     slot id, an array [samples, *value dims] in the tensor's own dtype (bfloat16 as
     ml_dtypes.bfloat16). `kpi_tensors`: for each KPI, the index of the one-element reduced tensor
-    that holds it; read into `kpis` on the writer thread, where waiting costs nothing. `documents`:
-    JSON-serializable documents by name ("modules", "report"), of which the newest is kept. `extra`:
-    float64 [rows, e], the opt-in statistics of each row, NaN where one does not apply. `scheduled`:
-    False for a step that was captured only so that it can be decided later whether to keep it.
-    `spare_values`: values stored only if the step is kept for that reason. `labels`: called on the
-    writer thread; returns the category of each sample of the batch. Values then hold all samples
-    until some are `chosen`, int64 [c] indices in the batch. `logged`: numbers that the program
-    logged for the step, for triggers (they are stored as scalars). The arrays are valid only after
-    `wait()`, which is called on the writer thread.
+    that holds it; read into `kpis` on the writer thread, where waiting does not delay training.
+    `documents`: JSON-serializable documents by name ("modules", "report"), of which only the newest
+    versions are kept. `extra`: float64 [rows, e], the opt-in statistics of each row, NaN where one
+    does not apply. `scheduled`: False for a step that was captured only because it may be kept
+    later. `spare_values`: values stored only if such a step is kept. `labels`: called
+    on the writer thread; returns the category of each sample of the batch. In this case, values
+    contain all samples until some are `chosen`, int64 [c] indices in the batch. `logged`: numbers
+    that the program logged for the step, for triggers (they are stored as scalars). The arrays are
+    valid only after `wait()`, which is called on the writer thread.
     """
 
     info: StepInfo
     layout: Layout
     raw: NDArray[np.float64]
     new_slots: list[SlotInfo] = field(default_factory=list)
-    structure: Structure | None = None  # only when it is new to this run
+    structure: Structure | None = None  # only if it is new to this run
     histogram_values: NDArray[np.float32] | None = None
     histogram_starts: NDArray[np.int64] | None = None
     values: dict[int, NDArray[Any]] = field(default_factory=dict)
@@ -220,17 +222,17 @@ class StepBatch:
 
 
 GRAD_SCALE = "grad_scale"
-"""Name of the metric with mixed precision's loss scale, for recorded and skipped steps."""
+"""Name of the metric for the mixed-precision loss scale of recorded and skipped steps."""
 
 SKIPPED_STEP = "skipped_step"
-"""Name of the metric, 1, logged for a step that mixed precision skipped; also set in its record."""
+"""Name of the metric set to 1 for a step skipped by mixed precision; also set in its record."""
 
 RESUMED = "resume"
 """Type of the note written when a program resumes a run; its step is the first resumed step."""
 
 
 class Note(NamedTuple):
-    """A text logged for a step; `time` is in unix seconds."""
+    """Text logged for a step; `time` is in unix seconds."""
 
     step: int
     type: str
@@ -242,8 +244,8 @@ class Note(NamedTuple):
 class ScalarBatch:
     """Numbers and notes logged for steps, recorded or not; `n` numbers in logging order.
 
-    `steps` int64 [n], `values` float64 [n], `names` and `types` (of execution) of each number. A
-    value still on a device is NaN until `settle()` has been called, on the writer thread.
+    `steps` int64 [n], `values` float64 [n], `names` and `types`: name and type of execution of each
+    number. A value still on a device is NaN until `settle()` has been called, on the writer thread.
     """
 
     steps: NDArray[np.int64]

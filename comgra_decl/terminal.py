@@ -1,4 +1,4 @@
-"""Prints for people: to a terminal, a file or a pipe."""
+"""Prints human-readable output to a terminal, a file or a pipe."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from rich.segment import Segment
 from comgra_decl.visible import visible
 
 _WIDTH = 160
-"""Columns assumed for a file or a pipe, which has no width."""
+"""Number of columns assumed for a file or a pipe."""
 
 
 def console() -> Console:

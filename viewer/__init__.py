@@ -1,1 +1,1 @@
-"""The Panel app that shows a run: state, view model, panes, and their building blocks."""
+"""The Panel app that displays a run: state, view model, panes, and their building blocks."""

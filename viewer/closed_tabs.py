@@ -1,4 +1,4 @@
-"""Keeps errors about closed browser tabs out of the log."""
+"""Suppresses log messages about closed browser tabs."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ _HUNG_UP = _HungUp()
 
 
 def forgive_hangups() -> None:
-    """Keeps closed tabs out of this process's log. Idempotent.
+    """Suppresses this process's log messages about closed tabs. Idempotent.
 
     A message in flight when a tab closes fails in a Tornado task that no code awaits, so asyncio
     would log a 30-line traceback.

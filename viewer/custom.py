@@ -31,7 +31,7 @@ from comgra_decl.query import Run
 
 @dataclass(frozen=True, slots=True)
 class Look:
-    """What the page shows; passed to every custom view.
+    """The current selection of the page, passed to every custom view.
 
     Attributes:
         run: Open run; use `run.slot(...)`, `run.row(...)` and so on.

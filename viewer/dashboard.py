@@ -1,4 +1,4 @@
-"""One browser session: its state, and the only path that changes the screen."""
+"""One browser session: its state, and the only code path that changes the screen."""
 
 from __future__ import annotations
 
@@ -214,7 +214,7 @@ class Dashboard:
             self.screen.show_head(head_of(view, self.state.run))
 
     def _moved(self, view: RunView) -> bool:
-        """Returns whether findings, the other run or custom views are newer than the screen."""
+        """Returns whether findings, the other run or custom views have changed since drawn."""
         if looks(view) != self.state.looked:
             return True
         if self._views is not None and self._views.look() != self.state.views:

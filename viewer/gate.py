@@ -1,4 +1,4 @@
-"""Checks every request before routing, so that no route can skip the check.
+"""Checks every request before routing, so that the check applies to all routes.
 
 With DNS rebinding, a foreign name resolves to this machine, and its page has the viewer's
 origin for the browser and for Tornado, which compares Origin with Host. So every route checks
@@ -43,7 +43,7 @@ Authenticated = Callable[[HTTPServerRequest], bool]
 
 @dataclass(frozen=True, slots=True)
 class Names:
-    """Host names that the viewer answers to.
+    """Host names for which the viewer accepts requests.
 
     Attributes:
         address: Listening address; "", 0.0.0.0 or :: for all addresses of the machine.

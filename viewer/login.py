@@ -30,7 +30,7 @@ _MOST_CLIENTS = 10_000
 
 @dataclass(slots=True)
 class Allowance:
-    """A token bucket: `most` tries at once, then one per interval.
+    """A token bucket: `most` immediate tries, then one per interval.
 
     Attributes:
         most: Size of the bucket.

@@ -1,4 +1,4 @@
-"""Memory of the viewer process, tidied up while it is idle."""
+"""Frees memory of the viewer process while it is idle."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from contextlib import suppress
 _BETWEEN = 5.0
 """Minimum interval between collections, in seconds; each takes a few hundredths."""
 _RARELY = 200
-"""Younger collections after which Python runs a full one, in case the process is never idle."""
+"""Number of younger collections before a full one, in case the process is never idle."""
 
 _last: float | None = None
 

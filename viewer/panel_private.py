@@ -2,9 +2,9 @@
 
 Panel and Bokeh have no public hooks for the following: sending a component's parameters directly,
 receiving a component's messages, changing a model before it is sent, rendering the login form, and
-checking every request of a server. Parts that only make the viewer faster or nicer fall back to
-Panel's own behaviour. If a part that is essential or protects the viewer has changed, importing
-this module raises an error with the reason.
+checking every request of a server. Parts that only improve speed or appearance fall back to Panel's
+own behaviour. If a part that is essential or protects the viewer has changed, importing this module
+raises an error with the reason.
 """
 
 from __future__ import annotations

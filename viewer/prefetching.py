@@ -51,7 +51,7 @@ class Ahead:
             return
         try:
             self._work.popleft()()
-        except Exception:  # noqa: BLE001 - the actual request will show it
+        except Exception:  # noqa: BLE001 - the actual request will report it
             _LOG.debug("prefetching failed", exc_info=True)
             self._work.clear()
         self._continue(_PAUSE if self._work else _REST)

@@ -85,7 +85,7 @@ class Screen:
 
     @property
     def blank(self) -> bool:
-        """Whether no run is drawn: nothing yet, or a notice instead."""
+        """Whether no run is drawn: the page is still empty or shows a notice."""
         return not self.workspace.visible
 
     def start(self) -> None:
@@ -100,7 +100,7 @@ class Screen:
         return pn.Row(self.side, self.workspace, sizing_mode="stretch_both", margin=0)
 
     def alone(self, what: Any) -> list[Any]:
-        """Returns what another page embeds for `what`; URL sync is left out."""
+        """Returns the object that another page embeds for `what`, without URL sync."""
         return [self.notice] if self.blank else [self.banner, what]
 
     def _select(self, **wanted: Any) -> None:

@@ -48,7 +48,8 @@ class ViewState(param.Parameterized):
         order: One of `ORDERS`.
         window: First visible row and column of the value table: "0,0".
         other: Run to compare with; "" for this run.
-        other_step: Step to compare with; None: the same of another run, the first of this one.
+        other_step: Step to compare with; None: the same step of another run, or the first step of
+            this run.
         axis: Whether compared series are absolute or relative to their start.
         other_revision: Displayed revision of the other run.
         views: Displayed version of the custom views file.

@@ -1,7 +1,7 @@
 """The URL query: writes the state into it and parses it.
 
 URL values are untrusted. `parse` checks the form of each field and drops malformed ones;
-`resolve` then looks the rest up among existing names.
+`resolve` then matches the remaining values against existing names.
 """
 
 from __future__ import annotations

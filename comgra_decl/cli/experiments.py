@@ -126,12 +126,12 @@ def note_verdict(
     reason: str,
     arguments: Sequence[str],
 ) -> None:
-    """Store a verdict with a run, if one is named, and print where.
+    """Store a verdict with a run, if one is given, and print the location.
 
     Args:
         run: a run of the script; None to store nothing.
         name: name of the experiment in the checklist.
-        outcome: the colour it gives the checklist.
+        outcome: the outcome, which determines the colour in the checklist.
         reason: the reason, as a sentence.
         arguments: everything after the command's name.
     """

@@ -23,7 +23,7 @@ app = typer.Typer(
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
-    """Run the command line; exit with code 2 if it cannot be carried out."""
+    """Run the command line; exit with code 2 if the request cannot be carried out."""
     arguments = sys.argv[1:] if arguments is None else arguments
     environment.taken()  # COMGRA applies to training programs only
     try:

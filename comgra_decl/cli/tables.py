@@ -35,7 +35,7 @@ class _Table(Table):
 
 
 def _name(text: str) -> str:
-    """Return a name on one line; a line break in it could pass for another row."""
+    """Return a name on one line; a line break could look like another row."""
     return text.replace("\n", "\\n").replace("\t", "\\t")
 
 
@@ -116,7 +116,7 @@ def _facts(run: dict[str, Any]) -> Iterator[tuple[str, str | Text]]:
         yield kpi["name"], f"{_number(kpi['value'])} ({kpi['type']}, step {kpi['step']})"
     if writer := run["report"].get("writer"):
         share = f"{writer['share']:.1%} of a core ({writer['cpu']:.1f} s)"
-        yield "cost of writing", f"{share}; the training waited {writer['waited']:.1f} s for it"
+        yield "cost of writing", f"{share}; training waited {writer['waited']:.1f} s for it"
     if price := price_text(run["report"]):
         yield "cost", price
     for loss in run["damage"]:
@@ -153,7 +153,7 @@ def _or_dash(value: Any) -> str:
 
 
 def print_verdict(verdict: Verdict) -> None:
-    """Print what `verify` has found, and what to do about it."""
+    """Print the result of `verify`, and what to do about damage."""
     out, facts = console(), Table.grid(padding=(0, 2))
     facts.add_column(style="bold", no_wrap=True)
     facts.add_column(overflow="fold")

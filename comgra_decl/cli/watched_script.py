@@ -1,4 +1,4 @@
-"""Run a script to observe its first steps, without recording, and end it when they are done."""
+"""Run a script to observe its first steps, without recording, and end the script after them."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Check what a program declares before it trains: the spec's form, its rules, and its functions.
+"""Check a program's declared spec before training: its form, its rules, and its functions.
 
 The form is checked in `spec` and the rules in `rules`; this module collects all problems, so that
 they can be reported together.
@@ -90,7 +90,7 @@ def require_functions(spec: Spec) -> None:
 
 
 def require_at_first_step(spec: Spec, *, end: Callable[[SpecError], None]) -> None:
-    """Check the same before the first optimizer step, when all the program's modules exist.
+    """Run the same check before the first optimizer step, when all the program's modules exist.
 
     Args:
         spec: spec of a program that has not started yet.

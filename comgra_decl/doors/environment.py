@@ -1,9 +1,9 @@
 """Tracing through the environment, without editing code: `COMGRA=debug python train.py`.
 
 torch calls `attach` at the end of its own import, because it is an entry point of the group
-`torch.backends`. So this file is never loaded in a program that does not import torch, one without
-`COMGRA` reads a single environment variable, and the interpreter starts at full speed. This module
-must not import torch, nor anything heavy before it has found `COMGRA`.
+`torch.backends`. So a program that does not import torch never loads this file, a program without
+`COMGRA` only reads a single environment variable, and the interpreter starts at full speed. This
+module must not import torch, nor any large module before `COMGRA` is found.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ RECORDED_BY = "COMGRA_RECORDED_BY"
 """Set for child processes: the id of the process that is being recorded."""
 
 CHECKED = "COMGRA_CHECKED"
-"""Set for child processes: the declaration that has been found valid."""
+"""Set for child processes: the declaration, which has been validated."""
 
 _taken = False  # whether a session has started in this process
 _sessions: set[int] = set()  # ids of active sessions
@@ -50,7 +50,7 @@ def attach() -> None:
 
 
 def taken() -> None:
-    """Stop waiting: a session is about to start, here or through another entry point."""
+    """Stop waiting, because a session is about to start, here or through another entry point."""
     global _taken
     _taken = True
     if waiting := sys.modules.get("comgra_decl.doors.first_step"):

@@ -1,8 +1,8 @@
 """Wait, in a program that has just imported torch, until training starts.
 
-A process that neither calls a model nor steps an optimizer leaves no run: a launcher, a tokenizer's
-helper, a data-loading worker, a program that trains in child processes. Only three stand-ins and
-two hooks are attached to such a process, and they are removed when recording starts.
+A process that neither calls a model nor steps an optimizer creates no run: a launcher, a
+tokenizer's helper, a data-loading worker, or a program that trains in child processes. Only three
+wrappers and two hooks are attached to such a process, and they are removed when recording starts.
 """
 
 from __future__ import annotations
@@ -67,7 +67,8 @@ def stand_down() -> None:
 def _begin_in_child() -> None:
     """Resume waiting in a forked child.
 
-    The interpreter holds this function until it exits: it must not refer to the program's classes.
+    The interpreter references this function until it exits, so it must not refer to the program's
+    classes.
     """
     if _waiting is not None:
         _waiting.begin()
@@ -108,7 +109,7 @@ class Waiting:
         """Wait, in the calling process, for a model's call or an optimizer's step.
 
         In a child of a recorded process, a model's call does not indicate training until an
-        optimizer exists: a data loader may embed what it loads.
+        optimizer exists: a data loader may compute embeddings of its data.
         """
         self.stop()
         self._session = None
@@ -168,7 +169,7 @@ class Waiting:
             self._direct.install(all_classes=True)
 
     def _compile(self, original: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
-        """Start recording, since a compiled model will be called; during an import, only note it.
+        """Start recording, since a compiled model will be called; during an import, set a flag.
 
         A library that compiles while it is imported may never call the result. Compiled code must
         not see any hook of comgra when it first runs.
@@ -228,7 +229,8 @@ class Waiting:
         """Remove the hooks; log a message if the program has ended without anything to record."""
         waited, mine = self._session is None, self._owner == os.getpid()
         self.stop()
-        # The hooks that stay on torch (see `leave`) would keep the program's classes alive.
+        # The hooks that remain on torch (see `leave`) would keep references to the program's
+        # classes.
         self._direct.forget()
         self._session = None
         elsewhere = environment.was_taken() or RECORDED_BY in os.environ
@@ -266,7 +268,7 @@ def _is_importing() -> bool:
 
 
 def _launched() -> bool:
-    """Return whether child processes have done notable work, as those of a launcher do."""
+    """Return whether child processes have used notable CPU time, as a launcher's do."""
     times = os.times()
     return times.children_user + times.children_system > _LAUNCHED
 

@@ -32,7 +32,7 @@ class TraceCallback(Callback):
     """Record every job of a Hydra application as its own run.
 
     Hydra creates one callback for all jobs of a multirun, and a launcher may pickle it into other
-    processes. So the constructor reads nothing: the spec comes from the job's config.
+    processes. So the constructor reads nothing, and the spec is taken from the job's config.
     """
 
     def __init__(self, **_spec: Any) -> None:
@@ -41,7 +41,7 @@ class TraceCallback(Callback):
     def on_run_start(self, config: DictConfig, **kwargs: Any) -> None:
         """Remove comgra's settings from the config that the application receives.
 
-        In a multirun they stay, because a job gets its config from elsewhere.
+        In a multirun they remain, because jobs receive a different config object.
         """
         overlay = OmegaConf.select(config, "comgra")
         if isinstance(overlay, DictConfig):
@@ -63,7 +63,7 @@ class TraceCallback(Callback):
         self._session = start_session(spec, job_context(config, task_function))
 
     def on_job_end(self, config: DictConfig, job_return: JobReturn, **kwargs: Any) -> None:
-        """Finish the run. A job that ends in another way finishes its session itself."""
+        """Finish the run. If a job ends in any other way, its session finishes itself."""
         self._finish()
 
     def _finish(self) -> None:
@@ -98,7 +98,7 @@ def job_spec(config: DictConfig) -> Spec:
 def job_context(config: DictConfig, task_function: TaskFunction) -> RunContext:
     """Return the run context of a job.
 
-    Its base folder is the one where the program was started, even if Hydra changed directories.
+    The base folder is the program's initial working directory, even if Hydra changed it.
     """
     return RunContext(
         config=saved_config(config),

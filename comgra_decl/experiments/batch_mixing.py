@@ -1,9 +1,9 @@
 """Test whether a program's networks keep the samples of a batch independent.
 
-The output of a network for one sample must not change when the other samples of its batch do. The
-test replaces all samples by copies of one of them and compares its output. BatchNorm, which mixes
-samples on purpose, is reported separately; otherwise the verdict names the module where the mixing
-begins.
+The output of a network for one sample must not change when the other samples of the batch change.
+The test replaces all samples with copies of one sample and compares the output for it. BatchNorm,
+which mixes samples on purpose, is reported separately; otherwise the verdict names the module where
+the mixing begins.
 """
 
 from __future__ import annotations
@@ -147,7 +147,7 @@ def _mixed(call: Call, base: Seen, sample: int, change: float) -> Mixing:
 
 
 def _largest_change(call: Call, base: Seen) -> tuple[int, float]:
-    """Return which of the first, middle and last sample depends most on others, and how much."""
+    """Return which of the first, middle and last samples depends most on others, and how much."""
     samples = sorted({0, call.samples // 2, call.samples - 1})
     changes = {i: differs(base.output, run_again(call, i).output, call, sample=i) for i in samples}
     most = max(samples, key=lambda i: changes[i])

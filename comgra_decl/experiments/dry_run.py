@@ -31,14 +31,14 @@ RECORDED = (0, 2, 4, 6)
 """Steps that a dry run records: the first one discovers the model, the others are timed."""
 
 PATIENCE = 30.0
-"""Seconds after which a dry run settles for one timed step of each kind."""
+"""Seconds after which one timed step of each kind is enough for a dry run."""
 
 _FAILED = 1
 _COMMIT_WAIT = 10.0
 
 
 class Rehearsal(Session):
-    """The session used when the spec says `dry_run: true`.
+    """The session used when the spec contains `dry_run: true`.
 
     The program runs, and trains, for at most seven steps. Then `show` receives the plan, and the
     optimizer step raises `SystemExit` to end the program: its `finally` blocks and exit functions
@@ -74,7 +74,7 @@ class Rehearsal(Session):
             self._leave()
             return
         self._over = True
-        failed = _is_failure(sys.exc_info()[1])  # do not bury the program's own error
+        failed = _is_failure(sys.exc_info()[1])  # do not obscure the program's own error
         try:
             super().finish()
             if not failed:
@@ -179,7 +179,7 @@ class Rehearsal(Session):
 
 
 def _rehearsed(spec: Spec, folder: Path) -> Spec:
-    """Return the spec of the dry run: the same, for a few steps, stored elsewhere.
+    """Return the declared spec, limited to a few steps and stored elsewhere.
 
     Options that take effect after a step (`keep`, `rules`, `on_finding`) are switched off.
     """

@@ -17,7 +17,7 @@ BELOW = 0.1
 """Fraction of the first loss at or below which a batch counts as fitted."""
 
 _LEAST_STEPS = 20
-_FALLING = 0.98  # of the loss before; above that, it has stalled
+_FALLING = 0.98  # of the earlier loss; above that, training has stalled
 _HELD = 0.9  # share of the steps that must see the same input
 
 
@@ -92,7 +92,7 @@ def _held(inputs: list[object]) -> bool:
 def held(seen: Seen, steps: int, end: Callable[[], BaseException]) -> Iterator[None]:
     """Keep the batch of the program inside the block fixed, and record its losses and inputs.
 
-    Each DataLoader yields its first batch over and over, as fresh copies. After each optimizer
+    Each DataLoader repeatedly yields new copies of its first batch. After each optimizer
     step, the random generators of Python, NumPy and torch are reset to their state after the first
     step, so that the same numbers are drawn again. Nothing else is changed.
 
@@ -152,7 +152,7 @@ def _repeating() -> Callable[..., Iterator[Any]]:
 
 
 def _meant(loader: Any) -> object:
-    """Return a key that a loader recreated for the next epoch shares with the last one."""
+    """Return a key that is equal for a loader and its recreation in the next epoch."""
     return id(loader.dataset), loader.batch_size, type(loader.sampler).__name__
 
 
@@ -205,7 +205,7 @@ class _Watch:
 
 
 def random_state() -> Callable[[], None]:
-    """Return a function that restores the present state of the global random generators."""
+    """Return a function that restores the current state of the global random generators."""
     import torch
 
     python, numbers, cpu = random.getstate(), np.random.get_state(), torch.get_rng_state()

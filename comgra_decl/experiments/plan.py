@@ -1,4 +1,4 @@
-"""What a spec would record of a program, and at what cost: as data and as printed tables."""
+"""What a spec would record for a program, and at what cost, as data and as printed tables."""
 
 from __future__ import annotations
 
@@ -212,16 +212,16 @@ def _warnings(report: dict[str, Any]) -> list[str]:
 
 
 def _remarks(spec: Spec) -> list[str]:
-    remarks = ["recorded evaluations come in addition"] if spec.schedule.eval else []
+    remarks = ["recorded evaluations are not included"] if spec.schedule.eval else []
     if spec.schedule.types:
-        remarks.append("schedule.types is not forecast: types are only known once they occur")
+        remarks.append("schedule.types is not forecast: types are unknown until they occur")
     if spec.schedule.seconds is not None:
         remarks.append("schedule.seconds is not forecast: it adds records by elapsed time")
     budgets = (spec.schedule.budget, *spec.schedule.type_budgets.values())
     if any(budget.time or budget.disk for budget in budgets):
         remarks.append("schedule.budget thins out records that cost more than it allows")
     if spec.keep is not None:
-        remarks.append("keep captures every step, as the share includes; steps it stores are extra")
+        remarks.append("keep captures every step (included in the share) and stores more steps")
     return remarks
 
 

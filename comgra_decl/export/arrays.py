@@ -1,4 +1,4 @@
-"""Arrays of a run, produced in pieces for any output format."""
+"""Produces the arrays of a run in pieces, for any output format."""
 
 from __future__ import annotations
 

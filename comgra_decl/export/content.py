@@ -1,4 +1,4 @@
-"""Content to export from a run, produced in pieces so that long runs need little memory."""
+"""Produces the content to export from a run in pieces, so that long runs need little memory."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Writes a run in a format of other programs; the target appears only once complete."""
+"""Exports a run to formats for other programs; the target appears only when complete."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ FORMATS: Mapping[str, str] = {
     "parquet": "a folder of Parquet tables (needs the extra 'parquet')",
     "csv": "a folder of CSV tables",
     "zarr": "a zarr v3 group: statistics, samples, histograms and values as arrays",
-    "npz": "one file of numpy arrays: the same without values",
+    "npz": "one file of numpy arrays: like zarr, but without values",
 }
 """The formats and their descriptions."""
 

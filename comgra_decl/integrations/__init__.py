@@ -1,6 +1,6 @@
-"""Callbacks for training frameworks, for those who prefer to enable recording in code.
+"""Callbacks for training frameworks, to enable recording in code.
 
-They record the same as the other entry points; each framework also works unmodified through
+They record the same data as the other entry points; each framework also works unmodified through
 `+comgra=debug`, `python -m comgra_decl` and `COMGRA=debug`. `comgra.integrations.lightning` and
 `comgra.integrations.transformers` are imported on first use.
 """

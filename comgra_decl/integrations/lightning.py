@@ -31,7 +31,7 @@ else:
 class TraceCallback(Callback):
     """Record what the trainer trains: one run per `fit`.
 
-    Records the same as the other entry points, and in addition the hyperparameters, the metrics
+    Records the same data as the other entry points, and also the hyperparameters, the metrics
     that the module logs per epoch (as `trainer/NAME`), and whether an evaluation was a sanity
     check, a validation or a test (as a type of execution).
 

@@ -27,9 +27,9 @@ else:
 class TraceCallback(TrainerCallback):
     """Record what the Trainer trains: one run per `train()`.
 
-    Records the same as the other entry points, and in addition the training arguments, the model's
-    config and what the Trainer logs (as `trainer/NAME`). Callbacks are not notified if `train()`
-    raises; the run is then finished by the next `train()` or at the end of the program.
+    Records the same data as the other entry points, and also the training arguments, the model's
+    config and the numbers that the Trainer logs (as `trainer/NAME`). Callbacks are not notified if
+    `train()` raises; the run is then finished by the next `train()` or at the end of the program.
 
     Args:
         spec: name of a preset, path of a YAML file, a mapping with the same keys, or a Spec.

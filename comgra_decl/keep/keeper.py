@@ -44,7 +44,7 @@ _Payload = RawStep | _Place
 
 @dataclass(slots=True)
 class _Carried:
-    """Data that must be stored even if the step that brought it is dropped."""
+    """Data that must be stored even if the step it arrived with is dropped."""
 
     slots: list[SlotInfo] = field(default_factory=list)
     structures: list[Structure] = field(default_factory=list)
@@ -66,7 +66,7 @@ class _Carried:
 
 
 class Keeper:
-    """Takes every captured step and returns those to store, in order.
+    """Receives every captured step and returns the steps to store, in order.
 
     Steps wait in finalised form, which takes a fraction of their raw size. For steps dropped within
     the same call, only the statistics that triggers need are computed, and no histograms.
@@ -77,7 +77,8 @@ class Keeper:
         look: like `finalise`, but computes only the given `statistics`, for triggers.
         statistics: names of all statistics, in stored order.
         note: called with a note for the run when a trigger fires.
-        exhausted: called when no more steps can be kept: only scheduled ones need capturing.
+        exhausted: called when no more steps can be kept, so that only scheduled steps need
+            capturing.
         watch: passes the steps to be stored to the rules, in order, and returns the steps that
             their findings request; None if findings keep no steps.
     """
@@ -313,7 +314,7 @@ def _origin(entry: Entry[_Payload]) -> int:
 
 
 def _settle(entry: Entry[_Payload]) -> None:
-    """Stores in a step why it is kept, and adds the values that only kept steps have."""
+    """Records why a step is kept, and adds the values that are stored only for kept steps."""
     payload = entry.payload
     if not entry.reasons:
         return

@@ -1,4 +1,4 @@
-"""Holds steps until it is known which of them to store."""
+"""Holds steps until a decision whether to store them."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ class Entry(Generic[T]):
 
     Attributes:
         step: number of the step, ascending (an evaluation has the number of its step).
-        scheduled: whether it is stored in any case.
+        scheduled: whether the schedule stores it in any case.
         payload: data to store.
         nbytes: size of the payload in bytes.
         reasons: reasons to keep it, if any.
@@ -32,7 +32,7 @@ class Entry(Generic[T]):
 
     @property
     def wanted(self) -> bool:
-        """Whether it is stored, as far as known."""
+        """Whether the decision so far is to store it."""
         return self.scheduled or bool(self.reasons)
 
 
@@ -44,7 +44,7 @@ class Allowance:
 
 
 class Ring(Generic[T]):
-    """Holds the latest steps until no trigger can reach them any more.
+    """Holds the latest steps until triggers can no longer reach them.
 
     Entries leave in order of arrival, so that records stay in ascending order: a scheduled entry
     waits for those before it.
@@ -53,8 +53,8 @@ class Ring(Generic[T]):
         before: number of steps to keep before an event.
         after: number of steps to keep after it.
         allowance: number of unscheduled entries to keep in total. If it runs out, the event's step
-            has priority, then the nearest ones.
-        patient: whether scheduled entries are also held until it is known whether they are kept.
+            has priority, followed by the nearest steps.
+        patient: whether scheduled entries are also held until the decision whether to keep them.
         whole: whether dropped entries are also passed on, for another ring to decide.
     """
 
@@ -133,7 +133,7 @@ class Ring(Generic[T]):
         """Drops the oldest entries until at most `nbytes` are held.
 
         Returns:
-            The entries among them to store now, and the number of dropped ones.
+            The removed entries to store now, and the number of dropped entries.
         """
         total, stored, lost = sum(entry.nbytes for entry in self.pending), [], 0
         while self.pending and total > nbytes:
@@ -156,7 +156,7 @@ class Ring(Generic[T]):
     def _leaving(self, first: int | None) -> list[Entry[T]]:
         """Removes entries that no later step can reach.
 
-        `first` is the earliest step within reach of the next one; None if there is no next one.
+        `first` is the earliest step that the next step can reach; None if no step follows.
         """
         left: list[Entry[T]] = []
         while self.pending:

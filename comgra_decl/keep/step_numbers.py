@@ -1,4 +1,4 @@
-"""Numbers of a few steps by name, as read by triggers."""
+"""Access by name to the numbers of a few steps, for triggers."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ class StepNumbers:
         statistics: names of the statistics, in order.
         kpis: KPIs of each step, by name.
         names: slots by name.
-        watched: mask [k] of the steps that triggers check: those in train mode.
+        watched: mask [k] of the steps that triggers check, which are the steps in train mode.
     """
 
     def __init__(
@@ -102,11 +102,11 @@ class Measure:
 
     @property
     def statistics(self) -> tuple[str, ...]:
-        """Names of the statistics that it reads."""
+        """Names of the statistics read."""
         return ("mean",) if self._spec.kpi is not None else (self._spec.statistic,)
 
     def read(self, look: StepNumbers) -> tuple[NDArray[np.float64], NDArray[np.bool_]]:
-        """Returns the numbers [k], and a mask of the steps that have one."""
+        """Returns the numbers [k], and a mask of the steps that have a number."""
         values, there = self._kpi(look) if self._spec.kpi is not None else self._extremes(look)
         self.found = self.found or bool(there.any())
         return values, there

@@ -1,4 +1,4 @@
-"""Triggers, which decide whether to keep a step; each checks many steps at once."""
+"""Triggers, which decide whether to keep a step; each trigger checks many steps in one call."""
 
 from __future__ import annotations
 
@@ -23,11 +23,11 @@ _log = logging.getLogger("comgra_decl")
 _ROUNDING = 1e-6  # relative to the mean; float32 rounding makes a constant loss vary by less
 
 Reasons = dict[int, str]
-"""Reasons by position among the checked steps, for those at which the trigger fired."""
+"""Reasons for the steps at which the trigger fired, by position among the checked steps."""
 
 
 class Trigger(Protocol):
-    """Checks steps in order, each once."""
+    """Checks each step once, in order."""
 
     @property
     def name(self) -> str:
@@ -35,14 +35,14 @@ class Trigger(Protocol):
 
     @property
     def statistics(self) -> tuple[str, ...]:
-        """Names of the statistics it needs; "*" for all."""
+        """Names of the required statistics; "*" for all."""
 
     @property
     def trouble(self) -> str | None:
         """Why the trigger cannot work, as far as known."""
 
     def look(self, look: StepNumbers) -> Reasons:
-        """Returns the steps at which it fires."""
+        """Returns the steps at which the trigger fires."""
 
 
 class Nonfinite:
@@ -59,7 +59,7 @@ class Nonfinite:
         self._wild = np.zeros(0, np.bool_)  # by slot id: whether it was non-finite when last seen
 
     def look(self, look: StepNumbers) -> Reasons:
-        """Returns the steps at which it fires."""
+        """Returns the steps at which the trigger fires."""
         slots, at = look.batch.slots, np.flatnonzero(look.watched)
         if not len(slots) or not len(at):
             return {}
@@ -80,7 +80,7 @@ class Nonfinite:
         return {int(at[i]): self._reason(look, turned[i]) for i in np.flatnonzero(turned.any(1))}
 
     def _reason(self, look: StepNumbers, turned: NDArray[np.bool_]) -> str:
-        """Names the slot that was recorded first; slots are in execution order."""
+        """Returns the reason, naming the first slot in execution order."""
         key = look.names.keys[int(look.batch.slots[np.argmax(turned)])]
         return f"{self.name}: {key.node} {key.role}, {key.pass_}"
 
@@ -99,11 +99,11 @@ class Spike:
 
     @property
     def trouble(self) -> str | None:
-        """Why it cannot work."""
+        """Why the trigger cannot work."""
         return _not_found(self._measure)
 
     def look(self, look: StepNumbers) -> Reasons:
-        """Returns the steps at which it fires."""
+        """Returns the steps at which the trigger fires."""
         values, there = self._measure.read(look)
         reasons: Reasons = {}
         for type_, steps in look.by_type().items():
@@ -124,7 +124,7 @@ class Spike:
         return fires
 
     def _rises(self, known: NDArray[np.float64], start: int) -> NDArray[np.bool_]:
-        """Returns a mask of the numbers from `start` on that exceed the limit set before them."""
+        """Returns a mask of the numbers from `start` on above the limit set by earlier ones."""
         rises = np.zeros(len(known) - start, np.bool_)
         whole = max(start, self._window)
         for i in range(max(start, self._warm_up), min(whole, len(known))):
@@ -150,17 +150,17 @@ class Quantile:
         self._quantile, self._window, self._warm_up = spec.quantile, spec.window, spec.warm_up
         self._below = spec.quantile < 0.5
         self._measure = Measure(spec.of, lowest=self._below)
-        self._latest: dict[str, tuple[deque[float], list[float]]] = {}  # as they came, and sorted
+        self._latest: dict[str, tuple[deque[float], list[float]]] = {}  # by arrival; sorted
         self.name = f"quantile {spec.quantile:g} of {self._measure}"
         self.statistics = self._measure.statistics
 
     @property
     def trouble(self) -> str | None:
-        """Why it cannot work."""
+        """Why the trigger cannot work."""
         return _not_found(self._measure)
 
     def look(self, look: StepNumbers) -> Reasons:
-        """Returns the steps at which it fires."""
+        """Returns the steps at which the trigger fires."""
         values, there = self._measure.read(look)
         reasons: Reasons = {}
         for type_, steps in look.by_type().items():

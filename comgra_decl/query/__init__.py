@@ -3,7 +3,7 @@
 ```python
 run = open_run("runs/train/2026-11-21_10-00-00")
 run.series("blocks.0.attn", "std")          # pandas Series indexed by step
-run.slot("blocks.0.attn").grad.series("l2") # the same for its gradient
+run.slot("blocks.0.attn").grad.series("l2") # the l2 norm of its gradient
 run.value("blocks.0.attn", step=100)        # numpy array [samples, ...]
 ```
 """

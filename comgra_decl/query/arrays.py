@@ -103,7 +103,7 @@ def row(snapshot: Snapshot, step: int, type_: str | None, over_batch: str) -> Ro
 
 
 def present(snapshot: Snapshot, names: list[str], values: NDArray[np.float32]) -> Rows:
-    """Returns only the recorded rows, that is, those whose `nonfinite` is not NaN."""
+    """Returns only the recorded rows, whose `nonfinite` is not NaN."""
     nonfinite = snapshot.view.meta.statistics.index("nonfinite")
     there = np.flatnonzero(~np.isnan(values[:, nonfinite]))
     return Rows(there, names, values[there])
@@ -150,7 +150,7 @@ def shapes(snapshot: Snapshot, step: int, type_: str | None) -> dict[int, Shape]
 def fill_ratios(
     snapshot: Snapshot, out: NDArray[np.float32], lengths: NDArray[np.float32], over_batch: str
 ) -> None:
-    """Computes the update ratios [..., slots] from l2, where a slot has one, into `out`."""
+    """Writes the update ratios [..., slots], computed from l2 where available, to `out`."""
     there = {
         slot: pair for slot, pair in snapshot.update_pairs.items() if max(pair) < lengths.shape[-1]
     }
@@ -164,7 +164,7 @@ def fill_ratios(
 def dataset(
     snapshot: Snapshot, names: Sequence[str], of: str | None, over_batch: str, type_: str | None
 ) -> xarray.Dataset:
-    """Returns statistics [step, slot] of all slots, or of those of one pass."""
+    """Returns statistics [step, slot] of all slots, or of the slots of one pass."""
     try:
         import xarray
     except ImportError as error:

@@ -22,7 +22,7 @@ _BYTES = 32 << 20  # memory limit for the statistics of one chunk
 
 @dataclass(frozen=True, eq=False)
 class Chunk:
-    """Consecutive records of a run in stored order, without those replaced by a resumed training.
+    """Consecutive records of a run in stored order, without records replaced by a resumed training.
 
     `aggregates`: float32 [k, slots, statistics, 3] as in `records.AGGREGATES`, NaN where a record
     lacks the slot. `steps`: int64 [k]. `train`: bool [k]. `structures`: hash of each record's
@@ -82,7 +82,7 @@ class Chunk:
         ranges = table[..., -2:]
         for slot in range(len(view.slots)):
             lost = view.lost("hist", slot)
-            if lost is not None:  # fill values, not counts
+            if lost is not None:  # these are fill values, not counts
                 ranges[lost[self.records], slot] = np.nan
         return counts, ranges
 

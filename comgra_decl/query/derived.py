@@ -2,10 +2,11 @@
 
     update_ratio  l2(update) / l2(parameter), the parameter as the step's forward pass used it
 
-A ratio of about 1e-3 is usual; far less learns nothing, far more is unstable. It is available
-for the parameter (pass `forward`, the ratio of the step's first update) and for each of its
-updates. A parameter of zeros has inf if it was changed and NaN if not. Requires the statistic
-`l2`, and `parameter` and `update` among the captures.
+A ratio of about 1e-3 is usual; far smaller ratios mean that nothing is learned, far larger ones
+that training is unstable. It is available for the parameter (pass `forward`, the ratio of the
+step's first update) and for each of its updates. For a parameter of zeros, the ratio is inf if the
+parameter was changed and NaN otherwise. Requires the statistic `l2`, and `parameter` and `update`
+among the captures.
 """
 
 from __future__ import annotations
@@ -76,7 +77,7 @@ def base(snapshot: Snapshot) -> int:
 def ratio(
     update: NDArray[np.float32], parameter: NDArray[np.float32], over_batch: str
 ) -> NDArray[np.float32]:
-    """Returns update / parameter, or 0 as its std: it has a single value per batch."""
+    """Returns update / parameter, or 0 for the std, because there is a single value per batch."""
     with np.errstate(all="ignore"):
         quotient = np.divide(update, parameter, dtype=np.float32)
     if over_batch == "std":

@@ -62,7 +62,7 @@ def histograms(
     ranges = view.series("agg", slot.id, slice(len(names) - 2, len(names)))
     counts = view.series("hist", slot.id)
     lost = view.lost("hist", slot.id)
-    if lost is not None:  # fill values, not counts
+    if lost is not None:  # these are fill values, not counts
         records = records[~lost[records]]
     ranges, counts = ranges[records], counts[records]
     return snapshot.steps[records], counts.astype(np.int64), ranges.astype(np.float64)

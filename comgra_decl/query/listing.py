@@ -1,4 +1,4 @@
-"""Lists the runs below a folder, in whatever state they are."""
+"""Lists the runs below a folder, whatever their state."""
 
 from __future__ import annotations
 
@@ -72,7 +72,7 @@ def _summary(path: Location) -> RunSummary | None:
         )
     except RunNotFoundError:
         return None  # currently being created
-    except StoreError:  # the bucket cannot be reached, so nothing is known about its runs
+    except StoreError:  # the bucket cannot be reached, so the state of its runs is unknown
         raise
     except ComgraError as error:
         state = "unreadable" if isinstance(error, FormatError) else "damaged"

@@ -18,7 +18,7 @@ from .run import Run
 
 _log = logging.getLogger("comgra_decl")
 
-_ALWAYS = 3  # levels always searched, whatever their size: root/group/sweep/job
+_ALWAYS = 3  # levels that are always searched, whatever their size: root/group/sweep/job
 _MOST = 200_000
 """Number of file and folder names after which no deeper level is searched: about a second."""
 

@@ -30,8 +30,8 @@ if TYPE_CHECKING:
 class Run(RunFacts):
     """A recorded run. Its contents are loaded on access.
 
-    All data are as of the last `refresh` (or of opening the run): a live run does not grow by
-    itself. Thread-safe.
+    All data is as of the last `refresh` (or of opening the run): new records of a live run appear
+    only after `refresh`. Thread-safe.
 
     `slot` returns a handle to one recorded tensor. Common arguments: `type` selects the records by
     type of execution (or by tag); None selects those in train mode (all records, if there are
@@ -132,7 +132,7 @@ class Run(RunFacts):
         return self._snapshot.notes_table.copy()
 
     def findings(self) -> pd.DataFrame:
-        """Returns what the rules found during recording, a row per finding, most important first.
+        """Returns the rules' findings during recording, a row per finding, most important first.
 
         The columns are:
 
@@ -195,7 +195,7 @@ class Run(RunFacts):
         """Returns where values left torch, which ends the graph of a step.
 
         Each entry is a node and the call through which its values left, such as `head.item()`.
-        Anything that the program computed from them has no edge from that node.
+        Values that the program computed from them have no edge from that node.
         """
         graph = self.structure(step, type=type)
         return [] if graph is None else list(graph.cuts)

@@ -25,7 +25,7 @@ _log = logging.getLogger("comgra_decl")
 
 
 class RunFacts:
-    """Facts about a run that need none of its records; `Run` adds the records."""
+    """Facts about a run that do not require its records; `Run` adds the records."""
 
     def __init__(self, path: Where, *, rank: int | None = None) -> None:
         """Use `open_run`, and `rank` for a run that several processes have written."""
@@ -51,13 +51,13 @@ class RunFacts:
     def state(self) -> str:
         """State of the run: "waiting" (no record yet), "live", "finished" or "stopped".
 
-        A run is stopped if its writer ended without closing it, or gave up; see `error`.
+        A run is stopped if its writer ended without closing the run, or gave up; see `error`.
         """
         return self._reader.state
 
     @property
     def error(self) -> str | None:
-        """Why recording stopped before the training did; None if it did not."""
+        """Why recording stopped before training ended; None if recording did not stop early."""
         error = self._reader.head.get("error")
         return None if error is None else str(error)
 
@@ -150,10 +150,10 @@ class RunFacts:
     def report(self) -> dict[str, Any]:
         """What each entry of the spec matched, triggered and stored, and the warnings.
 
-        `keep`, if the spec has this section: how often each trigger fired, and what was stored as a
-        result. `writer`: processor time of writing in seconds (`cpu`), duration of the run
-        (`wall`), their ratio (`share`), and the time that training waited for the writer
-        (`waited`). `damage`, if there is any: what is left out because it is damaged.
+        `keep`, if the spec has this section: how often each trigger fired, and which steps were
+        stored as a result. `writer`: processor time of writing in seconds (`cpu`), duration of the
+        run (`wall`), their ratio (`share`), and the time that training waited for the writer
+        (`waited`). `damage`, if there is any: the data omitted because of damage.
         """
         view = self._snapshot.view
         documents = {
@@ -169,11 +169,11 @@ class RunFacts:
 
     @property
     def damage(self) -> list[str]:
-        """What is left out because it is damaged, one sentence each; empty if nothing is.
+        """Data omitted because of damage, one sentence per part; empty if nothing is damaged.
 
-        Damage is found when it is encountered: when the run is opened, and when series, all tensors
-        or histograms are read, which then lack the damaged records. `comgra-decl verify` checks
-        everything. Unreadable verdicts of experiments are included; see `experiments`.
+        Damage is detected when the run is opened, and when series, all tensors or histograms are
+        read, which then lack the damaged records. `comgra-decl verify` checks everything.
+        Unreadable verdicts of experiments are included; see `experiments`.
         """
         snapshot, checks = self._noted
         if checks is None or snapshot is not self._snapshot:
@@ -210,7 +210,7 @@ class RunFacts:
 
 
 _ENDED = ("finished", "stopped")
-"""States in which it is certain which triggers never fired."""
+"""States in which the triggers that never fired are final."""
 
 
 def _troubles(keep: Mapping[str, Any]) -> list[str]:

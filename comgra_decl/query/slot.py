@@ -20,7 +20,7 @@ from .snapshot import Snapshot
 class Slot:
     """One tensor recorded by a run: a node's output, a gradient, a parameter, an update, ...
 
-    Returned by `Run.slot`. It follows its run: after `Run.refresh` it includes the new records.
+    Returned by `Run.slot`. After `Run.refresh` it includes the new records.
 
     `type` selects the records by type of execution or tag; None selects those in train mode (all
     records, if there are none). `over_batch` is how per-sample statistics were aggregated over the
@@ -185,8 +185,8 @@ class Slot:
         Args:
             step: the step.
             sample: number of a recorded sample; None: all.
-            part: which elements to return, as an array index: `np.s_[0, :100]`. Only the parts of
-                the file that hold them are read, plus at most a megabyte around them.
+            part: which elements to return, as an array index: `np.s_[0, :100]`. Reads only the
+                parts of the file that contain these elements, plus at most a megabyte around them.
             type: type of execution or tag.
 
         Raises:

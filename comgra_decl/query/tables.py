@@ -76,7 +76,7 @@ def _kept_reasons(view: RecordView) -> NDArray[np.object_]:
     reasons: NDArray[np.object_] = np.full(view.n, None, object)
     steps = view.records[:, RecordColumn.STEP]
     for first, last in (view.document("keep") or {}).get("steps", ()):
-        # reading the facts of individual records is slow, so do it only for these steps
+        # reading the facts of individual records is slow, so read them only for these steps
         for record in np.flatnonzero((steps >= first) & (steps <= last)).tolist():
             kept = view.extra(record).get("kept")
             reasons[record] = ", ".join(kept) if kept else None
@@ -121,9 +121,9 @@ def _texts(found: Iterable[str]) -> NDArray[np.object_]:
 
 
 def kpis_table(view: RecordView) -> pd.DataFrame:
-    """Returns a row per scalar, in the order in which they were logged.
+    """Returns a row per scalar, in logging order.
 
-    KPIs stored with a record follow, except those of a name and type that is among the scalars.
+    KPIs stored with a record follow, except for names and types that are among the scalars.
     """
     scalars, recorded = _scalars_table(view), _recorded_kpis_table(view)
     if recorded.empty or scalars.empty:

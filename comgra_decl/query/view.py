@@ -1,4 +1,4 @@
-"""Read interface of a run, whether one process or several have written it."""
+"""Read interface of a run, whether written by one process or several."""
 
 from __future__ import annotations
 
@@ -17,9 +17,8 @@ class RecordView(Protocol):
     """The records of a run at one moment: immutable, thread-safe.
 
     Implemented by `store.View` for one process, and by `query.ranks.JoinedView` for the records
-    that all ranks of a distributed training have. Records are numbered 0 to `n` - 1 in the order in
-    which they were written, slots by their ids. Statistics that are damaged or were not recorded
-    are NaN.
+    that all ranks of a distributed training have. Records are numbered 0 to `n` - 1 in writing
+    order, slots by their ids. Statistics that are damaged or were not recorded are NaN.
 
     Attributes:
         n: number of records.

@@ -1,4 +1,4 @@
-"""Resumes an existing run: checks who may append, and returns what a tracer must know about it."""
+"""Resumes an existing run: checks permission to append, and returns facts needed for tracing."""
 
 from __future__ import annotations
 
@@ -19,14 +19,14 @@ from .reader import Reader
 from .writer import RunWriter
 
 SILENCE = 300.0
-"""Seconds without a commit after which a writer on another machine is considered dead. Its state
-is unknown here; if it is alive, its next commit fails and it stops.
+"""Seconds without a commit after which a writer on another machine is considered dead. If that
+writer is still alive, its next commit fails and it stops.
 """
 
 
 @dataclass(frozen=True)
 class Past:
-    """Facts about a resumed run: its slots, and its last training step (None: no records)."""
+    """Facts about a resumed run: its slots, and its last training step (None without records)."""
 
     slots: list[SlotInfo]
     step: int | None
@@ -36,7 +36,7 @@ def append_to(path: Where, meta: RunMeta) -> tuple[RunWriter, Past]:
     """Opens an existing run for appending.
 
     Args:
-        path: the run's folder, or its place in a bucket.
+        path: the run's folder, or its location in a bucket.
         meta: metadata of the resuming program; settings that shape arrays on disk must match.
 
     Raises:

@@ -52,7 +52,7 @@ def copy_files(
 
 
 def _ours(source: Location, databases: Sequence[Location]) -> frozenset[str]:
-    """Returns the names, below a run, that are not files next to its databases."""
+    """Returns the names below a run that do not belong to the files next to its databases."""
     below = [_below(source, place) for place in databases]
     return frozenset(str(path / name) for path in below for name in (DATABASE, DRAFT))
 
@@ -101,7 +101,8 @@ def _is_plain(name: str) -> bool:
 def refuse_within(source: Location, target: Location) -> None:
     """Raises StoreError if a copy or an export would be inside the run.
 
-    The next copy would include it, and a compaction or a reader would find foreign files.
+    The next copy would include the nested one, and compaction and readers would encounter foreign
+    files.
     """
     run = source.parent.parent if source.parent.name == RANKS else source
     if isinstance(run, Path) and isinstance(target, Path):
@@ -119,5 +120,5 @@ def refuse_within(source: Location, target: Location) -> None:
 def _is_same(one: Path, other: Path) -> bool:
     try:
         return one.samefile(other)
-    except OSError:  # one of them does not exist
+    except OSError:  # one of the two does not exist
         return False

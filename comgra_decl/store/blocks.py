@@ -23,11 +23,11 @@ def whole_blocks(first: int, count: int, block: int) -> tuple[int, int]:
 
 
 class BlockBuffer:
-    """Holds the rows of the open block until it is full."""
+    """Buffers the rows of the open block until the block is full."""
 
     def __init__(self, block: int, fills: dict[str, Any]) -> None:
         self._block = block
-        self._fills = fills  # family -> fill value of its padding
+        self._fills = fills  # family -> fill value of the family's padding
         self._pending: list[Families] = []
 
     def pieces(self, first: int, families: Families) -> Iterator[Piece]:
@@ -50,14 +50,14 @@ class BlockBuffer:
                 )
 
     def accept(self, first: int, families: Families) -> None:
-        """Marks the commit as written: keeps the rows of the open block, drops the others."""
+        """Marks the commit as written: retains the rows of the open block and drops all others."""
         count = len(families["kpi"])
         open_start = (first + count) // self._block * self._block
         if open_start >= first:
             self._pending = []
         rest = max(0, open_start - first)
         if rest < count:
-            # copies, so that a large commit is not kept alive by its last few rows
+            # copies: views of the last few rows would keep a large commit in memory
             self._pending.append({k: v[rest:].copy() if rest else v for k, v in families.items()})
 
     def resume(self, rows: list[Families]) -> None:
@@ -83,14 +83,14 @@ class BlockBuffer:
 
 
 class RecordChunks:
-    """Holds the numeric facts of the open chunk of `records`."""
+    """Buffers the numeric facts of the open chunk of `records`."""
 
     def __init__(self) -> None:
         self._pending: list[NDArray[np.float64]] = []  # facts [k, SYSTEM_COLUMNS] of each commit
         self._written: tuple[int, NDArray[np.float64]] | None = None
 
     def pieces(self, first: int, kpi: NDArray[np.float64]) -> Iterator[Piece]:
-        """Yields the chunks that this commit's rows, from record `first` on, complete."""
+        """Yields the chunks completed by this commit's rows, which start at record `first`."""
         new = kpi[:, :SYSTEM_COLUMNS]
         self._written = first, new
         edge = first // RECORDS_CHUNK * RECORDS_CHUNK
@@ -100,7 +100,7 @@ class RecordChunks:
             yield RECORDS_ARRAY, edge, facts[: end - edge]
 
     def accept(self) -> None:
-        """Marks the commit as written: keeps facts that are in no complete chunk."""
+        """Marks the commit as written: retains the facts that are not yet in a complete chunk."""
         if self._written is None:
             return
         first, new = self._written
@@ -116,5 +116,5 @@ class RecordChunks:
         self._written = None
 
     def resume(self, facts: NDArray[np.float64]) -> None:
-        """Restores the facts of a resumed run that are in no complete chunk."""
+        """Restores the facts of a resumed run that are not yet in a complete chunk."""
         self._pending = [facts[:, :SYSTEM_COLUMNS].copy()]

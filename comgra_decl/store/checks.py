@@ -1,4 +1,4 @@
-"""Verdicts of experiments with a script, stored next to a run as small JSON files."""
+"""Verdicts of experiments with a training script, stored next to a run as small JSON files."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ class NotedCheck:
     Attributes:
         name: name of the experiment, such as "overfit_one_batch".
         outcome: "good", "bad" or "unclear".
-        reason: a sentence with the numbers behind the outcome.
+        reason: a sentence with the numbers that led to the outcome.
         command: the command line.
         time: time of the verdict in Unix seconds.
     """
@@ -41,7 +41,7 @@ class NotedCheck:
 
 
 def note_check(run: Location, check: NotedCheck) -> None:
-    """Stores a verdict next to a run, replacing an earlier one of the same experiment.
+    """Stores a verdict next to a run, replacing any earlier verdict of the same experiment.
 
     Raises:
         StoreError: The file cannot be written.
@@ -70,7 +70,7 @@ class NotedChecks:
 
     Attributes:
         verdicts: newest verdict of each experiment, by name.
-        damaged: reason why a verdict cannot be read, by experiment; includes the file name.
+        damaged: by experiment, the reason why its verdict cannot be read, including the file name.
     """
 
     verdicts: tuple[NotedCheck, ...] = ()
@@ -118,7 +118,7 @@ def _verdict(content: bytes, name: str) -> NotedCheck:
         check = NotedCheck(**found)
         if _plausible(check, name):
             return check
-    raise DamagedRunError(f"{file_of(name)!r} is damaged: it contains no verdict of {name}")
+    raise DamagedRunError(f"{file_of(name)!r} is damaged: it does not contain a verdict of {name}")
 
 
 def _content(run: Location, name: str) -> bytes | None:

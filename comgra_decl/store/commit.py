@@ -21,7 +21,7 @@ class Commit:
         self._db = database
         self._sums = SumsOfCommit()
         self._kv = database.kv.with_transaction(self.transaction)
-        self._futures: list[Any] = []  # dropping a write's future cancels the write silently
+        self._futures: list[Any] = []  # discarding a write's future silently cancels the write
 
     def read(self, key: str) -> bytes | None:
         """Reads a key within this transaction; None if it does not exist."""
@@ -33,7 +33,7 @@ class Commit:
         self._futures.append(self._kv.write(key, value))
 
     def put_json(self, key: str, value: Any, *, revision: int | None = None) -> None:
-        """Writes a JSON key; `revision` identifies the content if the key is written repeatedly."""
+        """Writes a JSON key; `revision` identifies the content of a key written repeatedly."""
         self.put(key, self._db.encode(key, value, revision=revision))
 
     def write(
@@ -54,7 +54,7 @@ class Commit:
             self._sums.add(form, first, data, lane)
 
     def join_sums(self, others: SumsReader) -> set[str]:
-        """Merges existing checksums under the same keys into those of this commit.
+        """Merges the checksums already stored under the same keys into those of this commit.
 
         Returns:
             The merged keys.

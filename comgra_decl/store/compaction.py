@@ -1,10 +1,10 @@
 """Compacts a finished run without changing any recorded number.
 
-A row whose record is in a complete block is stored twice, and OCDBT keeps every version of its
-index. Compaction copies the run without either into a folder next to it, reads the copy back, and
-moves its data files next to the old ones. Then a single rename replaces the manifest: before it,
-the run is the old one; afterwards, the new one; both are complete. A killed compaction leaves
-unreferenced files, which the next compaction removes.
+A record in a complete block is also stored as a row, and OCDBT keeps every version of its index.
+Compaction copies the run without these duplicates and old versions to an adjacent folder, reads the
+copy back, and moves its data files next to the old ones. A single rename then replaces the
+manifest. Readers see the complete old run before the rename and the complete new run after it. A
+killed compaction leaves unreferenced files, which the next compaction removes.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ from .verify import verify
 
 _MANIFEST = "manifest.ocdbt"
 _OURS = re.compile(r"[0-9a-f]{32}(\.__lock)?")
-"""Patterns of TensorStore's data files, and of the remains of a killed writer."""
+"""Patterns of TensorStore's data files, and of files left by a killed writer."""
 
 
 @dataclass(frozen=True)
@@ -51,13 +51,13 @@ def compact(path: Where, *, progress: Progress | None = None) -> Compacted:
     Open readers must refresh afterwards (`Run.refresh`).
 
     Args:
-        path: the run's folder, or that of one of its ranks; see `copying.databases`.
+        path: the folder of the run or of one of its ranks; see `copying.databases`.
         progress: called with the progress.
 
     Raises:
         RunNotFoundError: There is no run.
-        DamagedRunError: Part of the run cannot be read; nothing was changed. Damaged rows that also
-            are in a complete block are dropped like other duplicates.
+        DamagedRunError: Part of the run cannot be read; nothing was changed. Damaged rows whose
+            record is also in a complete block are dropped like other duplicates.
         StoreError: The run is being written or compacted, is in a bucket, or its folder is not
             writable.
     """
@@ -95,7 +95,7 @@ def _refuse_live(reader: Reader) -> None:
 
 
 def _write_draft(reader: Reader, draft: Path, progress: Progress | None) -> None:
-    # keep the identity, so that open readers can continue
+    # keep the identity so that open readers can continue
     context = new_context(cache_bytes=0, copy_threads=2)
     target = Database(draft, context, uuid=reader.database.uuid)
     head = {**reader.head, "compacted": time.time()}
@@ -103,7 +103,7 @@ def _write_draft(reader: Reader, draft: Path, progress: Progress | None) -> None
 
 
 def _check(draft: Path, progress: Progress | None) -> None:
-    """Reads the copy back; its chunks are those of the run, so this checks both."""
+    """Reads the copy back; its chunks are byte-identical to the run's, so this checks both."""
     verdict = verify(draft, progress=progress)
     if not verdict.whole:
         first = verdict.damages[0]

@@ -44,7 +44,7 @@ class Contents:
     """Writer state of a run: known slots, names, arrays, and the open block.
 
     `write` stages changes; `accept` makes them final after the commit has succeeded; `discard`
-    reverts them, so that the same batches can be written again.
+    reverts them, so that the same batches can be retried.
     """
 
     def __init__(self, database: Database, meta: RunMeta) -> None:
@@ -77,8 +77,8 @@ class Contents:
         logged: Sequence[ScalarBatch],
         head: Mapping[str, Any],
     ) -> dict[str, Any]:
-        """Writes everything except the head; returns the next head."""
-        records = [batch for batch in batches if batch.steps]  # other batches hold documents only
+        """Writes everything except the head, and returns the new head."""
+        records = [batch for batch in batches if batch.steps]  # the others contain only documents
         if records:
             self._write_records(commit, int(head["n"]), records)
         for note in (note for part in logged for note in part.notes):
@@ -109,7 +109,7 @@ class Contents:
         """Restores the state of a resumed run.
 
         Args:
-            view: view of everything below the run's head.
+            view: view of all data below the run's head.
             head: head of the run.
         """
         tables = view.tables

@@ -1,4 +1,4 @@
-"""Copies a run byte for byte as of one moment, even while it is being written."""
+"""Copies a consistent state of a run byte for byte, even while the run is being written."""
 
 from __future__ import annotations
 
@@ -38,13 +38,13 @@ Progress = Callable[[str, int, int], None]
 _log = logging.getLogger("comgra_decl")
 
 _NO_VERSION = "Version where generation_number="
-"""Start of TensorStore's error for a missing version."""
+"""Beginning of TensorStore's error message for a missing version."""
 
 _READ = 512
-"""Keys read concurrently."""
+"""Number of keys read concurrently."""
 
 _COMMIT_BYTES = 64 << 20
-"""Bytes per transaction; each creates one file."""
+"""Bytes per transaction; each transaction creates one file."""
 
 
 @overload
@@ -76,9 +76,9 @@ def copy_run(
     progress: Progress | None = None,
     passed_over: PassedOver | None = None,
 ) -> Location:
-    """Copies a run to `to`, which appears only once complete; source and target may be in buckets.
+    """Copies a run to `to`, which appears only when complete; source and target may be in buckets.
 
-    The copy holds the run as of the call. The copy of a run that is still being written has the
+    The copy contains the run as of the call. If the run is still being written, the copy has the
     state "stopped", with a reason. Other files in the run's folder are copied too, except links,
     pipes and sparse files without data.
 
@@ -87,7 +87,7 @@ def copy_run(
         to: target folder or location; if it exists, the copy becomes a folder inside it, with the
             name of the run.
         version: database version (see `verify`), to recover an earlier state of a damaged run.
-        compact: whether to leave out duplicates.
+        compact: whether to omit duplicates.
         progress: called with the progress.
         passed_over: called with the name of each file next to the databases that is not copied, and
             the reason; by default they are logged.
@@ -136,7 +136,7 @@ def _into_folder(target: Path, fill: Fill) -> Path:
 
 
 def _into_bucket(target: Remote, fill: Fill) -> Remote:
-    """Writes a copy to a bucket, which cannot rename; the run's first key is written last."""
+    """Writes a copy to a bucket, which lacks renaming, so the run's first key is written last."""
     Objects(target).try_writing()
     try:
         fill(target)
@@ -158,7 +158,7 @@ def _free(target: Remote, name: str) -> Remote:
 
 
 def _counterpart(part: Location, source: Location, target: Location) -> Location:
-    """Returns the location in the target that corresponds to a part of the source."""
+    """Returns the target location that corresponds to part of the source."""
     if isinstance(part, Remote):
         assert isinstance(source, Remote)
         return target / part.relative_to(source)
@@ -171,7 +171,7 @@ def databases(run: Path) -> list[Path]: ...
 @overload
 def databases(run: Location) -> Sequence[Location]: ...
 def databases(run: Location) -> Sequence[Location]:
-    """Returns the locations of a run's databases: its own, or one per rank."""
+    """Returns the locations of a run's databases: a single one, or one per rank."""
     if isinstance(run, Remote):
         return [p for p in databases_within(run) if p in (run, run / RANKS / p.name)]
     ranks = run / RANKS
@@ -195,8 +195,8 @@ def pinned(run: Location, version: int | None = None) -> Reader:
                 raise
     span = "" if newest is None else f"; its newest version is {newest}"
     raise UnknownNameError(
-        f"{str(run)!r} has no version {version}{span}. The first versions hold no run yet, and "
-        f"compaction removes old ones. `comgra-decl verify` names the newest intact one."
+        f"{str(run)!r} has no version {version}{span}. The earliest versions contain no run, and "
+        f"compaction removes old versions. `comgra-decl verify` reports the newest intact version."
     )
 
 
@@ -212,13 +212,13 @@ def transfer(
     compact: bool,
     progress: Progress | None = None,
 ) -> None:
-    """Copies all keys of a run into an empty database; the keys that mark it as a run come last.
+    """Copies all keys of a run into an empty database; the keys that mark it as a run are last.
 
     Args:
         reader: the run, pinned to a version.
         target: target database.
         head: head of the copy.
-        compact: whether to leave out data superseded by complete blocks.
+        compact: whether to omit data superseded by complete blocks.
         progress: called with the progress.
     """
     target.bound = reader.meta.bound
@@ -260,7 +260,7 @@ def _copy_keys(
 
 
 def _copy_facts(source: Database, target: Database, facts: Region) -> set[str]:
-    """Copies facts of records and marks these records as having no rows.
+    """Copies the facts of records and marks the records as having no rows.
 
     Returns:
         The keys of the checksums that changed and were written.
@@ -281,7 +281,7 @@ def _copy_facts(source: Database, target: Database, facts: Region) -> set[str]:
 
 
 def _ended(reader: Reader) -> dict[str, object]:
-    """Returns the head of a copy, which has no writer."""
+    """Returns the head for a copy, which has no writer."""
     head = dict(reader.head)
     if not head["closed"]:
         alive = reader.state in ("live", "waiting")

@@ -1,7 +1,7 @@
-"""Opens a run's OCDBT database: one spec, one context, and conversion of TensorStore errors.
+"""Opens a run's OCDBT database with a single spec and context, and converts TensorStore errors.
 
-Every handle of a database must share one Context and one byte-identical spec; otherwise an
-"atomic" transaction silently becomes two commits. So nothing else builds specs.
+Every handle of a database must share one Context and one byte-identical spec; otherwise an "atomic"
+transaction silently becomes two commits. Therefore specs are built only here.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ _MOST_JSON = 128 << 20
 """Maximum bytes of a JSON key."""
 
 _MOST_PARTS = 4 << 20
-"""Maximum number of lists, mappings and their items: each takes up to 200 bytes of memory."""
+"""Maximum total number of lists, mappings and items: each takes up to 200 bytes of memory."""
 
 
 class TransientStoreError(StoreError):
@@ -59,7 +59,7 @@ def database_path(run: str | os.PathLike[str]) -> str:
 
 
 def new_context(*, cache_bytes: int, copy_threads: int = 1) -> ts.Context:
-    """Returns a context; `copy_threads` bounds the cores taken from the training."""
+    """Returns a context; `copy_threads` limits the number of cores taken from training."""
     return ts.Context(
         {
             "cache_pool": {"total_bytes_limit": cache_bytes},
@@ -86,8 +86,8 @@ class Database:
         Args:
             run: the run's folder, or its place in a bucket.
             context: caches and threads.
-            version: version to read permanently; None: the newest.
-            uuid: identity of a new database; None: a random one.
+            version: version to read permanently; None for the newest.
+            uuid: identity of a new database; None for a random one.
         """
         refuse_forked_child()
         self.place = database_place(run)
@@ -96,7 +96,7 @@ class Database:
             _refuse_strange(self.place)
         self._largest = largest_file(self.place) if isinstance(self.place, Path) else None
         self.bound = True
-        """Whether checksums cover key and content; older runs cover the content only."""
+        """Whether checksums cover key and content; in older runs, they cover only the content."""
         self.context = context
         self.spec: dict[str, Any] = {
             "driver": "ocdbt",
@@ -112,7 +112,7 @@ class Database:
 
     @property
     def uuid(self) -> str:
-        """Identity of the database, by which TensorStore recognizes it."""
+        """Identity by which TensorStore recognizes the database."""
         return str(self.kv.spec().to_json()["config"]["uuid"])
 
     def array(
@@ -128,18 +128,18 @@ class Database:
 
         Args:
             form: form of the array from the array table.
-            create: write its metadata within `transaction`; such a handle has no chunk cache,
-                because written buffers may be referenced, and must not outlive the commit.
+            create: whether to write its metadata within `transaction`. The handle then has no chunk
+                cache, because written buffers may be referenced, and must not outlive the commit.
             transaction: transaction of the handle.
-            recheck: unix time; cached state newer than this is not revalidated.
-            cached: whether to cache chunks; not for writing, see `create`.
+            recheck: unix time; state cached after this time is not revalidated.
+            cached: whether to cache chunks; must be False for writing, see `create`.
         """
         spec: dict[str, Any] = {
             "driver": "zarr3",
             "kvstore": {**self.spec, "path": form.name + "/"},
             "metadata": form.metadata(),
             "recheck_cached_data": recheck,
-            # a missing chunk below head.n is damage, never a fill value
+            # a missing chunk below head.n means damage, not a fill value
             "fill_missing_data_reads": False,
             "store_data_equal_to_fill_value": True,
         }
@@ -154,11 +154,11 @@ class Database:
 
         Args:
             key: the key.
-            revision: revision of a key that is written repeatedly.
+            revision: revision of a key that is written more than once.
         """
         value = self.read_bytes(key)
         if value is None:
-            raise DamagedRunError(f"{self.path}: key {key!r} is missing, but the head counts it.")
+            raise DamagedRunError(f"{self.path}: key {key!r} is missing, but the head lists it.")
         return self.parse(key, value, revision=revision)
 
     def read_bytes(self, key: str, *, most: int = _MOST_JSON) -> bytes | None:
@@ -173,9 +173,9 @@ class Database:
         return bytes(result.value)
 
     def _refuse_large(self, keys: Sequence[str], most: int) -> None:
-        """Rejects keys of more than `most` bytes, found through the index with an empty read."""
+        """Rejects keys of more than `most` bytes; an empty read returns the size from the index."""
         if isinstance(self.place, Remote) or (self._largest is not None and self._largest < most):
-            return  # would cost a request per key
+            return  # the check would cost a request per key
         reads = [self.kv.read(key, byte_range=slice(most, most)) for key in keys]
         for key, read in zip(keys, reads, strict=True):
             try:
@@ -204,7 +204,7 @@ class Database:
         for key, result in zip(keys, found, strict=True):
             if result.state == "missing":
                 raise DamagedRunError(
-                    f"{self.path}: key {key!r} is missing, but the head counts it."
+                    f"{self.path}: key {key!r} is missing, but the head lists it."
                 )
         return [bytes(result.value) for result in found]
 
@@ -239,7 +239,7 @@ class Database:
 
     @contextmanager
     def reading(self, what: str) -> Iterator[None]:
-        """Converts TensorStore errors while reading `what` to DamagedRunError.
+        """Converts TensorStore errors raised while reading `what` to DamagedRunError.
 
         An unreachable bucket is not damage: raises TransientStoreError, or StoreError if access is
         denied.
@@ -254,7 +254,7 @@ class Database:
             raise DamagedRunError(f"{self.path}: cannot read {what!r}: {text}") from error
 
     def refuse_out_of_reach(self, error: BaseException) -> None:
-        """Raises an error if a TensorStore error is about an unreachable bucket, not the data."""
+        """Raises an error if an unreachable bucket, not the data, caused a TensorStore error."""
         text = message(error, self.place)
         if not isinstance(self.place, Remote) or not text.startswith((*TRANSIENT, *REFUSED)):
             return
@@ -263,7 +263,7 @@ class Database:
 
     @contextmanager
     def writing(self, what: str) -> Iterator[None]:
-        """Converts TensorStore errors while writing `what` to StoreError."""
+        """Converts TensorStore errors raised while writing `what` to StoreError."""
         try:
             yield
         except ComgraError:
@@ -278,18 +278,18 @@ class Database:
     def gone(self) -> RunGoneError:
         """Returns the error for a run whose folder no longer exists."""
         run = self.path.rstrip("/").rpartition("/")[0]
-        return RunGoneError(f"the run's folder {run!r} is gone: removed, moved or unmounted.")
+        return RunGoneError(f"the run's folder {run!r} was removed, moved or unmounted.")
 
 
 def encode(value: Any, name: str | None) -> bytes:
     """Encodes compact JSON; other objects (paths, dates) are converted to strings.
 
-    Appends a line with a checksum, which detects flipped bits and swapped keys.
+    Appends a line with a checksum that detects flipped bits and swapped keys.
 
     Args:
         value: JSON-serializable object.
-        name: key, and its revision if any; None in runs of format version 2, whose checksums cover
-            the content only.
+        name: key, and its revision if any; None for runs of format version 2, whose checksums cover
+            only the content.
     """
     text = json.dumps(value, separators=(",", ":"), default=str).encode()
     return text + b"\n" + _seal(text, name)
@@ -310,7 +310,7 @@ def _seal(text: bytes, name: str | None) -> bytes:
 
 
 def database_exists(run: Where) -> bool:
-    """Whether a location holds a run's database, complete or not.
+    """Whether a location contains a run's database, complete or not.
 
     Raises:
         StoreError: A bucket cannot be reached.

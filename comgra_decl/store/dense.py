@@ -1,4 +1,4 @@
-"""Converts batches to the dense arrays that one commit writes: [records, padded slots, ...]."""
+"""Converts batches to the dense arrays written by one commit, [records, padded slots, ...]."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from .logs import Names
 from .meta import RunMeta
 
 Families = dict[str, NDArray[Any]]
-"""Family name ("kpi", "agg", "smp", "hist") to its dense array; the first axis is the record."""
+"""Dense array by family name ("kpi", "agg", "smp", "hist"); the first axis is the record."""
 
 MISSING = np.uint64(MISSING_BITS).view(np.float64)
 
@@ -31,7 +31,7 @@ def stack(
     """Stacks the statistics of all batches; NaN (counts: 0) where a batch lacks a slot.
 
     Args:
-        batches: consecutive batches, each over its own slots.
+        batches: consecutive batches, each with its own slots.
         shapes: shape codes of their slots [slots], if the run stores them.
         width: slot columns, a multiple of the chunk width, so that whole chunks are written.
         meta: run metadata with statistics, samples and bins.
@@ -73,7 +73,7 @@ def _check_counts(counts: NDArray[np.uint32], dtype: np.dtype[Any]) -> None:
 def _placed(
     batches: Iterable[StepBatch],
 ) -> Iterator[tuple[slice, slice | NDArray[np.int32], StepBatch]]:
-    """Yields each batch's position: records and slots (a slice if possible: it copies fastest)."""
+    """Yields each batch's position: records and slots (a slice if possible, for faster copying)."""
     start = 0
     for batch in batches:
         slots, end = batch.slots, start + len(batch.steps)
@@ -84,9 +84,10 @@ def _placed(
 
 
 def record_columns(batches: Sequence[StepBatch], names: Names) -> NDArray[np.float64]:
-    """Returns the "kpi" family [k, columns]: numeric facts, then the KPIs by code.
+    """Returns the "kpi" family [k, columns]: numeric facts, followed by the KPIs by code.
 
-    KPIs that a record lacks hold `MISSING`. The caller fills the columns WIDTH, FACTS and FORM.
+    KPIs missing from a record are set to `MISSING`. The caller fills the columns WIDTH, FACTS and
+    FORM.
     """
     infos = [info for batch in batches for info in batch.steps]
     kpis = [values for batch in batches for values in batch.kpis]

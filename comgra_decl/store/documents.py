@@ -1,4 +1,4 @@
-"""Schemas of a run's documents, which are validated because runs are untrusted."""
+"""Schemas for validating a run's documents, because runs are untrusted."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from types import NoneType, UnionType
 from typing import Any
 
 Form = type | UnionType | list[Any] | dict[Any, Any]
-"""A type; [form]; {str: form}; or {"name": form, "name?": form}, which allows other names."""
+"""A type; [form]; {str: form}; or {"name": form, "name?": form}, which permits further names."""
 
 _PLACE: Form = {"node": str, "role": str, "iteration": int, "pass_": str}
 _NUMBER = int | float

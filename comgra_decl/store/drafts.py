@@ -1,4 +1,4 @@
-"""Drafts: temporary folders next to their target, renamed once complete.
+"""Drafts: temporary folders next to their target, which are renamed when complete.
 
 A killed program leaves its draft behind; the next draft for the same target removes it.
 """
@@ -17,7 +17,7 @@ from comgra_decl.errors import ComgraError, StoreError
 from .locking import held_alone
 
 _RANDOM = "[a-z0-9_]{8}"
-"""Pattern of the suffix that `tempfile` appends."""
+"""Pattern of the suffix appended by `tempfile`."""
 
 
 @contextmanager
@@ -50,7 +50,7 @@ def drafted(target: Path, kind: str) -> Iterator[Path]:
 
 
 def _sweep(folder: Path, prefix: str) -> None:
-    """Removes drafts of programs that have ended, whose locks are free."""
+    """Removes drafts of programs that have ended, recognized by their free locks."""
     pattern = re.compile(re.escape(prefix) + _RANDOM)
     for path in [path for path in folder.iterdir() if pattern.fullmatch(path.name)]:
         with suppress(OSError):

@@ -1,8 +1,8 @@
-"""Opens files in a run's folder, which is untrusted; nothing else may do so.
+"""Opens files in a run's folder, which is untrusted; all other code must use this module.
 
-A pipe would block, a device would be read forever, and a link would lead to another folder. So
-only plain files up to a size limit are opened. The run's folder itself may be reached through
-links. A test ensures that no other code opens files in a run.
+A pipe would block, a device would be read forever, and a link would lead to another folder.
+Therefore only plain files up to a size limit are opened. The path to the run's folder may contain
+links. A test ensures that no other code opens files in a run's folder.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ _MOST_MANIFEST = 64 << 20
 _MANY_FILES = 2000
 
 _SPARSE = 64 << 20
-"""Bytes above which a file must occupy disk blocks to be copied (no sparse files)."""
+"""Size in bytes above which a file is copied only if it occupies disk blocks (is not sparse)."""
 
 
 def read_file(folder: Path, name: str, *, most: int) -> bytes | None:
@@ -51,7 +51,7 @@ def read_file(folder: Path, name: str, *, most: int) -> bytes | None:
 
 
 def copy_file(folder: Path, name: str, target: Path) -> None:
-    """Copies a plain file of a run's folder; rejects any that `plain_files` does not yield.
+    """Copies a plain file from a run's folder; rejects files that `plain_files` does not yield.
 
     Raises:
         DamagedRunError: The file is not plain.
@@ -59,7 +59,7 @@ def copy_file(folder: Path, name: str, target: Path) -> None:
     """
     handle = _opened(folder, name)
     if handle is None:
-        raise FileNotFoundError(f"{str(folder / name)!r} is gone")
+        raise FileNotFoundError(f"{str(folder / name)!r} no longer exists")
     target.parent.mkdir(parents=True, exist_ok=True)
     with os.fdopen(handle, "rb") as file, target.open("wb") as copy:
         shutil.copyfileobj(file, copy)
@@ -75,12 +75,12 @@ def plain_files(
 ) -> Iterator[PurePosixPath]:
     """Yields the plain files below a folder by name; skips links, pipes and devices.
 
-    Also skips sparse files without data: a copy would fill the disk.
+    Also skips sparse files without data, because copying them could fill the disk.
 
     Args:
         folder: folder to list.
         passed_over: called with each skipped file.
-        without: names below it to leave out, with everything inside.
+        without: names below `folder` to leave out, including their contents.
     """
     yield from _plain_files(folder, PurePosixPath(), passed_over, without)
 
@@ -103,7 +103,7 @@ def _plain_files(
 
 
 def _strangeness(found: os.stat_result) -> str | None:
-    """Returns why a file cannot be copied; None for a plain file."""
+    """Returns the reason why a file cannot be copied; None for a plain file."""
     if stat.S_ISREG(found.st_mode):
         return f"it claims {found.st_size} bytes but contains none" if _is_hollow(found) else None
     kinds = {stat.S_IFLNK: "a link", stat.S_IFIFO: "a pipe", stat.S_IFSOCK: "a socket"}
@@ -111,9 +111,9 @@ def _strangeness(found: os.stat_result) -> str | None:
 
 
 def strange_file(database: Path) -> str | None:
-    """Returns what is wrong with the files of a database about to be opened, or None.
+    """Returns the problem with the files of a database about to be opened; None if there is none.
 
-    TensorStore opens them itself and would block on a pipe or follow a link.
+    TensorStore opens the files without such checks: it would block on a pipe or follow a link.
     """
     try:
         if database.is_symlink():
@@ -133,7 +133,7 @@ def strange_file(database: Path) -> str | None:
 def largest_file(database: Path) -> int | None:
     """Returns the size of the largest data file in bytes; None if there are too many to check.
 
-    No value can be larger, so that for most runs no key needs a size check.
+    No value can be larger, so most runs need no size check per key.
     """
     sizes = [0]
     try:
@@ -159,7 +159,7 @@ def _first_strange(folder: Path) -> str | None:
             elif not entry.is_file(follow_symlinks=False):
                 strange.append(entry.name)
     for name in folders:
-        # data files have names of 32 hex digits; a folder of such a name is invalid
+        # data files have names of 32 hex digits; a folder with such a name is invalid
         inner = _first_strange(folder / name) if name == "d" else ""
         if inner is not None:
             strange.append(f"{name}/{inner}" if inner else name)
@@ -193,7 +193,7 @@ def _opened(folder: Path, name: str) -> int | None:
         raise DamagedRunError(f"{str(path)!r} is not a plain file")
     if _is_hollow(found):
         raise DamagedRunError(f"{str(path)!r} claims {found.st_size} bytes but contains none")
-    # it may have changed since the first check
+    # the file may have been replaced since the first check
     flags = os.O_RDONLY | getattr(os, "O_NOFOLLOW", 0) | getattr(os, "O_NONBLOCK", 0)
     handle = os.open(path, flags | getattr(os, "O_CLOEXEC", 0) | getattr(os, "O_BINARY", 0))
     if not stat.S_ISREG(os.fstat(handle).st_mode):

@@ -1,7 +1,7 @@
-"""Lists the parts of a run that must exist below its `head`, and those stored twice.
+"""Lists the parts of a run that must exist below its `head`, and the parts stored twice.
 
-Used by operations on a whole run: verification reads every region, compaction leaves out
-superseded parts.
+Used by operations on a whole run: verification reads every region, and compaction omits superseded
+parts.
 """
 
 from __future__ import annotations
@@ -25,14 +25,14 @@ WIDTHS = {
     "smp": RecordColumn.WIDTH,
     "hist": RecordColumn.WIDTH,
 }
-"""Array families, and the record fact that holds each one's number of columns."""
+"""Maps each array family to the record fact that holds its number of columns."""
 
 _RECORDS = "records"
 
 
 @dataclass(frozen=True)
 class Region:
-    """A box of an array that must exist completely; its edges align with chunks.
+    """A box of an array that must exist completely; its edges are aligned with chunks.
 
     Attributes:
         form: the array.
@@ -109,10 +109,10 @@ def regions(view: View) -> Iterator[Region]:
 
 
 def fact_regions(view: View) -> list[Region]:
-    """Returns the regions that record whether records in complete blocks also have rows.
+    """Returns the regions that store whether records in complete blocks also have rows.
 
-    These are the facts of records: the first columns of "kpi" and of "records", which older runs
-    lack.
+    These are the facts of records: the first columns of "kpi" and of "records" (missing in older
+    runs).
     """
     form, edge = view.tables.forms.get("kpi/blk"), edge_of(view)
     facts = [Region(form, (0, 0), (edge, form.chunk[1]))] if form and edge else []
@@ -136,7 +136,7 @@ def _rows(view: View, family: str) -> Iterator[Region]:
 
 
 def _blocks(view: View, family: str) -> Iterator[Region]:
-    """Yields the blocks; each is as wide as its last record, whose commit wrote it."""
+    """Yields the blocks; each is as wide as its last record, whose commit wrote the block."""
     block, edge = block_of(view), edge_of(view)
     form = view.tables.forms[f"{family}/blk"]
     widths = view.records[block - 1 : edge : block, WIDTHS[family]]
@@ -153,7 +153,7 @@ def _values(view: View) -> Iterator[Region]:
             continue  # unknown values are reported as separate damage
         for name, slots in stored.items():
             form, lanes = tables.forms[name], tables.lanes.get(name, {})
-            known = [lanes[slot] for slot in slots if slot in lanes]  # others: separate damage
+            known = [lanes[slot] for slot in slots if slot in lanes]  # others: reported separately
             for first, last in _lane_chunks(known, form.chunk[1]):
                 low = (record, first, *[0] * len(form.shape[2:]))
                 yield Region(form, low, (record + 1, last, *form.shape[2:]))
@@ -175,7 +175,7 @@ def _region(form: ArrayForm, first: int, last: int, width: int) -> Region:
 
 
 def _equal(numbers: NDArray[Any]) -> Iterator[tuple[int, int, int]]:
-    """Yields (first, after the last, number) for each run of equal numbers."""
+    """Yields (first, end, number) for each run of equal numbers; `end` is exclusive."""
     edges = np.flatnonzero(np.diff(numbers)) + 1
     for first, last in zip([0, *edges], [*edges, len(numbers)], strict=True):
         if first < last:
@@ -183,7 +183,7 @@ def _equal(numbers: NDArray[Any]) -> Iterator[tuple[int, int, int]]:
 
 
 def is_superseded(key: str, *, edge: int, scalars: int) -> bool:
-    """Whether everything in a key is also in a complete block.
+    """Whether all data in a key is also in a complete block.
 
     Args:
         key: any key of the database.

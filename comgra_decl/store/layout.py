@@ -1,15 +1,15 @@
 """The layout of a run on disk: key names, array forms, chunk sizes.
 
-One OCDBT database holds a whole run (of one rank). Arrays are preallocated and written once: a
+One OCDBT database contains a whole run (of one rank). Arrays are preallocated and written once: a
 chunk never changes after its commit. Each family of arrays exists twice: `row` (one record per
-chunk, written with every commit, so that a record is one read) and `blk` (`block_steps` records
-and few columns per chunk, written when a block is full, so that a series is few reads). A block
-completed within one commit is stored only as a block, as given by the record column `FORM`. The
-numeric facts of records are stored a third time, in the few large chunks of `records`, so that
-a long run opens in few reads.
+chunk, written with every commit, so that reading a record takes one read) and `blk` (`block_steps`
+records and few columns per chunk, written when a block is full, so that reading a series takes few
+reads). A block completed within one commit is stored only as a block, as indicated by the record
+column `FORM`. The numeric facts of records are stored a third time, in the few large chunks of
+`records`, so that opening a long run takes few reads.
 
-Scalars (numbers logged at any step) grow the same way without arrays: each commit writes its
-scalars as one key, and a block of them once it is full; `head.scalars` counts them.
+Scalars (numbers logged at any step) are stored similarly, but without arrays: each commit writes
+its scalars as one key, and a block of them once it is full; `head.scalars` counts them.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ DATABASE = "trace.ocdbt"
 FORMAT = "comgra-decl-run"
 VERSION = 4
 MIN_READER = 2
-"""The oldest version that can be read."""
+"""Oldest format version that can be read."""
 
 BOUND_SINCE = 3
 """First version whose checksums cover their key; see `sums.py`."""
@@ -33,7 +33,7 @@ SHAPES_SINCE = 4
 
 RUN_KEY = "meta/run.json"
 SESSION_KEY = "meta/run.{}.json"
-"""Like `RUN_KEY`, for each program that resumed the run; numbers start at 2."""
+"""Like `RUN_KEY`, for each program that resumed the run; numbering starts at 2."""
 
 HEAD_KEY = "head"
 DIGITS = 12  # of record and row numbers in keys, so that keys sort numerically
@@ -139,8 +139,8 @@ def slot_chunk(slots: int) -> int:
 def block_steps(record_bytes: int) -> int:
     """Returns the records per block: a power of two, from 32 to 256.
 
-    Longer blocks need fewer reads per series, but the open block is held in memory, and its records
-    are read one by one.
+    Longer blocks reduce the number of reads per series, but the open block is held in memory, and
+    its records are read one by one.
 
     Args:
         record_bytes: size of the dense statistics of a record.
@@ -152,7 +152,7 @@ _OPEN_BLOCK_BYTES = 32 << 20
 """Maximum bytes of the open block in the writer's memory, unless 32 records are larger."""
 
 _BLOCK_CHUNK_BYTES = 64 << 10
-"""Target bytes of a block's chunks: what a series reads of each block."""
+"""Target size in bytes of a block's chunks: the amount read per block for a series."""
 
 
 def standard_forms(
@@ -188,7 +188,7 @@ def standard_forms(
 
 
 def _narrow(block: int, width: int, inner: int) -> tuple[int, int, int]:
-    """Returns a block array's chunk shape: few of `width` slots, so that a series reads little."""
+    """Returns a block array's chunk shape: few of `width` slots, to read a series cheaply."""
     aim = _power_of_two(_BLOCK_CHUNK_BYTES // (4 * block * inner))
     while width % aim:  # rows are padded to whole row chunks, which must align with these chunks
         aim //= 2
@@ -201,7 +201,7 @@ def _records_form() -> ArrayForm:
 
 
 def _power_of_two(number: int) -> int:
-    """Returns the largest power of two that is not larger than `number`, at least 1."""
+    """Returns the largest power of two that does not exceed `number`, but at least 1."""
     return 1 << max(0, number.bit_length() - 1)
 
 
@@ -218,7 +218,8 @@ def _pair(
 def raw_form(dtype: str, shape: Sequence[int], itemsize: int) -> ArrayForm:
     """Returns the form of the array for raw values of one dtype and [samples, *value dims].
 
-    Dims are [record, lane, *shape]; chunks hold at most about 1 MB, several lanes when small.
+    Dims are [record, lane, *shape]; a chunk holds at most about 1 MB, and several lanes if they are
+    small.
     """
     size = itemsize
     for extent in shape:
@@ -245,7 +246,7 @@ def _split(shape: Sequence[int], itemsize: int, limit: int = 1 << 20) -> list[in
 
 
 def log_key(log: str, first: int) -> str:
-    """Returns the key of the rows of a log from row `first` on."""
+    """Returns the key for the rows of a log from row `first` on."""
     return f"{log}/{first:0{DIGITS}d}.json"
 
 
@@ -260,7 +261,7 @@ def scalar_piece_key(first: int) -> str:
 
 
 def sums_key(kind: str, first: int) -> str:
-    """Returns the key of the checksums of a kind of arrays, from record `first` on."""
+    """Returns the key for the checksums of a kind of array, from record `first` on."""
     return f"sums/{kind}/{first:0{DIGITS}d}"
 
 

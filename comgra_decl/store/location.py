@@ -1,7 +1,7 @@
 """Locations of runs: a local folder, or a bucket URL.
 
-A `Location` is a `pathlib.Path` or a `Remote`, which supports joining and `name` likewise. This
-module sends no requests; `remote` does.
+A `Location` is a `pathlib.Path` or a `Remote`, which also supports joining and `name`. Requests are
+sent only by the module `remote`.
 """
 
 from __future__ import annotations
@@ -71,7 +71,7 @@ def location(where: Where) -> Location:
     """Returns the location of a path or URL.
 
     Raises:
-        StoreError: The URL is not of a bucket, or the text is empty.
+        StoreError: The URL does not refer to a bucket, or the text is empty.
     """
     if isinstance(where, Remote):
         return where
@@ -83,21 +83,21 @@ def location(where: Where) -> Location:
     bucket, _, key = found["rest"].partition("/")
     if found["scheme"] not in SCHEMES or not bucket:
         raise StoreError(
-            f"{text!r} is not a location for runs; choose a folder, s3://BUCKET/PREFIX or "
+            f"{text!r} is not a valid location for runs; choose a folder, s3://BUCKET/PREFIX or "
             "gs://BUCKET/PREFIX"
         )
     return Remote(found["scheme"], bucket, "/".join(_parts(key)))
 
 
 def require_path(text: str) -> str:
-    """Returns a path unchanged, unless it is empty: pathlib would read that as `.`.
+    """Returns a path unchanged; rejects an empty one, which pathlib would treat as `.`.
 
     Raises:
         StoreError: The path is empty.
     """
     if not text:
         raise StoreError(
-            "a path must be a non-empty string, got '' (an unset shell variable?); "
+            "a path must be a non-empty string, got '' (unset shell variable?); "
             "write '.' for the current folder"
         )
     return text

@@ -1,8 +1,8 @@
-"""Locks folders while a run is changed; released when their process ends.
+"""Locks folders while a run is being changed; locks are released when their process ends.
 
-A compaction holds the database's lock throughout. The run's lock is held briefly: by a compaction
-that moves the new database into place, and by a program that resumes the run. So neither sees an
-intermediate state of the other.
+A compaction holds the database's lock throughout. The run's lock is held briefly by a compaction
+that moves the new database into place, and by a program that resumes the run, so that neither sees
+an intermediate state of the other.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ def alone(database: Path) -> Iterator[None]:
 def settled(run: Location) -> Iterator[None]:
     """Waits for the lock on a run's folder and holds it.
 
-    Buckets have no locks and no compaction; fenced commits suffice there.
+    Buckets support neither locks nor compaction; fenced commits are sufficient for them.
     """
     with _held(run) as lock:
         if lock is not None:
@@ -40,7 +40,7 @@ def settled(run: Location) -> Iterator[None]:
 
 @contextmanager
 def held_alone(folder: Path) -> Iterator[bool]:
-    """Tries to hold the lock on a folder; yields whether it succeeded, False without locks."""
+    """Tries to hold the lock on a folder; yields whether it succeeded (False without locks)."""
     with _held(folder) as lock:
         yield lock is not None and _taken(lock, wait=False)
 
@@ -61,7 +61,7 @@ def _held(folder: Location) -> Iterator[int | None]:
 def _taken(handle: int, *, wait: bool) -> bool:
     """Takes a lock; returns whether it was taken.
 
-    Also returns True if the file system has no locks; then only TensorStore's own apply.
+    Also returns True if the file system has no locks; only TensorStore's own locks apply then.
     """
     import fcntl
 

@@ -1,4 +1,4 @@
-"""Append-only tables of JSON rows, and the interned names kept in one of them."""
+"""Append-only tables of JSON rows, and the interned names stored in one of these tables."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from .commit import Commit
 from .layout import log_key
 
 _ROWS_OF_KEY = 100_000
-"""Maximum rows per key: readers refuse keys that are too large."""
+"""Maximum rows per key: readers reject keys that are too large."""
 
 
 class Stage(Protocol):
@@ -50,12 +50,12 @@ class Log:
         self._staged = []
 
     def discard(self) -> None:
-        """Drops the staged rows of a failed commit; the retry stages them again."""
+        """Drops the staged rows of a failed commit, which the retry stages again."""
         self._staged = []
 
 
 class Names:
-    """Interned strings (types, modes, structures, KPIs); a name's code is its table index."""
+    """Interned strings (types, modes, structures, KPIs); each name's code is its table index."""
 
     def __init__(self, log: Log) -> None:
         self._log = log
@@ -98,7 +98,7 @@ class Facts:
     """JSON facts of records, stored only when they change, which is rare."""
 
     def __init__(self) -> None:
-        self.first = 0  # record whose number the current facts are stored under
+        self.first = 0  # number of the record under which the current facts are stored
         self._last: dict[str, Any] | None = None
         self._before: tuple[int, dict[str, Any] | None] = (0, None)
 

@@ -1,4 +1,4 @@
-"""Metadata of a run known before its first record, and the identity of its writer."""
+"""Metadata of a run that is available before its first record, and the identity of its writer."""
 
 from __future__ import annotations
 
@@ -24,11 +24,11 @@ from .plausible import check_meta
 class RunMeta:
     """Metadata of a run, stored once at its creation.
 
-    `statistics` names the statistics of every slot, `sample_count` the samples recorded per slot,
-    `bins` the histogram bins (None: no histograms). `spec`, `config` and `facts` are
-    JSON-serializable. `started` is in Unix seconds. `counts_rows`: whether the run stores the
-    number of samples behind each aggregate. `bound`: whether checksums cover their key.
-    `tells_shapes`: whether records store the shapes of their tensors.
+    `statistics` names the statistics of every slot, `sample_count` is the number of samples
+    recorded per slot, and `bins` the number of histogram bins (None: no histograms). `spec`,
+    `config` and `facts` are JSON-serializable. `started` is in Unix seconds. `counts_rows`: whether
+    the run stores the number of samples behind each aggregate. `bound`: whether checksums cover
+    their key. `tells_shapes`: whether records store the shapes of their tensors.
     """
 
     statistics: tuple[str, ...]
@@ -55,7 +55,8 @@ class RunMeta:
         """Names of the columns of the `agg` arrays: statistic by statistic, then the others.
 
         "rows" is the number of samples aggregated. "shape" is 0 if a tensor has the shape in the
-        slot table, else 1 + its row in the name table "shape". The histogram's range comes last.
+        slot table, else 1 + its row in the name table "shape". The range of the histogram comes
+        last.
         """
         names = [f"{statistic}.{how}" for statistic in self.statistics for how in AGGREGATES]
         names += ["rows"] if self.counts_rows else []
@@ -82,7 +83,7 @@ class RunMeta:
 
     @classmethod
     def from_json(cls, document: Any, *, where: str) -> RunMeta:
-        """Reads `meta/run.json`. Raises FormatError if too new, DamagedRunError if not ours."""
+        """Reads `meta/run.json`. Raises FormatError if too new, DamagedRunError if invalid."""
         if not isinstance(document, Mapping) or document.get("format") != FORMAT:
             raise DamagedRunError(f"{where}: 'meta/run.json' does not describe a {FORMAT!r}.")
         check_version(document, where=where)
@@ -170,8 +171,8 @@ def writer_identity(handle: FolderHandle | None = None) -> dict[str, Any]:
 def writer_alive(writer: Mapping[str, Any], *, last_commit: float, patience: float = 3600) -> bool:
     """Returns whether the writer of an unclosed run is probably alive.
 
-    On the same machine (and in the same process namespace) it looks the process up; otherwise the
-    run counts as alive for `patience` seconds after its last commit.
+    On the same machine (and in the same process namespace), checks whether the process exists;
+    otherwise the writer counts as alive for `patience` seconds after its last commit.
     """
     pid = writer.get("pid")
     if writer.get("machine") != _machine() or not isinstance(pid, int):

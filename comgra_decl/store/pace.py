@@ -1,4 +1,4 @@
-"""Decides when the writer thread commits, from times and counts alone."""
+"""Decides when the writer thread commits, based only on times and counts."""
 
 from __future__ import annotations
 
@@ -6,19 +6,19 @@ import math
 from typing import NamedTuple
 
 NUMBERS_PATIENCE = 5.0
-"""Seconds that logged numbers wait for a record's commit."""
+"""Seconds that logged numbers wait for the commit of a record."""
 
-_NUMBERS_SHARE, _NUMBERS_LONGEST = 0.01, 20.0  # more in old runs: a separate commit takes 4 kB
-_BLOCK_PATIENCE = 3.0  # maximum seconds that records wait to complete a block
+_NUMBERS_SHARE, _NUMBERS_LONGEST = 0.01, 20.0  # longer in long runs: a separate commit takes 4 kB
+_BLOCK_PATIENCE = 3.0  # maximum seconds that records wait for a block to be completed
 _STRETCH, _LONGEST_INTERVAL = 0.005, 10.0  # commit interval relative to a run's age: limits files
 
 
 class Backlog(NamedTuple):
-    """Data that a commit could write now.
+    """The data available to the next commit.
 
     Attributes:
         committed: number of records already in the run.
-        ready: number of reduced records waiting for the next commit.
+        ready: number of reduced records that wait for the next commit.
         queued: number of steps not reduced yet.
         block: records per block; None if the run has no blocks.
         numbers_since: arrival time of the first waiting logged number; None if none wait.
@@ -37,8 +37,8 @@ class Pace:
     Args:
         interval: minimum seconds between commits; 0: commit everything immediately.
         started: start time of the run; all times are seconds of one monotonic clock.
-        in_blocks: whether a commit may wait to complete a block. Must be False if steps are dropped
-            or delayed, because then the number of steps to come is unknown.
+        in_blocks: whether a commit may wait to complete a block. Must be False if steps may be
+            dropped or delayed, because the number of future steps is then unknown.
     """
 
     def __init__(self, interval: float, *, started: float, in_blocks: bool = True) -> None:
@@ -49,7 +49,7 @@ class Pace:
         self._since: float | None = None  # end of the last commit
 
     def spacing(self, now: float) -> float:
-        """Returns the minimum seconds between two commits of a run of this age."""
+        """Returns the minimum number of seconds between two commits for a run of this age."""
         if not self._interval:
             return 0.0
         return max(self._interval, min(_LONGEST_INTERVAL, _STRETCH * (now - self._started)))
@@ -64,15 +64,15 @@ class Pace:
         self._due = now + self.spacing(now)
 
     def pause(self, now: float, backlog: Backlog) -> float:
-        """Returns the seconds until the next commit is due; 0 or less: now, inf: nothing waits."""
+        """Returns the seconds until the next commit is due (<= 0: now, inf: no data is waiting)."""
         return min(self._pause_of_numbers(now, backlog), self._pause_of_records(now, backlog))
 
     def share(self, backlog: Backlog) -> int:
         """Returns how many of the queued steps the next commit takes.
 
         A fast run fills whole blocks between two commits. Ending the commit at the end of a block
-        avoids storing the remaining records twice (as rows now, in a block later); they wait for
-        the next commit.
+        avoids storing the remaining records twice (as rows now and in a block later); these records
+        wait for the next commit.
         """
         block = backlog.block
         waiting = backlog.ready + backlog.queued

@@ -1,4 +1,4 @@
-"""Parts of arrays in numpy's indexing syntax, so that only the needed chunks are read."""
+"""Selects parts of arrays with numpy's indexing syntax, so that only the needed chunks are read."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def cut(part: Part, shape: Sequence[int]) -> tuple[tuple[slice, ...], Index]:
         shape: shape of the array.
 
     Returns:
-        A slice without steps per dim, and the index to apply to the box.
+        One slice without a step per dim, and the index to apply to the box.
 
     Raises:
         UnknownNameError: The index is out of range or has too many dims.
@@ -34,10 +34,10 @@ def cut(part: Part, shape: Sequence[int]) -> tuple[tuple[slice, ...], Index]:
 
 
 def _expanded(part: Part, dims: int) -> list[int | slice]:
-    """Returns an integer or a slice per dim."""
+    """Returns one integer or slice per dim."""
     items = [_item(item) for item in (part if isinstance(part, tuple) else (part,))]
     if items.count(...) > 1:
-        raise UnknownNameError("a part of values has at most one ...")
+        raise UnknownNameError("an index of values can contain at most one ...")
     if ... not in items:
         items.append(...)
     at, missing = items.index(...), dims + 1 - len(items)
@@ -49,12 +49,12 @@ def _expanded(part: Part, dims: int) -> list[int | slice]:
 
 def _no_part(item: object) -> UnknownNameError:
     return UnknownNameError(
-        f"a part of values must consist of integers, slices and ..., got {shown(item)}"
+        f"an index of values must consist of integers, slices and ..., got {shown(item)}"
     )
 
 
 def _item(item: object) -> int | slice | EllipsisType:
-    """Returns an item as a Python object; refuses arrays, which resemble integers."""
+    """Returns an item as a Python object; rejects arrays, which can behave like integers."""
     if isinstance(item, (slice, EllipsisType)):
         return item
     try:

@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from .meta import RunMeta
 
 _RECORDS = 1 << 24
-"""Maximum records that a reader opens: their facts take 1.6 GB."""
+"""Maximum number of records that a reader opens; their facts take 1.6 GB."""
 
 _CHUNK_BYTES = 256 << 20
 _ROWS = 1 << 26
@@ -37,11 +37,11 @@ _DIMS = 32  # TensorStore's limit
 _STATISTICS = 4096
 _SAMPLES = 65536  # as in the spec
 _BINS = 4096
-_ELEMENTS = 1 << 48  # of a tensor; more would not fit in any memory
+_ELEMENTS = 1 << 48  # of a tensor; more would not fit into any memory
 _MOST_DIMS = 64  # torch's limit
 _NAMES = 4096  # of a tied parameter
 _EARLIEST, _LATEST = 0.0, 1e11  # in Unix seconds; the range that calendars support
-_DEEPEST = 100  # nesting of user JSON; printing it recursively uses the stack
+_DEEPEST = 100  # nesting of user JSON; recursive printing uses the stack
 _TABLES = ("versions", "git", "host", "ranks")
 _EXACT = float(1 << 53)  # integers up to this are exact in float64
 
@@ -144,7 +144,7 @@ def check_forms(forms: Mapping[str, ArrayForm], meta: RunMeta) -> None:
     """Rejects arrays whose statistics, samples or bins differ from the run's."""
     if not forms:
         return
-    # slots per chunk depend on the initial number of slots; all else is known
+    # slots per chunk depend on the initial number of slots; everything else is fixed
     standard = standard_forms(
         slots=1,
         columns=len(meta.columns),
@@ -158,11 +158,11 @@ def check_forms(forms: Mapping[str, ArrayForm], meta: RunMeta) -> None:
         form = forms.get(wanted.name)
         if form is None:
             if wanted.name == RECORDS_ARRAY:
-                continue  # older runs lack it
+                continue  # not in older runs
             raise ValueError(f"there is no array {wanted.name!r}")
         if (form.shape, form.dtype) != (wanted.shape, wanted.dtype):
             raise ValueError(
-                f"the array {wanted.name!r} is {form.dtype} {list(form.shape)}; for the run's "
+                f"the array {wanted.name!r} has {form.dtype} {list(form.shape)}; for the run's "
                 f"statistics, samples and bins it must be {wanted.dtype} {list(wanted.shape)}"
             )
         rows = block if wanted.name.endswith("/blk") else wanted.chunk[0]
@@ -179,7 +179,7 @@ def check_form(form: ArrayForm) -> ArrayForm:
     if min(form.chunk) < 1 or min(form.shape) < 0 or max(form.shape) >= 1 << 62:
         raise ValueError(f"shape {form.shape} or chunk {form.chunk} is impossible")
     if math.prod(form.chunk) * 16 > _CHUNK_BYTES * _itemsize_share(form.dtype):
-        raise ValueError(f"a chunk of {form.chunk} is larger than any that is written")
+        raise ValueError(f"a chunk of {form.chunk} is larger than any chunk this package writes")
     return form
 
 
@@ -235,5 +235,5 @@ def _itemsize_share(dtype: str) -> float:
     """Returns 16 / bytes per element for dtypes known to numpy; else 16."""
     try:
         return 16 / np.dtype(dtype).itemsize
-    except TypeError:  # an ml_dtypes dtype: one or two bytes
+    except TypeError:  # an ml_dtypes dtype of one or two bytes
         return 8.0

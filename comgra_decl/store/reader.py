@@ -1,4 +1,4 @@
-"""Reads a live or finished run: polls `head` and returns consistent views."""
+"""Reads a live or finished run by polling `head`, and returns consistent views."""
 
 from __future__ import annotations
 
@@ -22,13 +22,13 @@ from .tables import WRONG, Tables
 from .view import View
 
 CACHE_BYTES = 128 << 20
-"""Default bytes of the cache (decoded chunks, index nodes) for all readers of this process."""
+"""Default bytes of the cache (decoded chunks, index nodes) shared by all readers of a process."""
 
 _CREATION = 10.0
-"""Seconds during which a run without its first key is assumed to be under creation."""
+"""Seconds during which a run without its first key is assumed to be in creation."""
 
 _MOST_META = 16 << 20
-"""Maximum bytes of the keys read first; usually some ten thousand."""
+"""Maximum bytes of the keys read first; usually they have about ten thousand."""
 
 _context: ts.Context | None = None
 _limit = CACHE_BYTES
@@ -38,7 +38,7 @@ def limit_cache(nbytes: int) -> None:
     """Limits the cache shared by readers that this process opens from now on.
 
     Args:
-        nbytes: size in bytes of decoded chunks and index nodes, for all readers together.
+        nbytes: total bytes of decoded chunks and index nodes, for all readers together.
     """
     global _context, _limit
     if nbytes != _limit:
@@ -86,7 +86,7 @@ class Reader:
         except DamagedRunError as error:
             if context is not None or "mismatch on uuid" not in str(error):
                 raise
-            # this process had opened another run in the same folder, since deleted
+            # this process had opened another run in the same folder, which has since been deleted
             self._open(_shared_context(renew=True))
 
     def _open(self, context: ts.Context) -> None:
@@ -109,13 +109,13 @@ class Reader:
         self._refuse_old(newest)
 
     def _newest(self) -> int | None:
-        """Returns the version to be read, if known without a request to a bucket."""
+        """Returns the version to be read, if it can be determined without a request to a bucket."""
         if self._version is not None or isinstance(self.path, Remote):
             return self._version
         return newest_version(self.path)
 
     def _refuse_old(self, newest: int | None) -> None:
-        """Rejects a head from a commit other than the manifest's newest."""
+        """Rejects a head that is not from the newest commit in the manifest."""
         found = self._head.get("generation")
         if newest is not None and isinstance(found, int) and found < newest:
             raise DamagedRunError(
@@ -135,13 +135,13 @@ class Reader:
 
     @property
     def writer(self) -> Mapping[str, Any]:
-        """Identity of the current or last writer; a run may be resumed by another process."""
+        """Identity of the current or last writer; another process may resume a run."""
         found: Mapping[str, Any] = self._head.get("writer") or self.meta.writer
         return found
 
     @property
     def state(self) -> str:
-        """State of the run: "waiting", "live", "finished" or "stopped" (writer died or gave up)."""
+        """State of the run: "waiting", "live", "finished" or "stopped" (the writer ended early)."""
         head = self._head
         if head["closed"]:
             return "stopped" if head.get("error") else "finished"
@@ -178,7 +178,7 @@ class Reader:
     # -- under the lock
 
     def _read_head(self) -> bool:
-        bound = time.time()  # taken before the read: anything cached later is fresh
+        bound = time.time()  # taken before the read, so that anything cached later is up to date
         value = self._db.read_bytes(HEAD_KEY, most=_MOST_META)
         if value is None:
             raise DamagedRunError(f"{self._db.path}: key {HEAD_KEY!r} is missing.")
@@ -189,7 +189,7 @@ class Reader:
         if head.get("uuid") != self.meta.uuid:
             raise DamagedRunError(f"{self._db.path}: the run was replaced by another; reopen it.")
         if self._head and head.get("compacted") != self._head.get("compacted"):
-            # compaction removes rows; the facts cached here still say that they exist
+            # compaction removes rows, but the facts cached here still mark them as existing
             self._tables, self._scalars = Tables(), ScalarReader(self._db)
             self._sums = SumsReader(self._db)
         self._head, self._head_bytes, self._bound = head, value, bound
@@ -229,7 +229,7 @@ class Reader:
         return view
 
     def _read_log_or_report(self, name: str, count: int) -> None:
-        """Reads a table; damage to notes and lanes is only recorded: the rest stays readable."""
+        """Reads a table; damage to notes and lanes is recorded, and reading continues."""
         try:
             self._read_log(name, count)
         except DamagedRunError as error:
@@ -257,13 +257,13 @@ class Reader:
 
 
 def _no_manifest(db: Database) -> RunNotFoundError | DamagedRunError:
-    """Returns the error for a missing manifest; a recent database may still be under creation."""
+    """Returns the error for a missing manifest; a recent database may still be in creation."""
     folder = db.place
     if isinstance(folder, Remote):  # the manifest exists, and a copy writes this key last
         return RunNotFoundError(f"the run in {str(folder.parent)!r} is being created.")
     manifest = folder / "manifest.ocdbt"
     newest = manifest if manifest.exists() else folder
-    if time.time() - newest.stat().st_mtime < _CREATION:  # the manifest comes first, then the rest
+    if time.time() - newest.stat().st_mtime < _CREATION:  # the manifest is written first
         return RunNotFoundError(f"the run in {str(folder.parent)!r} is being created.")
     if newest is manifest or not any(folder.iterdir()):
         return UnwrittenRunError(

@@ -1,4 +1,4 @@
-"""Requests to buckets: TensorStore's configuration, and objects next to a database.
+"""Sends requests to buckets: configures TensorStore, and accesses objects next to a database.
 
 Endpoint and credentials are read from the environment, as by the cloud vendors' own tools.
 """
@@ -25,13 +25,13 @@ TRANSIENT = ("RESOURCE_EXHAUSTED", "UNAVAILABLE", "DEADLINE_EXCEEDED", "ABORTED"
 """Prefixes of errors after which the same call may succeed later."""
 
 RETRIES = {"max_retries": 5, "initial_delay": "500ms", "max_delay": "4s"}
-"""Retries per request, by TensorStore: about ten seconds until a bucket counts as unreachable."""
+"""TensorStore's retries per request: a bucket counts as unreachable after about ten seconds."""
 
 INTERVAL = 10.0
-"""Minimum seconds between commits to a bucket: each costs at least two requests, one object."""
+"""Minimum seconds between commits to a bucket: each takes two or more requests and one object."""
 
 REFUSED = ("PERMISSION_DENIED", "UNAUTHENTICATED", "INTERNAL: Failed to get credentials")
-"""Prefixes of errors about denied access."""
+"""Prefixes of errors that report denied access."""
 
 _CREDENTIALS = {
     "s3": "AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY (or AWS_PROFILE), AWS_REGION, and "
@@ -48,7 +48,7 @@ def refuse_forked_child() -> None:
     global _opened_in
     if _opened_in is not None and _opened_in != os.getpid():
         raise StoreError(
-            "a run cannot be opened in a forked child of a process that already used one; "
+            "a run cannot be opened in a forked child of a process that has already used one; "
             "start the child with the multiprocessing start method 'spawn'."
         )
     _opened_in = os.getpid()
@@ -57,8 +57,8 @@ def refuse_forked_child() -> None:
 def base_spec(place: Location) -> dict[str, Any]:
     """Returns TensorStore's spec for all keys below a location.
 
-    Must not contain values created per call, such as credentials: two stores are the same, and
-    their transactions atomic, only if their specs are equal.
+    Must not contain values that differ between calls, such as credentials: transactions across two
+    handles are atomic only if their specs are equal.
 
     Raises:
         MissingPackageError: This build of TensorStore lacks the driver.
@@ -81,7 +81,7 @@ def _s3() -> dict[str, str]:
     endpoint = os.environ.get("AWS_ENDPOINT_URL_S3") or os.environ.get("AWS_ENDPOINT_URL")
     region = os.environ.get("AWS_REGION") or os.environ.get("AWS_DEFAULT_REGION")
     if endpoint and not region:
-        region = "us-east-1"  # the default region of other stores
+        region = "us-east-1"  # the default region of S3-compatible stores
     found = {"endpoint": endpoint, "aws_region": region}
     return {name: value for name, value in found.items() if value}
 
@@ -98,7 +98,7 @@ def _has(driver: str) -> bool:
 def resources() -> dict[str, Any]:
     """Returns context resources: the retry policy and the source of credentials.
 
-    If the environment holds keys, only the environment is queried: otherwise Amazon's code logs
+    If the environment holds keys, only the environment is queried: otherwise Amazon's library logs
     every missing credentials file to the terminal.
     """
     drivers = [driver for driver in DRIVERS.values() if _has(driver)]
@@ -119,7 +119,7 @@ def _knows(credentials: str) -> bool:
 
 
 def message(error: BaseException, place: Location) -> str:
-    """Returns TensorStore's message without appended details; names the credentials source."""
+    """Returns TensorStore's message without details, but with the source of credentials."""
     text = str(error.args[0]) if error.args else type(error).__name__
     for mark in (" [tensorstore_spec=", " [source locations="):
         text = text.partition(mark)[0]
@@ -171,7 +171,7 @@ class Objects:
             stamp = self._kv.write(name, content, if_equal=found.stamp.generation).result()
         if stamp.generation:
             return True
-        if self.exists(name):  # another process was faster
+        if self.exists(name):  # another process has created it
             return False
         raise self._no_bucket()
 
@@ -188,11 +188,11 @@ class Objects:
             self._kv.write(_TRIAL, None).result()
 
     def _no_bucket(self) -> StoreError:
-        text = f"{self.place}: cannot write there; does the bucket exist?"
+        text = f"{self.place}: cannot write to this location; does the bucket exist?"
         return StoreError(text)
 
     def names(self) -> list[str]:
-        """Returns the names of all objects, sorted; one request per thousand."""
+        """Returns the sorted names of all objects; takes one request per thousand names."""
         with self._converted_errors():
             return sorted(name.decode() for name in self._kv.list().result())
 
@@ -219,7 +219,7 @@ def databases_within(place: Remote) -> list[Remote]:
 
 
 def written_bytes() -> int:
-    """Returns the bytes that this process has written to buckets."""
+    """Returns the number of bytes that this process has written to buckets."""
     found = ts.experimental_collect_matching_metrics("/tensorstore/kvstore/")
     wanted = {f"/tensorstore/kvstore/{driver}/bytes_written" for driver in DRIVERS.values()}
     return sum(int(m["values"][0]["value"]) for m in found if m["name"] in wanted and m["values"])

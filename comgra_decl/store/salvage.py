@@ -1,8 +1,8 @@
-"""Reads around damage: returns the rest, marks lost parts as missing, and logs them.
+"""Reads damaged arrays: returns the intact data, marks lost parts as missing, and logs them.
 
-A failed read is split in half at chunk edges until the unreadable chunks are known. Records of a
-damaged block are read from the rows, which exist unless the run was compacted. Data that cannot be
-read anywhere keep the fill value, NaN for statistics, and are remembered as lost.
+A failed read is repeatedly halved at chunk edges until the unreadable chunks are known. Records of
+a damaged block are read from the rows, which exist unless the run was compacted. Data that cannot
+be read from any copy has the fill value, NaN for statistics, and is marked as lost.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from .layout import ArrayForm, RecordColumn
 _log = logging.getLogger("comgra_decl")
 
 Box = tuple[tuple[int, int], ...]
-"""First index and index after the last, in each dim."""
+"""Start and end index (exclusive) in each dim."""
 
 Data = NDArray[np.generic]
 Read = Callable[..., Data]
@@ -33,11 +33,11 @@ _CONTENTS = {
     "hist": "histograms",
 }
 _MOST_LOGGED = 200
-_LARGE = 64 << 20  # bytes; smaller reads never run out of memory
+_LARGE = 64 << 20  # bytes; smaller reads are assumed to fit into memory
 
 
 class TooLargeError(DamagedRunError):
-    """Not enough memory for a read: not damage, and splitting the read would not help."""
+    """There is not enough memory for a read; not damage, so splitting the read would not help."""
 
 
 class Salvage:
@@ -47,7 +47,7 @@ class Salvage:
         read: function that reads or raises.
         forms: array forms of the run.
         records: numeric facts of all records.
-        damage: list that receives a line per loss.
+        damage: list to which a line is added per loss.
     """
 
     def __init__(
@@ -65,7 +65,7 @@ class Salvage:
         self._logged: set[str] = set()
 
     def read(self, name: str, *index: int | slice) -> Data:
-        """Returns an index of an array, with fill values for lost parts."""
+        """Returns the part of an array selected by an index, with fill values for lost elements."""
         try:
             return self._read(name, *index)
         except TooLargeError:
@@ -81,7 +81,7 @@ class Salvage:
             return data[tuple(slice(None) if isinstance(i, slice) else 0 for i in index)]
 
     def lost(self, family: str, *index: int | slice) -> NDArray[np.bool_] | None:
-        """Returns which entries of an index of (record, slot, ...) are lost; None if none."""
+        """Returns a mask of the lost entries of an index (record, slot, ...); None if none are."""
         boxes = [box for name, box in self._lost if name == family]
         if not boxes:
             return None
@@ -136,7 +136,7 @@ class Salvage:
     def _row_spans(
         self, family: str, first: int, last: int
     ) -> Iterator[tuple[int, int, int | None]]:
-        """Yields runs of records with rows of equal width; None: these records have no rows."""
+        """Yields runs of records with rows of equal width; None means that they have no rows."""
         column = RecordColumn.KPIS if family == "kpi" else RecordColumn.WIDTH
         facts = self._records[first:last]
         widths = np.where(facts[:, RecordColumn.FORM] == 0, facts[:, column], -1)
@@ -151,7 +151,7 @@ class Salvage:
         first, last = self._records[[box[0][0], box[0][1] - 1], RecordColumn.STEP].astype(int)
         steps = f"step {first}" if first == last else f"steps {first} to {last}"
         how = "missing" if "NOT_FOUND" in str(error) else "damaged"
-        loss = f"{_CONTENTS.get(family, family)} of {steps} are left out: {form.name!r} is {how}"
+        loss = f"{_CONTENTS.get(family, family)} of {steps} are missing: {form.name!r} is {how}"
         if loss in self._losses or len(self._losses) >= _MOST_LOGGED:
             return
         self._losses.append(loss)
@@ -161,7 +161,7 @@ class Salvage:
 
 
 def reserve(size: int, place: str, name: str) -> None:
-    """Raises TooLargeError if a read lacks memory: TensorStore would end the process."""
+    """Raises TooLargeError if a read lacks memory: TensorStore would terminate the process."""
     if size > _LARGE:
         try:
             np.empty(size, np.uint8)
@@ -171,7 +171,7 @@ def reserve(size: int, place: str, name: str) -> None:
 
 
 def _box(form: ArrayForm, index: Sequence[int | slice]) -> Box:
-    """Returns the box that an index selects; missing dims are selected completely."""
+    """Returns the box selected by an index; dims not in the index are selected completely."""
     ends = []
     for axis, extent in enumerate(form.shape):
         chosen = index[axis] if axis < len(index) else slice(None)
@@ -184,7 +184,7 @@ def _box(form: ArrayForm, index: Sequence[int | slice]) -> Box:
 
 
 def _middle(box: Box, chunk: Sequence[int]) -> tuple[int, int | None]:
-    """Returns the axis and chunk edge to split a box at; None if it is a single chunk."""
+    """Returns the axis and chunk edge at which to split a box; None for a single chunk."""
     spans = [-(-high // size) - low // size for (low, high), size in zip(box, chunk, strict=True)]
     axis = int(np.argmax(spans))
     if spans[axis] < 2:

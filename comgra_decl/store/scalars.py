@@ -1,13 +1,13 @@
-"""Scalars: numbers logged at any step, stored in few bytes and read in few reads.
+"""Scalars: numbers logged at any step, stored compactly and loaded in few reads.
 
 A scalar is (step, value, name, type); name and type are codes of the name tables "scalar" and
 "type". Rows are numbered; `head.scalars` counts them. A commit writes its rows of the open block
-under `scalars/row/<first>`, and each block that it completes under `scalars/blk/<first>`, so that a
-long curve is read as few whole blocks and at most one open one. Keys are written once.
+under `scalars/row/<first>`, and each block that it completes under `scalars/blk/<first>`, so that
+reading a long curve takes a few whole blocks and at most one open block. Keys are written once.
 
-The bytes of a key: the columns one after another, steps as differences, each column's bytes
-sorted by significance (a curve's high bytes hardly change), compressed by zlib, whose checksum
-detects damage.
+A key contains the columns one after another, with steps stored as differences and the bytes of each
+column grouped by significance (the high bytes of a curve hardly change). It is compressed by zlib,
+whose checksum detects damage.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ Rows = NDArray[np.void]
 _MANY_BLOCKS = 1000
 
 MOST_BYTES = 1 << 20
-"""Maximum bytes of a key; a block of random numbers has 24 kB."""
+"""Maximum bytes of a key; a block of random numbers takes 24 kB."""
 
 LOST = int(np.iinfo(np.int64).min)
 """Step of an unreadable scalar, which keeps its position because scalars are numbered."""
@@ -47,7 +47,7 @@ _log = logging.getLogger("comgra_decl")
 
 
 class ScalarTable:
-    """Writer side: holds the open block until it is full."""
+    """Writer side: buffers the open block until it is full."""
 
     def __init__(self, names: Names, *, bound: bool) -> None:
         self._names = names
@@ -86,7 +86,7 @@ class ScalarTable:
         """Restores the scalars of a resumed run.
 
         Raises:
-            DamagedRunError: Scalars of the open block are lost, so that it cannot be completed.
+            DamagedRunError: Scalars of the open block are lost, so the block cannot be completed.
         """
         self._edge = len(rows) // SCALAR_BLOCK * SCALAR_BLOCK
         self._open = rows[self._edge :].copy()
@@ -102,7 +102,7 @@ class ScalarTable:
 
 
 class ScalarReader:
-    """Reader side: caches what it has read and reads only new data. Thread-safe."""
+    """Reader side: caches the scalars read so far and reads only new ones. Thread-safe."""
 
     def __init__(self, database: Database) -> None:
         self.damage: list[str] = []
@@ -124,7 +124,7 @@ class ScalarReader:
         edge = count // SCALAR_BLOCK * SCALAR_BLOCK
         known = len(self._rows)
         if known < edge:
-            known = known // SCALAR_BLOCK * SCALAR_BLOCK  # its block is complete by now
+            known = known // SCALAR_BLOCK * SCALAR_BLOCK  # the block is complete by now
             self._refuse_many_missing(known, edge)
         keys = dict(self._keys(known, edge, count))
         values = self._values(list(keys))
@@ -132,7 +132,7 @@ class ScalarReader:
         self._rows = np.concatenate([self._rows[:known], *parts])
 
     def _refuse_many_missing(self, known: int, edge: int) -> None:
-        """Rejects a count far above the number of existing scalars: memory is allocated for all."""
+        """Rejects a count far above the number of existing scalars before memory is allocated."""
         wanted = (edge - known) // SCALAR_BLOCK
         if wanted <= _MANY_BLOCKS:
             return
@@ -154,7 +154,7 @@ class ScalarReader:
         found = self._db.keys(scalar_piece_key(at), scalar_piece_key(count)) if at < count else []
         starts = [int(key[-DIGITS:]) for key in found]
         if at < count and (not starts or starts[0] > at):
-            starts.insert(0, at)  # its key is missing
+            starts.insert(0, at)  # the key of the first piece is missing
         for first, last in pairwise([*starts, count]):
             yield scalar_piece_key(first), last - first
 
@@ -174,10 +174,10 @@ class ScalarReader:
             rows = unpacked(value, name) if value else np.empty(0, ROW)
             if len(rows) == count:
                 return rows
-            reason = f"holds {len(rows)} instead of {count}" if value else reason
+            reason = f"contains {len(rows)} instead of {count}" if value else reason
         except (zlib.error, ValueError):
             reason = "is damaged"
-        loss = f"{count} logged numbers (losses, KPIs) are left out: key {key!r} {reason}"
+        loss = f"{count} logged numbers (losses, KPIs) are missing: key {key!r} {reason}"
         self.damage.append(loss)
         _log.warning("comgra: %s", loss)
         lost = np.zeros(count, ROW)
@@ -186,7 +186,7 @@ class ScalarReader:
 
 
 def packed(rows: Rows, key: str | None) -> bytes:
-    """Returns rows as stored bytes for a key; None: format version 2."""
+    """Returns rows as bytes to store under a key; None for format version 2."""
     steps = rows["step"]
     columns = [np.diff(steps, prepend=np.int64(0)), rows["value"], rows["name"], rows["type"]]
     content = zlib.compress(b"".join(_by_significance(column) for column in columns), 1)

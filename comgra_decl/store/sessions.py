@@ -1,8 +1,9 @@
 """Sessions of a resumed run, and which of its records are superseded.
 
-The programs that write a run one after another are its sessions. Each one after the first has an
-entry in `head.sessions` with its writer and the run's size at its start. The step at which it
-continued is known once it has trained a step; a note of type `RESUMED` stores it.
+A session is one of the programs that write a run one after another. Every session but the first has
+an entry in `head.sessions` with its writer and the size of the run when it started. The step from
+which it resumed is known only after its first training step, and is stored in a note of type
+`RESUMED`.
 """
 
 from __future__ import annotations
@@ -51,12 +52,12 @@ def superseded(
     trained: NDArray[np.bool_],
     begins: Sequence[tuple[int, int | None]],
 ) -> NDArray[np.bool_]:
-    """Returns a mask of the lines superseded by later ones: the newest session wins.
+    """Returns a mask of the lines superseded by later lines: the newest session takes precedence.
 
     Args:
-        steps: step of each line, in the order of writing.
+        steps: step of each line, in the order in which the lines were written.
         trained: whether each line belongs to a training step; an evaluation before the first
-            repeated step remains valid unless it was repeated, too.
+            repeated step remains valid unless it was repeated as well.
         begins: first line and first step of each session.
     """
     gone = np.zeros(len(steps), bool)

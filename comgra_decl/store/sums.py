@@ -1,11 +1,11 @@
 """Checksums over each chunk's key and content, which detect swapped chunks.
 
-zstd checks that a chunk is intact, not that it is the requested one: if a data file is replaced
-by another of the same run, reads find chunks of another step of the same length. So the same commit
-stores a CRC-32 of each chunk's name, numbers and content separately: under `sums/row/<record>`,
-`sums/blk/<first record>`, `sums/raw/<record>` and `sums/records/<first record>`, for all arrays of
-that kind. Readers compare a chunk when they read it for the first time. Runs of format version 2
-have no such checksums.
+zstd checks that a chunk is intact, but not that it is the requested chunk: if a data file is
+replaced by another file of the same run, reads may return chunks of equal length from another step.
+Therefore, the same commit separately stores a CRC-32 of each chunk's name, numbers and content,
+under `sums/row/<record>`, `sums/blk/<first record>`, `sums/raw/<record>` and `sums/records/<first
+record>`, for all arrays of that kind. Readers compare each chunk when it is first read.
+Runs of format version 2 have no such checksums.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ Known = Mapping[str, Mapping[int, int]]
 """Array name to chunk number (within its record or block) to checksum."""
 
 _AT_ONCE = 16 << 20  # bytes of chunks read at once for comparison
-_KEPT = 16 << 20  # maximum bytes of cached checksums
+_KEPT = 16 << 20  # maximum total bytes of cached checksums
 _MOST_CHECKED = 200_000  # maximum number of chunks remembered as compared
 _MOST = 64 << 20  # maximum bytes of a key
 
@@ -77,10 +77,10 @@ class SumsReader:
         self._lock = threading.Lock()
 
     def read(self, handle: ts.TensorStore, form: ArrayForm, index: Sequence[int | slice]) -> Data:
-        """Returns an index of an array; compares its chunks on first read.
+        """Returns the part of an array selected by an index; compares its chunks on first read.
 
         Raises:
-            DamagedRunError: A chunk differs from the one written there.
+            DamagedRunError: A chunk differs from the one that was written at this position.
         """
         box = box_of(form, index)
         places = [place for place, _ in _chunks(form, box)]
@@ -99,7 +99,7 @@ class SumsReader:
     def _check(
         self, handle: ts.TensorStore, form: ArrayForm, places: Sequence[tuple[int, ...]]
     ) -> None:
-        """Compares chunks in portions: they may be far larger than the requested part."""
+        """Compares chunks in portions, because they may be far larger than the requested part."""
         size = max(1, int(np.prod(form.chunk)) * handle.dtype.numpy_dtype.itemsize)
         at_once = max(1, _AT_ONCE // size)
         known = self._sums(sorted({key_of(form, place) for place in places}))
@@ -125,7 +125,7 @@ class SumsReader:
             data: data read from the box.
 
         Raises:
-            DamagedRunError: A chunk differs from the one written there.
+            DamagedRunError: A chunk differs from the one that was written at this position.
         """
         parts = list(_chunks(form, box))
         known = self._sums(sorted({key_of(form, place) for place, _ in parts}))
@@ -141,7 +141,7 @@ class SumsReader:
         if expected == _sum(form, place, data):
             return
         chunk = "/".join(map(str, place))
-        why = "has no checksum" if expected is None else "is not the one written there"
+        why = "has no checksum" if expected is None else "is not the one written at this position"
         raise DamagedRunError(f"{self._db.path}: cannot read {form.name!r}: chunk {chunk} {why}")
 
     def _sums(self, keys: Sequence[str]) -> dict[str, Known]:
@@ -178,7 +178,7 @@ def packed(key: str, known: Known) -> bytes:
 
 
 def unpacked(key: str, value: bytes) -> Known:
-    """Decodes bytes from `packed`. Raises ValueError or similar if they are damaged."""
+    """Decodes bytes from `packed`. Raises ValueError or a similar error if they are damaged."""
     content, seal = value[:-4], int.from_bytes(value[-4:], "little")
     if len(value) < 4 or zlib.crc32(content, zlib.crc32(key.encode())) != seal:
         raise ValueError("its checksum does not match")
@@ -199,7 +199,7 @@ def key_of(form: ArrayForm, place: Sequence[int]) -> str:
 
 
 def box_of(form: ArrayForm, index: Sequence[int | slice]) -> Box:
-    """Returns the box that an index selects; missing dims are selected completely."""
+    """Returns the box selected by an index; dims not in the index are selected completely."""
     ends = []
     for axis, extent in enumerate(form.shape):
         chosen = index[axis] if axis < len(index) else slice(None)
@@ -212,7 +212,7 @@ def box_of(form: ArrayForm, index: Sequence[int | slice]) -> Box:
 
 
 def _chunks(form: ArrayForm, box: Box) -> Iterator[tuple[tuple[int, ...], tuple[slice, ...]]]:
-    """Yields the chunks that a box touches and their positions within it."""
+    """Yields the chunks that overlap a box, and their positions within the box."""
     if any(low >= high for low, high in box):
         return
     spans = [
@@ -231,7 +231,7 @@ def _chunks(form: ArrayForm, box: Box) -> Iterator[tuple[tuple[int, ...], tuple[
 
 
 def _aligned(form: ArrayForm, box: Box) -> Box:
-    """Returns the whole chunks that a box touches, clipped to the array."""
+    """Returns the box of whole chunks that overlap a box, clipped to the array."""
     return tuple(
         (low // chunk * chunk, max(low, min(-(-high // chunk) * chunk, extent)))
         for (low, high), chunk, extent in zip(box, form.chunk, form.shape, strict=True)

@@ -1,7 +1,7 @@
 """Numeric facts of records, read from any of their three copies.
 
 The copies are the large chunks of `records`, blocks and rows. A record whose facts are unreadable
-in all copies is lost: it is reported and left out, so that the others remain visible.
+in all copies is lost: it is reported and omitted, so that the other records remain readable.
 """
 
 from __future__ import annotations
@@ -18,13 +18,13 @@ from .layout import RECORDS_ARRAY, RECORDS_CHUNK, SYSTEM_COLUMNS, RecordColumn
 
 Facts = NDArray[np.float64]
 Read = Callable[[str, slice], Facts]
-"""Reads the facts [records, SYSTEM_COLUMNS] of some records from an array."""
+"""Reads the facts of some records from an array, as [records, SYSTEM_COLUMNS]."""
 
 LOST = -1.0
 """Step of a record whose facts are lost."""
 
 _MOST_LOST = 2000
-"""Lost records after which reading stops: checking a whole run would take minutes."""
+"""Number of lost records after which reading stops: checking a whole run would take minutes."""
 
 _NONE = {
     RecordColumn.STEP: LOST,

@@ -1,4 +1,4 @@
-"""Append-only JSON tables of a run, as read so far."""
+"""The append-only JSON tables of a run, as far as they have been read."""
 
 from __future__ import annotations
 

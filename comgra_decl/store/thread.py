@@ -1,4 +1,4 @@
-"""The writer thread: queues raw steps from training, bounded by bytes, and commits them."""
+"""The writer thread, which commits raw steps from a queue that is limited in bytes."""
 
 from __future__ import annotations
 
@@ -33,11 +33,12 @@ class WriterThread:
     Commits the first record immediately and later ones at least `commit_interval` seconds apart. In
     a run older than a minute the interval grows to 0.5 % of its age, up to ten seconds, because
     each commit creates a file. Commits earlier if half of `queue_bytes` is used, and up to three
-    seconds later if that completes a block of records at the current pace, so that they need not be
-    stored as rows as well. Logged numbers are stored with the next commit, after at most five
-    seconds (twenty in a run of hours). While the queue is full, `put` blocks: nothing is dropped
-    silently. A commit that fails because the disk is full is retried for `patience` seconds. Any
-    other error is reported once; all later data is dropped, so that training continues.
+    seconds later if that completes a block of records at the current pace, so that the records are
+    not also stored as rows. Logged numbers are stored with the next commit, after at most five
+    seconds (twenty in runs that last hours). While the queue is full, `put` blocks; no data is
+    dropped silently. A commit that fails because the disk is full is retried for `patience`
+    seconds. Any other error is reported once; all later data is dropped, so that training
+    continues.
     """
 
     def __init__(
@@ -59,10 +60,10 @@ class WriterThread:
             transform: turns raw steps, in order, into batches; called on the thread.
             commit_interval: minimum seconds between commits; 0: commit each record immediately.
             queue_bytes: maximum bytes waiting or being written.
-            on_error: called once with the error that ends tracing, on the thread, unless the thread
-                died without reporting it.
+            on_error: called once with the error that ends tracing; called on the thread, unless the
+                thread died without reporting the error.
             patience: seconds to wait for space on a full disk.
-            flush: needed if `transform` drops or delays steps; called on the thread at the end,
+            flush: needed if `transform` drops or delays steps; called on the thread at the end;
                 returns the remaining batches.
             last: called once on the thread; returns batches for the last commit.
         """
@@ -79,10 +80,10 @@ class WriterThread:
         self._waiting_scalars: deque[ScalarBatch] = deque()
         self._scalars: list[ScalarBatch] = []  # settled, for the next commit
         self._scalars_since = 0.0  # arrival time of the first one waiting
-        self._bytes = 0  # waiting, reduced and in flight
+        self._bytes = 0  # of waiting, reduced and in-flight data
         lock = threading.Lock()
         self._room = threading.Condition(lock)  # wakes callers of `put`
-        self._work = threading.Condition(lock)  # wakes the thread, rarely: waking takes the GIL
+        self._work = threading.Condition(lock)  # wakes the thread; rare: waking takes the GIL
         self._pace = Pace(commit_interval, started=time.monotonic(), in_blocks=flush is None)
         self._closing = False
         self._failed = False
@@ -96,7 +97,7 @@ class WriterThread:
 
     @property
     def thread(self) -> threading.Thread:
-        """The thread; its processor time is part of the recording cost."""
+        """The thread; its CPU time is part of the recording cost."""
         return self._thread
 
     def put(self, raw: RawStep) -> None:
@@ -129,7 +130,7 @@ class WriterThread:
             self._bytes += size
 
     def add_scalars(self, scalars: ScalarBatch) -> None:
-        """Adds output of `transform` itself; runs on the thread, which must not wait for space."""
+        """Adds numbers from `transform`; runs on the thread, which must not wait for space."""
         self._scalars.append(scalars)
         self._release(-scalars.nbytes)
 
@@ -167,10 +168,10 @@ class WriterThread:
             self._on_error(error)
 
     def _report_death(self) -> None:
-        """Fails if the thread has died without reporting an error.
+        """Reports an error if the thread has died without reporting one.
 
-        `_run` reports everything raised below it, but not errors raised around it, for example by
-        a profiler or debugger that traces all threads.
+        `_run` reports every error raised inside it, but not errors raised outside it, for example
+        by a profiler or debugger that traces all threads.
         """
         if not (self._reported_end or self._thread.is_alive()):
             if self._writer is not None:
@@ -178,7 +179,7 @@ class WriterThread:
             self.fail(StoreError("the writer thread has died"))
 
     def _has_room(self, size: int) -> bool:
-        """Waits, holding the lock, until the queue accepts `size` bytes; False if it is closed."""
+        """Waits, holding the lock, until the queue accepts `size` bytes; False if closed."""
         if self._bytes and self._bytes + size > self._limit and not self._ended:
             since = time.monotonic()
             while self._bytes and self._bytes + size > self._limit and not self._ended:
@@ -209,7 +210,7 @@ class WriterThread:
                 writer.usage = self._usage.document()
                 ended = partial(writer.close, error=self._lacks)
                 self._patiently(ended)
-        except BaseException as error:  # noqa: BLE001 - the training must not be affected
+        except BaseException as error:  # noqa: BLE001 - training must not be affected
             try:
                 self.fail(error)
             finally:
@@ -226,7 +227,7 @@ class WriterThread:
     def _gather(self, writer: RunWriter) -> bool:
         """Waits until the next commit is due; returns False if nothing is left to commit.
 
-        Under pressure it reduces steps early, to a fraction of their raw size.
+        When the queue is nearly full, steps are reduced early to a fraction of their raw size.
         """
         while True:
             with self._work:
@@ -239,7 +240,8 @@ class WriterThread:
                     return False
                 due = self._closing or self._pause(writer) <= 0
                 steps = [self._queue.popleft() for _ in range(self._share(writer))]
-                # under pressure steps go first: numbers would cut the commit inside a block
+                # when the queue is nearly full, steps go first: numbers would end the commit within
+                # a block
                 scalars = (
                     list(self._waiting_scalars) if due or (self._pressed and not steps) else []
                 )
@@ -267,7 +269,7 @@ class WriterThread:
         )
 
     def _pause(self, writer: RunWriter) -> float:
-        """Returns the seconds until the next commit is due; 0 or less: due now."""
+        """Returns the seconds until the next commit is due; 0 or less if due now."""
         return self._pace.pause(time.monotonic(), self._backlog(writer))
 
     def _share(self, writer: RunWriter) -> int:
@@ -289,7 +291,7 @@ class WriterThread:
         self._release(raw - sum(batch.nbytes for batch in batches))
 
     def _end(self) -> None:
-        """Collects delayed and final batches, once."""
+        """Collects the delayed and final batches; does nothing when called again."""
         flush, self._flush = self._flush, None
         last, self._last = self._last, None
         held_back = flush() if flush is not None else []
@@ -322,7 +324,8 @@ class WriterThread:
     def _patiently(self, action: Callable[[], Done]) -> Done:
         """Retries an action that fails on a full disk; warns once.
 
-        Patience starts after the first attempt, which an unreachable store may delay much longer.
+        `patience` is counted from the end of the first attempt, which an unreachable store can
+        delay much longer.
         """
         give_up = math.inf
         pause = _FIRST_PAUSE

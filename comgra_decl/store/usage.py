@@ -1,4 +1,4 @@
-"""Measures the cost of writing a run: processor time, and time that the training waited."""
+"""Measures the cost of writing a run: CPU time, and the time that training waited."""
 
 from __future__ import annotations
 
@@ -12,26 +12,26 @@ _TASKS = Path("/proc/self/task")
 
 
 class Usage:
-    """Accumulates the writer's cost. Used on the writer thread, except `waited`."""
+    """Accumulates the writer's cost. Must be used on the writer thread, except for `waited`."""
 
     def __init__(self) -> None:
-        self.waited = 0.0  # seconds that the training waited for space in the queue
+        self.waited = 0.0  # seconds that training waited for space in the queue
         self._started = time.monotonic()
-        self._pool = 0.0  # processor seconds of TensorStore's threads, including those that ended
+        self._pool = 0.0  # CPU seconds of TensorStore's threads, including threads that have ended
         self._seen = _pool_seconds()
         self._own = 0.0
 
     def start(self) -> None:
-        """Starts counting the processor time of the calling thread, the writer's."""
+        """Starts counting the CPU time of the calling thread, which must be the writer thread."""
         self._own = time.thread_time()
 
     def document(self) -> dict[str, float]:
         """Returns the totals so far, in seconds.
 
-        `cpu`: processor time of the writer thread and of TensorStore's threads, which work for it
-        unless the program uses TensorStore itself; `wall`: time since the start; `share`: cpu /
-        wall, 1 being a whole core; `waited`: time that the training waited. On systems without
-        per-thread times (not Linux), `cpu` covers the writer thread only.
+        `cpu`: CPU time of the writer thread and of TensorStore's threads (including the program's
+        own use of TensorStore, if any); `wall`: time since the start; `share`: cpu / wall, where 1
+        is a whole core; `waited`: time that training waited. On systems without per-thread times
+        (not Linux), `cpu` covers the writer thread only.
         """
         now = _pool_seconds()
         self._pool += sum(max(0.0, spent - self._seen.get(t, 0.0)) for t, spent in now.items())
@@ -43,7 +43,7 @@ class Usage:
 
 
 def _pool_seconds() -> dict[str, float]:
-    """Returns the processor seconds of TensorStore's live threads, by thread."""
+    """Returns the CPU seconds of TensorStore's live threads, by thread."""
     spent = {}
     try:
         for task in _TASKS.iterdir():

@@ -38,7 +38,7 @@ class ValuePiece:
 
 
 class ValueTable:
-    """Assigns arrays and lanes to slots, and groups a commit's values into few writes."""
+    """Assigns arrays and lanes to slots, and groups the values of a commit into few writes."""
 
     def __init__(self, arrays: Log, lanes: Log) -> None:
         self._arrays_log = arrays
@@ -55,7 +55,7 @@ class ValueTable:
         }
 
     def pieces(self, values: Sequence[dict[int, NDArray[Any]]]) -> Iterator[ValuePiece]:
-        """Yields the writes of a commit; `values[i]` maps slots to values of its i-th record."""
+        """Yields the writes of a commit; `values[i]` maps slots to values of its record `i`."""
         grouped: dict[str, list[tuple[int, int, NDArray[Any]]]] = {}
         for offset, by_slot in enumerate(values):
             for slot, value in by_slot.items():
@@ -66,7 +66,7 @@ class ValueTable:
             yield from _stacked(self._arrays[name], entries)
 
     def index(self, values: Sequence[dict[int, NDArray[Any]]]) -> list[list[Any]]:
-        """Returns which values each record has, as runs of [offset, {array: [slots]}]."""
+        """Returns which values each record contains, as runs of [offset, {array: [slots]}]."""
         present: list[dict[str, list[int]]] = []
         for by_slot in values:
             record: dict[str, list[int]] = {}

@@ -1,9 +1,9 @@
-"""Verifies a run: reads everything below `head` and explains damage.
+"""Verifies a run: reads everything below `head` and describes any damage.
 
 Reads and decodes every chunk and key. Their checksums (zstd's, zlib's) detect flipped bits, and
-TensorStore detects truncated files; a deleted file reads as empty bytes, which are never a valid
-chunk. If anything is damaged, searches for the newest intact version of the database: data is
-written once, so a version before the damage holds everything committed until then.
+TensorStore detects truncated files; a deleted file reads as empty bytes, which are not a valid
+chunk. If anything is damaged, verification searches for the newest intact version of the database:
+data is written once, so a version before the damage holds everything committed until then.
 """
 
 from __future__ import annotations
@@ -41,14 +41,14 @@ _QUOTED = "cannot read "
 
 _TABLES = {
     "notes": "notes",
-    "lanes": "kept values: their locations are lost",
+    "lanes": "recorded values: their locations are lost",
     "record": "an entire record, since its facts are lost",
     "records": "entire records, since their facts are lost",
 }
 """Tables that are not essential for reading a run, and their contents."""
 
 _MOST_LISTED = 200
-"""Maximum damages listed individually; a run that lost a folder would have a million."""
+"""Maximum number of damages listed individually; a run that lost a folder could have a million."""
 
 
 @dataclass(frozen=True)
@@ -61,7 +61,7 @@ class Damage:
         reason: error message of the read.
         records: first and last affected record; None if not about records.
         steps: their steps.
-        heals: whether a block holds the data as well, which compaction keeps.
+        heals: whether the data is also in a block, which compaction retains.
     """
 
     where: str
@@ -81,10 +81,10 @@ class Verdict:
         state: state of the run; None if unknown.
         records: number of records according to `head`.
         checked: number of chunks and keys read.
-        damages: unreadable parts; at most a few hundred.
-        more: whether there were more damages.
+        damages: unreadable parts, limited to a few hundred.
+        more: whether further damages were found.
         version: database version that was checked, counted from 1.
-        whole_version: newest version without damage; None if there is none.
+        whole_version: newest version without damage; None if every version is damaged.
         whole_records: number of records in it.
         whole_step: its last training step.
     """
@@ -168,7 +168,7 @@ class _Check:
 
     def damages(self) -> Iterator[Damage]:
         """Yields unreadable parts."""
-        # no cache, so that data comes from disk
+        # no cache, so that all data is read from disk
         context = new_context(cache_bytes=0, copy_threads=2)
         try:
             reader = Reader(self._verdict.path, version=self._version, context=context)
@@ -286,12 +286,12 @@ def _scalars(database: Database, count: int, count_read: Callable[[int], None]) 
             yield Damage(key, "logged numbers (losses, KPIs)", _reason(error))
             return
     if found != count:
-        reason = f"the head counts {count}, but there are {found}"
+        reason = f"the head counts {count}, but {found} exist"
         yield Damage("scalars", "logged numbers (losses, KPIs)", reason)
 
 
 def _key_in(error: DamagedRunError) -> str:
-    """Returns the key named in an error message; every message names one."""
+    """Returns the key named in an error message; every message contains a key."""
     parts = str(error).split("'")
     return parts[1] if len(parts) > 2 else "head"
 
@@ -323,7 +323,7 @@ def _find_whole(verdict: Verdict, progress: Progress) -> None:
 
 
 def _before_all(path: Location, version: int) -> bool:
-    """Whether a version has no head yet: copies and compactions write it with the last one."""
+    """Whether a version has no head yet: copies and compactions write the head last."""
     try:
         found = Database(path, new_context(cache_bytes=0), version=version).read_bytes(HEAD_KEY)
     except DamagedRunError:
@@ -332,7 +332,7 @@ def _before_all(path: Location, version: int) -> bool:
 
 
 def _whole(path: Location, version: int) -> Reader | None:
-    """Opens a version if it is completely readable; None otherwise."""
+    """Opens a version if it is completely readable; returns None otherwise."""
     check = _Check(Verdict(path), _silent, version=version)
     return check.reader if _is_empty(check.damages()) else None
 

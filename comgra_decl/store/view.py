@@ -1,4 +1,4 @@
-"""A consistent view of a run: all reads stay below the view's `head.n`."""
+"""A consistent view of a run: all reads are limited to records below the view's `head.n`."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ class View:
         self._scalar_count = int(head.get("scalars", 0))  # older runs have none
         self._scalars = scalars
         self.sums = sums
-        """Compares chunks with their checksums; None in format version 2."""
+        """Compares chunks with their checksums; None for format version 2."""
         self._head_sessions = head.get("sessions", [])
         self._documents: Mapping[str, int] = head["documents"]
         self._handles: dict[str, ts.TensorStore] = {}
@@ -98,7 +98,7 @@ class View:
 
     @property
     def damage(self) -> list[str]:
-        """Parts left out because of damage, as far as read; empty if none."""
+        """Damaged parts encountered so far, which are left out; empty if there are none."""
         return [*self._tables.damage, *self._scalars.damage]
 
     @cached_property
@@ -108,7 +108,7 @@ class View:
 
     @cached_property
     def superseded(self) -> NDArray[np.bool_]:
-        """Mask [n] of the records that do not count.
+        """Mask [n] of the records to ignore.
 
         A later session repeated their steps, or damage destroyed their facts.
         """
@@ -122,7 +122,7 @@ class View:
 
     @cached_property
     def superseded_scalars(self) -> NDArray[np.bool_]:
-        """Mask of the scalars that do not count: superseded by a later session, or damaged."""
+        """Mask of the scalars to ignore: superseded by a later session, or damaged."""
         steps: NDArray[np.float64] = self.scalars["step"].astype(np.float64)
         trained = np.ones(len(steps), bool)
         again = superseded(steps, trained, [(s.scalar, s.step) for s in self.sessions])
@@ -146,7 +146,7 @@ class View:
     def shape(self, slot: int, code: float) -> tuple[int, ...] | None:
         """Returns the shape of a slot in a record, given its value in the column "shape".
 
-        None if the record lacks the slot, or if the shape is unknown.
+        None if the slot is not in the record, or if the shape is unknown.
         """
         if code == 0:
             return self.slots[slot].shape
@@ -154,7 +154,7 @@ class View:
         return self.shapes[int(code) - 1] if known else None
 
     def load_records(self) -> NDArray[np.float64]:
-        """Reads facts of records that the tables do not hold yet; returns all facts."""
+        """Reads the facts of records that are not yet in the tables; returns all facts."""
         known = self._tables.records
         columns = slice(0, SYSTEM_COLUMNS)
         reader = FactsReader(lambda name, where: self._read(name, where, columns), self._block)
@@ -177,7 +177,8 @@ class View:
         are NaN.
 
         Raises:
-            DamagedRunError: Everything is damaged, or part of the histogram counts (no NaN).
+            DamagedRunError: Everything is damaged, or part of the histogram counts is (counts
+                cannot be NaN).
         """
         self._refuse_lost(record)
         form = "blk" if self.records[record, RecordColumn.FORM] else "row"
@@ -196,15 +197,16 @@ class View:
             return found
 
     def lost(self, family: str, slot: int) -> NDArray[np.bool_] | None:
-        """Returns a mask [n] of a slot's damaged records; None if none are.
+        """Returns a mask [n] of a slot's damaged records; None if there are none.
 
-        Covers what `series`, `heat` and `rows` have read so far; they return fill values there.
+        Covers the data read so far by `series`, `heat` and `rows`, which return fill values for
+        damaged records.
         """
         lost = self._salvage.lost(family, slice(0, self.n), slot)
         return None if lost is None else np.logical_or.reduce(lost.reshape(self.n, -1), 1)
 
     def lost_in(self, family: str, *index: int | slice) -> NDArray[np.bool_] | None:
-        """Returns a mask of the damaged entries of (records, slots, ...); None if none are."""
+        """Returns a mask of the damaged entries [records, slots, ...]; None if there are none."""
         return self._salvage.lost(family, *index)
 
     def has_column(self, record: int, slot: int) -> bool:
@@ -257,7 +259,7 @@ class View:
         """Yields (array name, records, width) of spans that can each be read in one piece.
 
         Complete blocks come from the block array, later records from the row array. A block is as
-        wide as its last record, whose commit wrote it.
+        wide as its last record, whose commit wrote the block.
         """
         block = self._block
         edge = self.n // block * block
@@ -288,9 +290,9 @@ class View:
     def value(
         self, record: int, slot: int, sample: int | None = None, part: Part = ...
     ) -> NDArray[Any] | None:
-        """Returns a slot's raw value [samples, *dims], that of one sample [*dims], or part of it.
+        """Returns a slot's raw value [samples, *dims], or one sample's [*dims], or part of it.
 
-        None if there is no value, or no such sample.
+        None if there is no value or the sample does not exist.
         """
         stored = self._fact("values", record) or {}
         for name, slots in stored.items():
@@ -310,7 +312,7 @@ class View:
         return lane
 
     def value_slots(self, record: int) -> list[int]:
-        """Returns the slots whose raw values a record holds."""
+        """Returns the slots whose raw values are in a record."""
         stored = self._fact("values", record) or {}
         return sorted(slot for slots in stored.values() for slot in slots)
 
@@ -351,7 +353,7 @@ class View:
             raise DamagedRunError(f"{self._db.path}: key {key!r} is invalid at {error}.") from error
 
     def _fact(self, name: str, record: int) -> Any:
-        """Returns a run-length encoded fact; the last one holds until the facts change."""
+        """Returns a run-length encoded fact, which is valid until the facts change."""
         self._refuse_lost(record)
         first = int(self.records[record, RecordColumn.FACTS])
         found = None

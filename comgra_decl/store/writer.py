@@ -1,4 +1,4 @@
-"""Writes a run: every commit is one atomic transaction that ends with `head`."""
+"""Writes a run: every commit is one atomic transaction that finally writes `head`."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from .remote import Objects
 
 _FULL = (errno.ENOSPC, errno.EDQUOT)
 
-_NODE_CACHE = 16 << 20  # caches index nodes, so that commits need not reread them
+_NODE_CACHE = 16 << 20  # bytes of cached index nodes, which commits would otherwise reread
 
 
 class RunWriter:
@@ -47,7 +47,7 @@ class RunWriter:
 
     @classmethod
     def create(cls, path: Where, meta: RunMeta) -> RunWriter:
-        """Creates the run at `path`, which may exist but must not hold a run.
+        """Creates the run at `path`, which may exist but must not contain a run.
 
         Raises:
             StoreError: A run exists, or the folder is not writable.
@@ -68,7 +68,7 @@ class RunWriter:
         try:
             writer._create()
         except TransientStoreError:
-            writer._take_back()  # leave no empty run behind, whether or not it is retried
+            writer._take_back()  # leave no empty run behind, whether or not the creation is retried
             raise
         return writer
 
@@ -81,7 +81,7 @@ class RunWriter:
             meta: metadata of the resuming program.
 
         Raises:
-            StoreError: Another writer was faster, or the folder is not writable.
+            StoreError: Another writer has resumed the run first, or the folder is not writable.
         """
         database = Database(reader.path, new_context(cache_bytes=_NODE_CACHE))
         database.bound = reader.meta.bound
@@ -152,14 +152,14 @@ class RunWriter:
             commit = Commit(self._db)
             if commit.read(RUN_KEY) is not None:
                 raise StoreError(
-                    f"{self._db.path} already holds a run; runs are never overwritten. "
+                    f"{self._db.path} already contains a run; runs are never overwritten. "
                     "Choose another run.name or run.root."
                 )
             commit.put_json(RUN_KEY, self._meta.to_json())
             self._finish(commit, _first_head(self._meta))
 
     def _take_back(self) -> None:
-        """Removes the remains of a failed creation, unless it succeeded after all."""
+        """Removes the remains of a failed creation, unless the creation succeeded after all."""
         place = self._db.place
         with suppress(OSError):
             if isinstance(place, Path) and self._db.read_bytes(RUN_KEY) is None:
@@ -180,7 +180,7 @@ class RunWriter:
         head["time"] = time.time()
         head["usage"] = self.usage
         if self._db.bound:
-            # lets a reader recognize an old head in an old data file
+            # allows a reader to recognize an old head in an old data file
             head["generation"] = self._generation + 1
         encoded = self._db.encode(HEAD_KEY, head)
         commit.put(HEAD_KEY, encoded)

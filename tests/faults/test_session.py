@@ -143,7 +143,7 @@ def test_a_run_whose_folder_is_removed_meanwhile(
         found, path = traced(tmp_path, remove)
     same(plain, found)
     (said,) = stopped(caplog)
-    assert "is gone: removed, moved or unmounted" in said
+    assert "was removed, moved or unmounted" in said
     assert "another writer" not in said
     assert "kept in" not in said
     assert str(path) in said

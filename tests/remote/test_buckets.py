@@ -58,7 +58,7 @@ def test_what_is_written_is_read_bit_for_bit_while_it_grows(root: Remote) -> Non
 
 def test_one_run_has_one_writer(root: Remote) -> None:
     truth = write(root, close=False)
-    with pytest.raises(StoreError, match="already holds a run"):
+    with pytest.raises(StoreError, match="already contains a run"):
         RunWriter.create(root, meta_of())
     with pytest.raises(StoreError, match="still being written, by process"):
         append_to(root, meta_of())

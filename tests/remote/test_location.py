@@ -35,7 +35,7 @@ def test_a_place_is_what_it_is_called(said: str | Path | Remote, meant: object) 
 @pytest.mark.parametrize("said", ["http://host/runs", "s3://", "file:///runs", "s3:///runs"])
 def test_other_urls_are_refused_with_what_would_be_right(said: str) -> None:
     with pytest.raises(
-        StoreError, match=r"not a location for runs; choose a folder, s3://BUCKET/PREFIX"
+        StoreError, match=r"not a valid location for runs; choose a folder, s3://BUCKET/PREFIX"
     ):
         location(said)
 

@@ -60,7 +60,7 @@ def test_a_run_is_never_overwritten(tmp_path: Path) -> None:
     batch = truth.batch(1, [0])
     writer.commit([batch])
     truth.keep([batch])
-    with pytest.raises(StoreError, match=r"already holds a run.*run\.name"):
+    with pytest.raises(StoreError, match=r"already contains a run.*run\.name"):
         RunWriter.create(tmp_path / "run", meta_of())
     truth.check(Reader(tmp_path / "run").view)
 
@@ -183,7 +183,7 @@ def test_a_folder_removed_while_it_is_written_is_told(tmp_path: Path) -> None:
         thread = threading.Thread(target=remove)
         thread.start()
         try:
-            with pytest.raises(StoreError, match="is gone: removed, moved or unmounted"):
+            with pytest.raises(StoreError, match="was removed, moved or unmounted"):
                 _write_on(run, truth)
         finally:
             ended.set()

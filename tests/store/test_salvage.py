@@ -92,7 +92,7 @@ def test_what_is_nowhere_else_is_missing_and_said(
     view = Reader(run).view
     whole_but(view, truth, family, slice(256, 512))
     (loss,) = view.damage
-    assert f"of steps {256 * 3} to {511 * 3} are left out" in loss
+    assert f"of steps {256 * 3} to {511 * 3} are missing" in loss
     assert f"'{family}/blk' is damaged" in loss
     assert [record.getMessage() for record in caplog.records] == [f"comgra: {loss}"]
 
@@ -109,7 +109,7 @@ def test_a_damaged_record_of_the_open_block_is_the_only_one_missing(
     damage(run, *[key for key in chunks(run, "agg/row") if key.split("/")[3] == "520"])
     view = Reader(run).view
     whole_but(view, truth, "agg", slice(520, 521))
-    assert "of step 1560 are left out" in view.damage[0]
+    assert "of step 1560 are missing" in view.damage[0]
     with pytest.raises(DamagedRunError, match="agg/row"):
         view.row("agg", 520)
 
@@ -130,7 +130,7 @@ def test_a_record_of_many_tensors_is_shown_without_those_that_are_damaged(tmp_pa
     for refused in (("agg", 1, 256), ("hist", 1), ("hist", 1, 299)):
         with pytest.raises(DamagedRunError, match=f"{refused[0]}/row"):
             view.row(*refused)
-    assert view.damage[0] == "statistics of step 3 are left out: 'agg/row' is damaged"
+    assert view.damage[0] == "statistics of step 3 are missing: 'agg/row' is damaged"
     assert same(view.row("hist", 1, 255), truth._dense("hist", view, 3)[1, 255])
 
 

@@ -76,7 +76,7 @@ def test_a_chunk_of_another_record_is_not_read_as_this_ones(run: Path, family: s
     verdict = verify(run)
     (damage,) = verdict.damages
     assert damage.records == (OTHER, OTHER) or damage.where == "record"  # if its facts are lost
-    assert "is not the one written there" in damage.reason
+    assert "is not the one written at this position" in damage.reason
     view = Reader(run).view
     if family in ("agg", "smp"):
         heat = view.heat(family)

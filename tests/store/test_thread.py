@@ -196,7 +196,7 @@ def test_a_run_that_cannot_be_created_is_told(tmp_path: Path) -> None:
         thread.put(raw(step))
     thread.close(PATIENCE)
     assert len(errors) == 1
-    assert "already holds a run" in str(errors[0])
+    assert "already contains a run" in str(errors[0])
 
 
 def test_a_thread_that_dies_without_a_word_holds_up_nobody_and_is_told_once(

@@ -5,7 +5,7 @@ component checks them against what it shows before any callback runs.
 
 The browser keeps at most one message in flight. It waits for `ready` before the first one, since
 messages sent before Panel has loaded the page are lost, and for a change of `ack` before the
-next. Of several clicks in the meantime it sends only the newest.
+next. Of several clicks in the meantime, only the newest is sent.
 """
 
 from __future__ import annotations
@@ -72,7 +72,7 @@ class Component(MessagingComponent):
                     setattr(self, name, value)
 
     def check(self, message: Message) -> bool:
-        """Returns whether a message is valid for what is shown; each component implements it."""
+        """Returns whether a message is valid for the displayed content; components implement it."""
         raise NotImplementedError
 
     def accept(self, message: Message) -> None:

@@ -186,7 +186,7 @@ class Graph {
     this.minimap.place();
   }
 
-  // Every zoom step lays out all labels again, three quarters of its cost, so large graphs hide
+  // Laying out all labels takes three quarters of the time of a zoom step, so large graphs hide
   // them.
   #hideLabels() {
     this.svg.classList.add("zooming");

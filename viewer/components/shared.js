@@ -69,7 +69,7 @@ painting.port1.onmessage = () => {
   }
 };
 
-// The figures on the page; searched only when the models have changed, since there are hundreds of
+// The figures on the page; searched only after the models have changed, since there are hundreds of
 // views.
 const known = { models: 0, views: [] };
 function figures() {

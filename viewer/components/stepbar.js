@@ -238,7 +238,7 @@ class StepBar {
     track.addEventListener("pointerleave", () => { this.bubble.hidden = true; });
     track.addEventListener("keydown", (event) => this.#key(event));
     onPageKey(this.root, (event) => {
-      // with Shift, keyboards send "<" and ">", or ";" and ":", or the same as without
+      // with Shift, keyboards send "<" and ">", or ";" and ":", or unchanged keys
       const by = { ",": -1, ".": 1, "<": -1, ">": 1, ";": -1, ":": 1 }[event.key];
       if (by) this.#go(this.index + by * (event.shiftKey || !",.".includes(event.key) ? 10 : 1));
     });

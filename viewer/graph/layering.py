@@ -1,8 +1,9 @@
 """Columns and rows for a directed graph of small integers.
 
 The method is the classical layered one (Sugiyama, Tagawa and Toda 1981): break cycles, give every
-vertex a column, then sort the columns by the mean place of their neighbours. Vertices are numbered
-by first execution; that number settles every tie, so the same graph gives the same drawing.
+vertex a column, then sort each column by the mean position of the vertices' neighbours. Vertices
+are numbered by first execution; that number settles every tie, so the same graph gives the same
+drawing.
 """
 
 from __future__ import annotations
@@ -12,7 +13,7 @@ from dataclasses import dataclass
 
 Edge = tuple[int, int]
 
-#: Half go right, half left; more sweeps changed nothing on recorded and random graphs.
+#: Half of the sweeps go right, half left; more did not change recorded or random graphs.
 _SWEEPS = 6
 
 
@@ -34,7 +35,7 @@ class Digraph:
 def acyclic(size: int, edges: Sequence[Edge]) -> Digraph:
     """Returns the graph without the edges that close a cycle against the order of execution.
 
-    An edge is left out only if it lies on a cycle and its sink did not first run after its source.
+    An edge is omitted only if it lies on a cycle and its sink did not first run after its source.
     """
     before, after = _neighbours(size, edges)
     ranked = _topological(before, after)
@@ -88,7 +89,7 @@ def sorted_columns(graph: Digraph, column: Sequence[int]) -> list[list[int]]:
 
 
 def _sweep(grid: list[list[int]], near: list[list[int]], place: list[float]) -> None:
-    """Sorts each column by the mean place of the neighbours on one side."""
+    """Sorts each column by the mean position of the neighbours on one side."""
     at = place.__getitem__
     for rows in grid:
         want = [

@@ -1,4 +1,4 @@
-"""Facts about a run besides its records: spec, capture report, config, environment."""
+"""Facts about a run other than its records: spec, capture report, config, environment."""
 
 from __future__ import annotations
 

@@ -27,7 +27,7 @@ _UNREADABLE = ("damaged", "unreadable")
 class RunEntry:
     """One run in the run selector. `name` is its path below the root.
 
-    Holds nothing that changes with each record, so that the list stays stable.
+    Contains no data that changes with each record, so that the list remains stable.
     """
 
     name: str
@@ -84,7 +84,7 @@ class Catalogue:
         return self._paths.get(without_rank(name))
 
     def default(self) -> str:
-        """Returns the name of the newest readable run with records, or else of the first run.
+        """Returns the name of the newest readable run with records, otherwise of the first run.
 
         "" if there is no run.
         """

@@ -32,8 +32,8 @@ def columns(
 def strongest(numbers: Floats, steps: Steps, x0: float, x1: float, count: int) -> Floats:
     """Returns each column's number of largest magnitude, [lines, count].
 
-    A single outlier among many steps stays visible. A column without a record repeats the one
-    before it.
+    A single outlier among many steps stays visible. A column without a record repeats the previous
+    column.
 
     Args:
         numbers: Recorded numbers [lines, k]; NaN where missing.

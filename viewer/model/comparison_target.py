@@ -35,8 +35,8 @@ def other_of(
         view: Displayed run.
         at: Current selection.
         run: Name of the other run; "" or an unknown name: the displayed run.
-        step: Step to compare with; rounded to the nearest recorded one. None: that of `at`, or the
-            first step if a run is compared with itself.
+        step: Step to compare with; rounded to the nearest recorded one. None: the step of `at`, or
+            the first step if a run is compared with itself.
     """
     known = catalogue.entry(run) is not None
     try:

@@ -13,7 +13,7 @@ from comgra_decl.viewer.model.selection import Selection
 from comgra_decl.viewer.model.series import Window
 
 ROWS, COLUMNS = 64, 320
-"""Maximum rows and columns, about what fits a small figure; every cell is sent and painted."""
+"""Maximum rows and columns, chosen for a small figure, since every cell is sent and painted."""
 _TAIL = 0.01  # share of a record's values outside its range, per side
 _ODD = 0.05  # share of records that may exceed the range, per side
 
@@ -74,7 +74,7 @@ def picture(
 
 
 def robust_range(shares: Floats, ranges: Floats) -> tuple[float, float]:
-    """Returns a value range that holds nearly all values of nearly all records.
+    """Returns a value range that contains nearly all values of nearly all records.
 
     `shares` [k, bins] are cumulative shares. Uses outer quantiles of each record, then over
     records, so that neither one outlier nor one collapsed record decides.

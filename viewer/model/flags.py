@@ -1,4 +1,4 @@
-"""Flags above the step bar for steps worth a look."""
+"""Flags above the step bar that mark notable steps."""
 
 from __future__ import annotations
 

@@ -10,11 +10,11 @@ STATISTIC_HELP = {
     "max": "largest value",
     "abs_max": "largest absolute value",
     "l2": "Euclidean norm of the values",
-    "zero_fraction": "share of the values that are exactly 0",
+    "zero_fraction": "fraction of the values that are exactly 0",
     "nonfinite": "number of values that are NaN or infinite",
     "rms": "root of the mean of the squared values",
     "snr": "absolute mean of the values divided by their standard deviation",
-    "negative_fraction": "share of the values that are below 0",
+    "negative_fraction": "fraction of the values that are below 0",
     "kurtosis": "fourth moment of the values over the squared variance (normal numbers: 3)",
     **{
         f"q{q}": f"{q} % quantile of the values" for q in ("01", "05", "25", "50", "75", "95", "99")

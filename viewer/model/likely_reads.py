@@ -22,7 +22,7 @@ _SAMPLES = 8
 """Maximum number of recorded samples to prefetch."""
 
 _QUICK = 2_000_000
-"""Maximum numbers per read: some hundredths of a second, during which requests wait."""
+"""Maximum count of numbers per read, which blocks requests for some hundredths of a second."""
 
 
 def next_to(view: RunView, at: Selection, before: Selection, colour: str) -> Iterator[Work]:
@@ -34,7 +34,7 @@ def next_to(view: RunView, at: Selection, before: Selection, colour: str) -> Ite
 
 
 def near_steps(view: RunView, at: Selection, before: int | None) -> Iterator[Work]:
-    """Yields reads for the tensor two records ahead in the walking direction and one back."""
+    """Yields reads for the tensor two records ahead in the direction of navigation and one back."""
     steps = view.steps(at.type)
     if at.step is None or not len(steps):
         return

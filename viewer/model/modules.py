@@ -1,4 +1,4 @@
-"""The module tree: what each module holds, and how much of it is trained."""
+"""The module tree: the contents of each module, and how much of the module is trained."""
 
 from __future__ import annotations
 
@@ -29,9 +29,9 @@ class Parameter:
 class Module:
     """A line of the tree; counts include submodules and count tied parameters once.
 
-    `node` is None if nothing was recorded for the module. `share` is its part of the squared norm
-    of all changes of the model; `ratio` is the norm of its change over the norm of its weights.
-    Both are None if the record lacks them.
+    `node` is None if nothing was recorded for the module. `share` is the module's fraction of the
+    squared norm of all changes to the model; `ratio` is the norm of its change divided by the norm
+    of its weights. Both are None if the record lacks them.
     """
 
     key: Key

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 
 MISSING = "\u2013"
-"""Text for missing values; never 0."""
+"""Text for missing values, which are never shown as 0."""
 
 _MINUS = "\u2212"
 

@@ -20,7 +20,8 @@ _LONGEST = 30  # maximum characters of a label
 class Overview:
     """Heat map [lines, columns]; line 0 is the first tensor.
 
-    A column shows its recorded number of largest magnitude; without one, the previous column's.
+    A column shows its recorded number of largest magnitude, or the previous column's if it has
+    none.
 
     `places` are positions on `scale` from 0 to 1 (about 0.5 for 0 on a diverging scale), NaN for
     missing and non-finite values; `values` are the numbers. `broken` is 1 where the tensor held NaN

@@ -14,7 +14,7 @@ from comgra_decl.viewer.model.runview import RunView, Slot, Steps
 from comgra_decl.viewer.model.selection import Selection
 
 POINTS, WIDE = 600, 2000
-"""Maximum number of points, beyond which lines are thinned; the extremes of each stretch stay.
+"""Maximum number of points; longer lines are thinned, keeping the extremes of each stretch.
 
 About two per pixel of a small figure and of a page-wide one. More points than a browser can show
 dominated the time of painting a line.

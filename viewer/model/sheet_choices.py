@@ -73,7 +73,7 @@ def _dim(tensor: Tensor, slicing: Slicing, i: int) -> tuple[Field, ...]:
     options += [Option(COLOUR, "red, green, blue")] if dim.size == 3 else []
     label = f"{dim.name} ({dim.size})"
     chosen = place if isinstance(place, str) else "index"
-    fields = [Field(f"place:{i}", label, chosen, tuple(options), "Place of this dim in the table")]
+    fields = [Field(f"place:{i}", label, chosen, tuple(options), "Position in the table")]
     if not isinstance(place, str):
         fields.append(Field(f"index:{i}", f"index of {dim.name}", str(place), (),
                             f"0 to {dim.size - 1}", "number", 0, dim.size - 1))  # fmt: skip

@@ -37,7 +37,7 @@ STATE_HELP = {
     "live": "training is running and writes to this run",
     "waiting": "training has started; nothing is recorded yet",
     "finished": "training ended normally",
-    "stopped": "the writing process is gone and did not close the run",
+    "stopped": "the writing process ended without closing the run",
 }
 
 

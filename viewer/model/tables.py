@@ -1,6 +1,6 @@
 """CSV files of the panes' data: every record at full precision, nothing thinned or scaled.
 
-Empty cells were not recorded; `nan` and `inf` were.
+An empty cell means that nothing was recorded; `nan` and `inf` are recorded values.
 """
 
 from __future__ import annotations

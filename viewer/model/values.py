@@ -15,7 +15,7 @@ from comgra_decl.viewer.model.runview import RunView, Slot
 from comgra_decl.viewer.model.selection import Selection
 
 PIXELS = 200_000
-"""Maximum number of cells; larger images show an evenly spaced subset and say so."""
+"""Maximum number of cells; larger images show an evenly spaced subset, mentioned in `facts`."""
 
 Floats = NDArray[np.float64]
 

@@ -34,7 +34,7 @@ TENSOR = frozenset({"run", "revision", "type", "node", "role", "iteration"})
 
 @dataclass(frozen=True, slots=True)
 class Shown:
-    """Everything that a pane may read."""
+    """All data that a pane may read."""
 
     view: RunView
     at: Selection
@@ -99,7 +99,7 @@ class Pane(ABC):
         return type(self).__name__.removesuffix("Pane") + " pane"
 
     def refresh(self, shown: Shown) -> None:
-        """Updates the pane; an error replaces this pane only."""
+        """Updates the pane; on an error, only this pane is replaced by a message."""
         self._shown = shown
         try:
             self.update(shown)

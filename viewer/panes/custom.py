@@ -59,7 +59,7 @@ class CustomPane(Pane):
         elif not file.views:
             self._trouble.html = _NONE
         self._trouble.visible = problem is not None or not file.views
-        if problem is None:  # keep the last working views while the user edits the file
+        if problem is None:  # show the last working views while the user edits the file
             self._cards = [_Card(view) for view in file.views]
             self._grid.objects = [card.panel for card in self._cards]
 

@@ -49,8 +49,8 @@ _DIGITS = "Menlo, monospace"
 Short, because each label looks up every font name.
 """
 FEW, _TICKS = 3, 5
-"""Maximum number of ticks of a small and of a large figure. In a small one, drawing the labels
-takes nearly half of the paint time."""
+"""Maximum number of ticks of a small and of a large figure. In a small figure, drawing
+the labels takes nearly half of the paint time."""
 
 
 class Frame:

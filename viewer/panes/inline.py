@@ -12,7 +12,7 @@ from bokeh.core.serialization import BytesRep, NDArrayRep, Serializable, Seriali
 from numpy.typing import ArrayLike, DTypeLike
 
 _LARGE = 1 << 18
-"""Size in bytes above which longer text costs more than extra messages."""
+"""Size in bytes above which inline text is slower than separate messages."""
 
 
 class Inline(np.ndarray[Any, Any], Serializable):

@@ -24,7 +24,7 @@ _EMPTY = (
 )
 
 _FEW = 300
-"""Maximum number of points with markers; more would hide the line."""
+"""Maximum number of points drawn with markers; more markers would hide the line."""
 
 _GRID = """
 :host { display: flex !important; flex-flow: row wrap !important; gap: 10px 20px; }

@@ -1,4 +1,4 @@
-"""The module tree: sizes, frozen and tied parameters, and where training changes the model."""
+"""The module tree: sizes, frozen and tied parameters, and each module's share of changes."""
 
 from __future__ import annotations
 

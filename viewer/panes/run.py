@@ -1,4 +1,4 @@
-"""What the spec declared, what was recorded, and facts about the run."""
+"""The declared spec, the recorded data, and facts about the run."""
 
 from __future__ import annotations
 

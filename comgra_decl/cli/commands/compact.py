@@ -11,7 +11,7 @@ def command(run: RunPath, as_json: AsJson = False) -> None:
     """Reduce the size of a finished run without changing any number.
 
     Removes the duplicates that made records available immediately while the run was live, and old
-    versions of the index. Reads everything before it changes anything; safe to kill at any moment.
+    versions of the index. Reads all data before changing anything; safe to kill at any moment.
     """
     from comgra_decl.cli.printing import bar
     from comgra_decl.store.compaction import compact

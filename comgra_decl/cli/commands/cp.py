@@ -28,7 +28,7 @@ def command(
 ) -> None:
     """Copy a whole run in its current state, even while it is being recorded.
 
-    The copy appears once it is complete. A copy of a live run has the state "stopped", with a
+    The copy appears only when complete. A copy of a live run has the state "stopped", with a
     reason.
     """
     from comgra_decl.cli.printing import bar

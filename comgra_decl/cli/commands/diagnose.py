@@ -33,7 +33,7 @@ _FAILS = {
 _FailOn = Annotated[FailOn, typer.Option(help="Lowest severity that causes exit code 3.")]
 _Spec = Annotated[
     str | None,
-    typer.Option("--rules", help="Rules instead of the run's own: a YAML file, or `default`."),
+    typer.Option("--rules", help="Rules that replace the run's own: a YAML file, or `default`."),
 ]
 _All = Annotated[
     bool, typer.Option("--all", help="Also show findings explained by others, and all advice.")
@@ -61,7 +61,7 @@ def command(
     fail_on: _FailOn = FailOn.error,
     as_json: AsJson = False,
 ) -> None:
-    """Report what is wrong in a run, where it began, and what to do about it.
+    """Report the problems of a run, where they began, and what to do about them.
 
     Exit code 3: an error was found; with `--fail-on warning`, an error or a warning.
     """

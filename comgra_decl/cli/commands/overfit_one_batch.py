@@ -16,16 +16,16 @@ usage: comgra-decl overfit-one-batch [--json] [--for RUN] [--steps N] [--] SCRIP
 Trains a script, unchanged, on a single batch and reports whether its network can fit that batch. If
 it cannot, there is a bug: in the code, the loss, or the optimizer.
 
-Each DataLoader yields its first batch over and over; data drawn from the global random generators
-are drawn identically in each step. What the script prints goes to standard error; files that it
-writes are written as usual. Nothing is recorded.
+Each DataLoader yields its first batch repeatedly; random data from the global generators is
+identical in each step. What the script prints goes to standard error; files that it writes are
+written as usual. Nothing is recorded.
 
   --for RUN   store the verdict with a run of this script; `comgra-decl diagnose` shows it
   --steps N   optimizer steps; default: {STEPS}
   --json      print JSON
 
-Exit codes: 0 it can (the loss fell to a tenth of the first, or less); 3 it cannot; 4 inconclusive,
-with the reason; 2 invalid command line; otherwise the script's own.
+Exit codes: 0 the batch can be fitted (the loss fell to a tenth or less); 3 it cannot; 4
+inconclusive, with the reason; 2 invalid command line; otherwise the script's own.
 """
 
 

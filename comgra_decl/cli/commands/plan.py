@@ -24,7 +24,7 @@ usage: comgra-decl plan [--json] [--spec NAME|FILE] [KEY=VALUE ...] SCRIPT [ARGS
        comgra-decl plan [--json] [--spec NAME|FILE] [KEY=VALUE ...] -m MODULE [ARGS ...]
 
 Runs a training script for at most seven steps, prints what the spec records and what that costs on
-this machine, and ends the script. No run is stored. Files that the script writes until then are
+this machine, and ends the script. No run is stored. Files that the script writes before that are
 written as usual; what it prints goes to standard error.
 
   --json            print JSON
@@ -40,7 +40,7 @@ spec or command line; otherwise the script's own.
 
 
 def passed_on(arguments: Sequence[str]) -> None:
-    """Show what a spec would record of a script, and at what cost, without training."""
+    """Show what a spec would record for a script, and at what cost, without training."""
     rest = [*arguments]
     if rest and rest[0] in ("-h", "--help"):
         sys.stdout.write(USAGE)
@@ -63,7 +63,7 @@ def _taken(rest: list[str], option: str) -> bool:
 
 
 def _plan(call: Call, *, as_json: bool) -> None:
-    """Run the dry run; standard output gets the plan alone, whatever the program prints."""
+    """Run the dry run; standard output receives only the plan, whatever the program prints."""
     from comgra_decl.experiments.dry_run import Rehearsal
 
     out, made = sys.stdout, []

@@ -8,7 +8,7 @@ PANEL = "Look"
 
 
 def command(run: RunPath, as_json: AsJson = False) -> None:
-    """Show what a run has recorded, at which steps, and its state."""
+    """Show the state of a run, what it has recorded, and at which steps."""
     from comgra_decl.cli.describe import describe_run
     from comgra_decl.query import open_run
 

@@ -17,9 +17,9 @@ PANEL = "Keep"
 
 
 def command(run: RunPath, as_json: AsJson = False) -> None:
-    """Read all of a run; report damage, the data lost by it, and what can be rescued.
+    """Read an entire run; report damage, lost data, and what can be rescued.
 
-    Changes nothing; the run may be live. Exit code 3: the run is damaged.
+    The run is not modified and may be live. Exit code 3: the run is damaged.
     """
     from comgra_decl.cli.printing import bar
     from comgra_decl.store.copying import databases

@@ -1,4 +1,4 @@
-"""Joins what is not a statistic across ranks: records, metrics, notes, samples, histograms."""
+"""Joins data other than statistics across ranks: records, metrics, notes, samples, histograms."""
 
 from __future__ import annotations
 
@@ -62,7 +62,7 @@ def join_scalars(views: Sequence[View]) -> tuple[NDArray[np.void], dict[str, lis
     joined = pd.concat([table.assign(rank=rank) for rank, table in enumerate(tables)])
     names: dict[str, list[str]] = {"scalar": [], "scalar_type": []}
     if any((view.scalars["step"] == LOST).any() for view in views):
-        # records were lost: what appears to be the first of a step may have been the second
+        # records were lost: the first remaining record of a step may have been its second
         last = joined.groupby(["name", "type", "step"])["occurrence"].transform("max")
         joined = joined[last == 0]
     if joined.empty:
@@ -122,7 +122,7 @@ def join_kpi(members: Sequence[tuple[View, NDArray[np.int64]]], code: int) -> ND
 
 
 def join_notes(notes: Sequence[list[Note]], ranks: Sequence[int]) -> list[Note]:
-    """Returns the first rank's notes, plus those of other ranks only, prefixed by the rank."""
+    """Returns the first rank's notes, and notes of other ranks only, prefixed by the rank."""
     joined = list(notes[0])
     known = {(note.step, note.text) for note in joined}
     for rank, written in zip(ranks[1:], notes[1:], strict=True):
@@ -153,7 +153,7 @@ def join_reports(
 def join_findings(
     documents: Sequence[dict[str, Any] | None], ranks: Sequence[int]
 ) -> dict[str, Any] | None:
-    """Returns the first rank's findings, plus those of other ranks only, prefixed by the rank.
+    """Returns the first rank's findings, and findings of other ranks only, prefixed by the rank.
 
     During recording, the rules of each rank checked only its own part of the batch.
     """
@@ -237,7 +237,7 @@ def join_extra(parts: Sequence[dict[str, Any]], count: int) -> dict[str, Any]:
 def join_counts(
     tables: Reading, statistics: Reading, joints: NDArray[np.int64]
 ) -> tuple[NDArray[np.int64], Lost]:
-    """Adds histograms [..., slots, bins]; for copies, takes those of the first rank that has any.
+    """Adds histograms [..., slots, bins]; for copies, takes the first rank's that has any.
 
     Args:
         tables: counts [ranks, ..., slots, bins].

@@ -1,6 +1,7 @@
 """Formulas for the joint statistics of several ranks, over plain arrays.
 
-A tensor's relation to those of other ranks is one of three, given by its slot (`how_joined`):
+A tensor is related to the tensors of other ranks in one of three ways, depending on its slot
+(`how_joined`):
 
 - **samples**: each rank has its own samples of the global batch. With n_r samples on rank r, whose
   statistic s has the mean m_r, deviation d_r and absolute maximum a_r over them:
@@ -115,7 +116,7 @@ class Ranks:
 
 
 def _present(read: Read, lost: Callable[[str], Lost]) -> tuple[NDArray[np.bool_], Lost]:
-    """Returns which ranks have a record of a slot, and for which of them this is unknown.
+    """Returns which ranks have a record of a slot, and for which ranks this is unknown.
 
     "nonfinite.mean" and "rows" are numbers in every record that exists.
     """
@@ -268,7 +269,8 @@ def join_histograms(counts: NDArray[np.generic], low: Floats, high: Floats) -> N
     with np.errstate(all="ignore"):
         edges = bottom[..., None] + (top - bottom)[..., None] * (np.arange(bins + 1) / bins)
         place = (edges - low[..., None]) / (high - low)[..., None] * bins
-        # all at one point: counted below every higher edge, or in the first bin if all coincide
+        # all values at one point: counted below every higher edge, or in the first bin if all
+        # coincide
         point = np.where(edges > low[..., None], float(bins), 0.0)
         place = np.where((high > low)[..., None], place, point)
         place = np.clip(np.nan_to_num(place, nan=0.0), 0.0, bins)

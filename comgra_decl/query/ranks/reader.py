@@ -53,7 +53,7 @@ def rank_paths(run: Location) -> Mapping[int, Location]:
 
 
 def _rank_places(run: Remote) -> dict[int, Remote]:
-    """As `rank_paths`, but requests each rank once it is known which ranks exist."""
+    """Like `rank_paths`, but requests each rank only after determining which ranks exist."""
     if not database_exists(run):
         there = [place for place in databases_within(run / RANKS) if is_rank(place.name)]
         return {int(place.name): place for place in sorted(there)}
@@ -71,7 +71,7 @@ def ranks_of(reader: Reader) -> dict[str, Any] | None:
 
 
 def _refuse_strangers(readers: Mapping[int, Reader]) -> None:
-    """Rejects a database in a rank's folder that is not that rank's, or is from another training.
+    """Rejects a database in a rank's folder of another rank or another training.
 
     Raises:
         DamagedRunError: data of two trainings would be joined.
@@ -125,7 +125,7 @@ def open_reader(path: Location, rank: int | None = None) -> Reader | JoinedReade
 
 
 class JoinedReader:
-    """Reads all ranks of a run as `Reader` reads one. Thread-safe."""
+    """Reads all ranks of a run together, with the interface of `Reader`. Thread-safe."""
 
     def __init__(self, path: Location) -> None:
         """Opens the existing ranks; others are added as they appear.
@@ -136,7 +136,7 @@ class JoinedReader:
         self.path = path
         self._lock = threading.Lock()
         self.readers: dict[int, Reader] = {}
-        self._order: dict[SlotKey, int] = {}  # slot numbers never change while this is open
+        self._order: dict[SlotKey, int] = {}  # slot numbers never change while the run is open
         self._view: JoinedView | None = None
         self._look()
         if not self.readers:
