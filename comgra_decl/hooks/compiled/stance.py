@@ -24,9 +24,9 @@ OnCall = Callable[["FrameType", Any], None]
 class EagerStance:
     """Forces compiled code to run eagerly while a step is recorded, then restores the stance.
 
-    Importing this module imports Dynamo. That adds no cost to a program, because its first
-    optimizer imports Dynamo anyway, and it ensures that the stance affects everything the program
-    compiles. The stance is global to the process: if traces are nested, it is restored when none is
+    `force` imports Dynamo. This adds no cost to a program, whose first optimizer
+    imports Dynamo anyway, and it ensures that the stance affects everything the program compiles.
+    The stance is global to the process: if traces are nested, it is restored when none is
     recording.
 
     Args:

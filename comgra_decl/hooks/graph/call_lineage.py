@@ -25,7 +25,7 @@ class Follower:
     def __init__(self, lineage: Lineage, *, cut: Callable[[str, Sources], None]) -> None:
         self._lineage = lineage
         self._cut = cut
-        self.recomputed = 0  # depth of code that the backward pass will run again
+        self.recomputed = 0  # nesting depth of code that the backward pass will run again
         self._special: dict[Call, Callable[[Values, Any], None]] = {
             Call.FIRST_ONLY: lambda values, result: self.give(result, tensors_of(values)[:1]),
             Call.SHAPE_OF_FIRST: lambda values, result: self.give(result, tensors_of(values)[1:]),
@@ -116,7 +116,8 @@ class Follower:
         self._lineage.set(result, Sources(sources.all, frozenset()) if sources.grad else sources)
 
     def _normalise(self, args: tuple[Any, ...], kwargs: dict[str, Any], result: Any) -> None:
-        """Follows a normalisation: evaluation reads running statistics, training only writes them.
+        """Follows a normalisation: evaluation reads the running statistics, training only writes
+        them.
 
         The signatures in `torch.nn.functional` and in `torch` both start with the input and have
         the two running statistics among their first five arguments.
