@@ -5,8 +5,7 @@ once, and ends tracing (`Ending`). `guarded` wraps methods that may fail. A plai
 instead:
 
 - in methods called for each output or gradient of a step (`ModuleTracer._before` and `_after`,
-  `TensorRecorder._on_gradient`), because a wrapper costs 0.1 us about 60 times in each recorded
-  step;
+  `TensorRecorder._on_gradient`), because a wrapper costs 0.1 us about 60 times per recorded step;
 - where torch's frame is inspected and must be the direct caller (`sys._getframe(1)`);
 - where the program's function must be called even if tracing fails, so that only part of the method
   may fail (wrappers and modes);
@@ -96,8 +95,7 @@ class Ending:
         self.when_safe()
 
     def when_safe(self) -> None:
-        """End tracing now, or on the next call of this method if a mode is currently handling a
-        call.
+        """End tracing now, or on the next call of this method if a mode is handling a call.
 
         If a mode is removed while it handles a call, torch restores the mode when that call
         returns.

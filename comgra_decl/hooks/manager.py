@@ -368,7 +368,7 @@ class HookManager:
         self._steps.replace(spec, note)
 
     def look(self) -> None:
-        """Check whether the ends of steps can be observed; called about once a second."""
+        """Check whether steps end at all; called about once a second from another thread."""
         if self._ending.over:
             return
         number, before = self._state.number, self._unended.found

@@ -4,8 +4,8 @@ Modes form a stack, but the program may enter its own `with torch.device(...)` b
 leave it first; popping by position would then remove the wrong mode. Our modes are therefore
 inserted at the bottom and removed by identity.
 
-Each thread has its own stack. If a mode is removed from another thread than the one that inserted
-it, it stays on the stack without effect until `sweep` runs in its own thread.
+Each thread has its own stack. If a thread removes a mode that another thread inserted, the mode
+stays on the other thread's stack without effect until `sweep` runs in that thread.
 """
 
 from __future__ import annotations

@@ -243,7 +243,7 @@ def mark_of(module: nn.Module) -> Mark | None:
 
 
 def _names_from_marks(named: Iterable[tuple[str, nn.Module]]) -> dict[str, str]:
-    """Return the names from marks by module path; each name is assigned to one module only."""
+    """Return the names from marks by module path; each name goes to the first module with it."""
     first: dict[str, str] = {}
     for path, module in named:
         mark = mark_of(module)

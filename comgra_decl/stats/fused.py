@@ -31,7 +31,7 @@ from comgra_decl.stats.support import work_dtype
 Floats = NDArray[np.float64]
 
 _WIDTHS = (16, 64, 256, 1024, 4096)
-"""Tile widths for short rows: each is a compiled variant, so there are few."""
+"""Tile widths for short rows; each requires a compiled variant, so there are few."""
 _TILE = 4096
 """Numbers per tile; rows up to this length are short."""
 _BLOCK = 1024
@@ -39,14 +39,14 @@ _BLOCK = 1024
 _LEAST_PIECE, _MOST_PIECE = 4 * _BLOCK, 64 * _BLOCK
 """Numbers per program: each float32 lane sums at most 64 of them."""
 _PROGRAMS = 528
-"""Programs that keep a GPU busy: four per multiprocessor of the largest GPUs."""
+"""Programs that fully occupy a GPU: four per multiprocessor of the largest GPUs."""
 _MOST_PLANS = 512
 _RESULT_ROWS, _SAMPLES = 1 << 14, 1 << 18
 """Rows and samples per arena block: 1 MiB each."""
 _KEPT = 8
 """Blocks of that size that an arena keeps between steps; larger ones are freed."""
 _MOST_LIVE = 16 << 20
-"""Bytes of an arena on the device above which it is copied to the host within the step."""
+"""Maximum bytes of an arena on the device; a larger arena is copied to the host within the step."""
 _MOMENT_ROWS = 1024
 """Samples whose moments a program computes."""
 _LONG_CHUNK = CHUNK_ROWS // 16
@@ -428,7 +428,7 @@ def _readable(tensor: Tensor) -> Tensor:
 
 
 def _is_aligned(tensors: Sequence[Tensor], sizes: Sequence[Rows], size: int) -> bool:
-    """Whether each row starts at a multiple of 16 bytes; then pieces of rows do, too."""
+    """Whether each row starts at a multiple of 16 bytes, and therefore also each piece of a row."""
     lengths = (each.length * size for each in sizes if each.rows > 1)
     addresses = (tensor.data_ptr() for tensor in tensors)
     return not any(number % 16 for number in (*lengths, *addresses))

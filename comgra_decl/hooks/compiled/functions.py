@@ -60,8 +60,7 @@ class CompiledFunctions:
 
         Args:
             caller: the frame of the compiled callable. The result is empty if the function has
-                never
-                run eagerly.
+                never run eagerly.
         """
         function = _function(caller)
         refs = self._outermost.get(function, {})

@@ -35,9 +35,9 @@ _COMMUNICATES = (
     "compiled code calls collectives itself, so it would wait forever for ranks that run eagerly"
 )
 _IS_TORCHS_OWN = "frame is in the Dynamo skipfiles list"
-"""The compiler's reason for skipping most calls between pieces of compiled code, repeated at every call.
+"""The compiler's reason for skipping most calls between pieces of compiled code.
 
-Each query of the compiler takes a millisecond, and a step has dozens of these calls.
+Each query of the compiler takes a millisecond, and a step repeats dozens of these calls.
 """
 
 _OURS = str(Path(__file__).resolve().parents[1])

@@ -62,8 +62,7 @@ def recomputed_weights(call: FusedCall, *, samples: int, most: int) -> torch.Ten
         raise ValueError("tensors that are nested or in a functorch transform are not recomputed")
     if call.weights_per_sample > most:
         raise ValueError(
-            f"{call.weights_per_sample} weights per sample exceed `values.max_elements`, "
-            f"{most}"
+            f"{call.weights_per_sample} weights per sample exceed `values.max_elements`, {most}"
         )
     if not samples:
         raise ValueError("no sample is recorded (`samples.count` is 0)")

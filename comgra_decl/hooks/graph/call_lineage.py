@@ -116,8 +116,7 @@ class Follower:
         self._lineage.set(result, Sources(sources.all, frozenset()) if sources.grad else sources)
 
     def _normalise(self, args: tuple[Any, ...], kwargs: dict[str, Any], result: Any) -> None:
-        """Follows a normalisation: evaluation reads the running statistics, training only writes
-        them.
+        """Follows a normalisation: evaluation reads running statistics, training only writes them.
 
         The signatures in `torch.nn.functional` and in `torch` both start with the input and have
         the two running statistics among their first five arguments.

@@ -101,8 +101,7 @@ class Lineage:
         return merged([self.of(tensor) for tensor in tensors])
 
     def set(self, tensor: torch.Tensor, sources: Sources, *, recomputed: bool = False) -> None:
-        """Sets the ancestors of a tensor; gradient paths end where autograd does not track the
-        tensor.
+        """Sets the ancestors of a tensor; gradient paths end where autograd does not track it.
 
         Under a transform of `torch.func`, a wrapper does not show whether autograd tracks the
         wrapped tensor. Code that the backward pass runs again (`recomputed`) will be tracked by

@@ -54,8 +54,7 @@ class Mark:
 
 
 class Marks:
-    """Inserts events into the queue of a device and checks, without waiting, whether they have
-    passed.
+    """Inserts events into the queue of a device and checks whether they have passed; never waits.
 
     Args:
         device: the torch module of the device type: `torch.cuda`, or a substitute.
