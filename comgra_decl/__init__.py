@@ -42,7 +42,7 @@ __all__ = [
     "trace",
 ]
 
-# Keep importing the package cheap: each part is imported on first use.
+# Each part is imported on first use, so that importing the package stays cheap.
 _HOMES = {
     "ComgraError": "comgra_decl.errors",
     "Finding": "comgra_decl.rules",

@@ -1,4 +1,4 @@
-"""The link between annotations and the session that receives them, made of module globals only.
+"""Module globals that connect the annotations with the session that receives them.
 
 The annotation functions test these globals, and the tracer sets them. Neither side imports the
 other, so a program can call `comgra.node` without torch and without a session.
@@ -40,8 +40,8 @@ recording: bool = False
 """Whether a step is being recorded."""
 
 switches: list[Callable[[bool], None]] = []
-"""Callbacks for changes of `recording`, so that a module can test a global of its own, which is
-faster."""
+"""Callbacks for changes of `recording`. With one, a module can mirror the value in its own global,
+which is faster to test."""
 
 _fork_hook_registered = False
 

@@ -39,7 +39,7 @@ def node(
     Inline, `x = comgra.node(x, "name")` returns `x` itself. As a decorator, `@comgra.node("name")`
     applies to
 
-    - the `forward` of a module, or the module's class. Nothing is wrapped; every such module is
+    - the `forward` of a module, or the module's class. Nothing is wrapped; each of these modules is
       shown under this name, and the spec can select it: `select: {annotation: name}`.
     - any other function or method. Its results are recorded as if they were named inline.
 
@@ -88,7 +88,7 @@ def _annotated(value: Any, name: str | None, role: str | None, kind: str | None)
         _refuse(_INVALID_NAME.format(name))
     _check(kind)
     if _recording and hub.listener is not None:
-        # steps that are not recorded accept any name, so this one must too
+        # must be accepted here too, because steps that are not recorded accept any name
         hub.listener.node(value, str(name), role, kind)
     return value
 

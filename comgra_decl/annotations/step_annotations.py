@@ -33,7 +33,7 @@ def tag(*names: str) -> None:
 
 
 def note(text: str) -> None:
-    """Log a note for a step, chosen as in `kpi`; `run.notes()` and the viewer show it.
+    """Log a note for a step, assigned as in `kpi`; `run.notes()` and the viewer show it.
 
     Raises:
         AnnotationError: the text is empty or not a string.
@@ -46,10 +46,10 @@ def note(text: str) -> None:
 def kpi(name: str, value: Any) -> None:
     """Log a number for a step; `run.kpis()` and the viewer show the values of all steps.
 
-    Every value is stored, whether or not the step is recorded, at a cost of a few microseconds. It
-    belongs to the step in progress; after the optimizer step of a loop, it belongs to the step that
-    has just ended. A tensor on a device is read without synchronising. Calls inside code compiled
-    by `torch.compile` have no effect.
+    Every value is stored, whether or not the step is recorded, at a cost of a few microseconds. The
+    value belongs to the step in progress or, if called after the optimizer step of a loop, to the
+    step that has just ended. A tensor on a device is read without synchronising. Calls inside code
+    compiled by `torch.compile` have no effect.
 
     Args:
         name: the metric's name; the loss that `backward` is called on is always logged as "loss".

@@ -51,14 +51,14 @@ def is_backward() -> bool:
 
 
 def is_called_by_module(frame: FrameType | None) -> bool:
-    """Return whether a frame or one of its callers is a module call."""
+    """Return whether a frame or any of its callers is a module call."""
     while frame is not None and frame.f_code is not _MODULE_CALL:
         frame = frame.f_back
     return frame is not None
 
 
 def is_in_optimizer(frame: FrameType | None) -> bool:
-    """Return whether a frame or one of its callers is an optimizer step, as in a closure."""
+    """Return whether a frame or any of its callers is an optimizer step, as in a closure."""
     while frame is not None and frame.f_code is not OPTIMIZER_STEP:
         frame = frame.f_back
     return frame is not None
@@ -103,7 +103,7 @@ def is_module_call(frame: FrameType) -> bool:
 
 
 def torch_variable(frame: FrameType, name: str) -> Any:
-    """Return a local variable of a running torch function; None if it has none of that name.
+    """Return a local variable of a running torch function; None if no variable has that name.
 
     Also returns None for functions of the program: before Python 3.13, reading their variables
     rewrites the dict that `locals()` returned to them.

@@ -1,4 +1,4 @@
-"""Assign each model call to the record of a step, to that of an evaluation, or to none."""
+"""Assign each model call to the record of a step, the record of an evaluation, or neither."""
 
 from __future__ import annotations
 
@@ -52,12 +52,12 @@ class CallRouter:
     Args:
         declared: the components that depend on the spec.
         state: the state of the step in progress.
-        records: closes a record that is complete or that turns out to be of another kind.
+        records: closes a record that is complete or turns out to be of another kind.
         hooks: installs and removes the hooks of a record.
-        steps: ends a step that turns out to be over.
+        steps: ends a step once it turns out to be over.
         turns: determines which thread is followed.
         training: the record of a training step.
-        evaluation: the evaluation phases and their record.
+        evaluation: the evaluation phases and their records.
         roots: distinguishes training from evaluation.
         called: the models called in the step in progress.
         graphs: detects the capture of CUDA graphs.
@@ -179,11 +179,11 @@ class CallRouter:
         return call if kind is call.kind else call._replace(kind=kind)
 
     def _is_in_closure(self, call: Call) -> bool:
-        """Return whether an optimizer makes this call in its closure, and so trains the model."""
+        """Return whether an optimizer makes this call in its closure, which trains the model."""
         return call.gradient and call.parametric and is_in_optimizer(sys._getframe(1))
 
     def _evaluate(self, root: nn.Module, call: Call) -> StepCapture | None:
-        """Return the record of the evaluation in progress, or None if it takes no more calls."""
+        """Return the record of the evaluation in progress, or None if it accepts no more calls."""
         state = self._state
         self._declared.structures.pause()
         self._evaluation.begin(state.number, state.trained)
@@ -192,7 +192,7 @@ class CallRouter:
         return self._evaluation.enter(state.number, counts=call.parametric)
 
     def _begin_training(self, root: nn.Module, call: Call) -> None:
-        """Handle a training call, which settles how earlier calls are recorded."""
+        """Handle a training call, which determines how earlier calls are recorded."""
         if self._evaluation.capture.open:
             self._records.settle_evaluation(root)
         if self._state.undecided:
@@ -207,7 +207,7 @@ class CallRouter:
             self._roots.trains(root)
 
     def _in_step(self, root: nn.Module, top: Top, call: Call) -> StepCapture | None:
-        """Return the record of the step in progress, or None if it takes no more calls."""
+        """Return the record of the step in progress, or None if it accepts no more calls."""
         state, train = self._state, self._train
         if state.armed:
             self._called.note(root)

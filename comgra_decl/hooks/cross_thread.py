@@ -1,8 +1,8 @@
 """Steps whose parts run in several threads, one after the other.
 
 A program may call its model in one thread, `backward` in another and its optimizer in a third. The
-step belongs to the thread that calls the model. Another thread acts for it once it calls `backward`
-on a tensor computed from the outputs of that model.
+step belongs to the thread that calls the model. Another thread is assigned to that step once it
+calls `backward` on a tensor computed from the outputs of that model.
 """
 
 from __future__ import annotations
@@ -15,14 +15,14 @@ from typing import Any
 from comgra_decl.hooks.pytree import gradient_function, tensors_in
 
 _MOST_NODES = 2000
-"""The number of autograd nodes of a loss to search for those of the outputs."""
+"""The maximum number of autograd nodes to search behind a loss for the nodes of outputs."""
 
 _MARK = "comgra_decl"
 """The metadata key that marks an autograd node as having computed a model output."""
 
 
 class _Role(threading.local):
-    """The thread that the current one acts for.
+    """The thread whose step the current thread works on.
 
     Thread-local, because the identifier of a finished thread may be reused.
     """
@@ -36,12 +36,12 @@ _session: object = object()
 
 
 def here() -> int:
-    """Return the identifier of the thread for which the current one acts, usually itself."""
+    """Return the identifier of the thread whose step this thread works on, usually its own."""
     return _role.thread if _role.session is _session else get_ident()
 
 
 def act_for(thread: int) -> None:
-    """Make the current thread work on the step of `thread`, which may be itself."""
+    """Make the current thread work on the step of `thread`, which may be the current thread."""
     _role.thread, _role.session = thread, _session
 
 
@@ -54,8 +54,8 @@ def forget_all() -> None:
 class Marks:
     """Recognises losses computed from the model outputs of a step.
 
-    The autograd nodes themselves are marked, so nothing is kept alive, and the marks disappear with
-    the program's graph.
+    The marks are stored on the autograd nodes themselves, so they keep nothing alive and disappear
+    with the program's graph.
     """
 
     def __init__(self) -> None:

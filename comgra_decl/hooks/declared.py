@@ -61,7 +61,7 @@ class Declared:
 
     Attributes:
         spec: the declaration in effect.
-        keeps: whether steps outside the schedule are captured too, and kept or dropped later.
+        keeps: whether steps outside the schedule are captured too, to be kept or dropped later.
         budget: limits the cost of recording.
         agenda: decides which steps are recorded.
         labeller: assigns types to steps; None unless the spec sets `types.by`.

@@ -23,9 +23,9 @@ After = Callable[[nn.Module, tuple[Any, ...], Any], None]
 class DirectCalls:
     """Reports calls of `forward` that do not go through the call of a module.
 
-    Replaces `forward` with a wrapper: in some records for all classes of the program, in the others
-    for the classes whose `forward` has been called directly. Classes of torch are wrapped only if
-    they appear to be used that way.
+    Replaces `forward` with a wrapper: in some records for all classes of the program, in others
+    only for the classes whose `forward` has been called directly. Torch's own classes are wrapped
+    only if their `forward` appears to be called directly.
 
     Args:
         before: called with (module, args, kwargs) before such a call; must not raise.
@@ -43,15 +43,16 @@ class DirectCalls:
         self._called: set[type] = set()  # classes whose `forward` was called directly
         self._searched = self._all = False
         self._settled: object = None  # what determined which wrappers are in place
-        # Keyed by thread rather than a `threading.local`, to be cleared for each recorded step.
+        # Keyed by thread rather than a `threading.local`, so that each record can clear it.
         self.entered: dict[int, nn.Module] = {}
         self._running: dict[int, list[nn.Module]] = {}  # modules whose `forward` is running
 
     def install(self, *, all_classes: bool) -> None:
-        """Apply the wrappers; another call changes which classes are wrapped.
+        """Apply the wrappers; a later call changes which classes are wrapped.
 
         Args:
-            all_classes: whether to wrap all classes, or only those called directly before.
+            all_classes: whether to wrap all classes, or only those whose `forward` was called
+                directly.
         """
         if not self._searched:
             self._searched = True
@@ -59,7 +60,7 @@ class DirectCalls:
                 self.note(type(module))
         self._all = all_classes
         self._forget_calls()
-        # Called for each recorded step. Classes are only ever added, so counts show any change.
+        # Runs for each recorded step. Classes are only ever added, so comparing counts is enough.
         deciding = all_classes, len(self._patches), len(self._called)
         if deciding == self._settled:
             return
@@ -76,7 +77,7 @@ class DirectCalls:
             patch.restore()
 
     def _forget_calls(self) -> None:
-        """Forget the calls of the previous step, some of which may never have returned."""
+        """Discard the calls of the previous step, some of which may never have returned."""
         self.entered.clear()
         self._running.clear()
 
@@ -99,7 +100,7 @@ class DirectCalls:
     def followed(self, module: nn.Module, args: tuple[Any, ...], output: Any) -> None:
         """Report the end of a call begun with `follow`; `output` is None if the call failed."""
         running = self._running_here()
-        running[:] = [each for each in running if each is not module]  # they may define equality
+        running[:] = [each for each in running if each is not module]  # modules may define `==`
         self._after(module, args, output)
 
     def note(self, kind: type) -> None:
@@ -114,9 +115,9 @@ class DirectCalls:
                 patch.apply()
 
     def suspect(self, kind: type) -> None:
-        """Wrap a class from the next record on, even one of torch.
+        """Wrap a class from the next record on, even if it is one of torch's own.
 
-        For classes of modules that have gradients although they were not called.
+        Used for classes of modules that have gradients although they were not called.
         """
         owner = forward_owner(kind, own=False)
         if owner is not None:

@@ -1,15 +1,15 @@
 """Isolation of the training from errors in tracing.
 
-Functions that torch or the program calls must not raise: an error is handed over instead, reported
+Functions that torch or the program calls must not raise. An error is passed to a callback, reported
 once, and ends tracing (`Ending`). `guarded` wraps methods that may fail. A plain `try` is used
 instead:
 
 - in methods called for each output or gradient of a step (`ModuleTracer._before` and `_after`,
-  `TensorRecorder._on_gradient`): a wrapper costs 0.1 us, about 60 times in each recorded step;
-- where torch's own frame is inspected and must be the caller (`sys._getframe(1)`);
-- where the program's function must be called whatever happens to tracing, so that only a part of
-  the method may fail (wrappers and modes);
-- in functions that the compiler must skip, or compiles, by their code (`run_natively`,
+  `TensorRecorder._on_gradient`), because a wrapper costs 0.1 us about 60 times per recorded step;
+- where torch's frame is inspected and must be the direct caller (`sys._getframe(1)`);
+- where the program's function must be called even if tracing fails, so that only part of the method
+  may fail (wrappers and modes);
+- in functions that the compiler skips or compiles according to their code (`run_natively`,
   `compiled/`).
 """
 
@@ -30,7 +30,7 @@ class Guarded(Protocol):
 
     @property
     def _on_fault(self) -> Callable[[BaseException], None]:
-        """The callback that receives their exceptions."""
+        """The callback that receives exceptions raised by the guarded methods."""
 
 
 Owner = TypeVar("Owner", bound=Guarded)
@@ -58,11 +58,11 @@ class Ending:
     Args:
         rest: stops recording immediately, without removing hooks.
         remove: removes all hooks from the program; may be called twice.
-        on_fault: called with the first error of tracing itself, after everything was removed.
+        on_fault: called with the first error of tracing itself, after all hooks have been removed.
 
     Attributes:
         requested: whether tracing ends with the step in progress.
-        over: whether tracing has ended; `remove` sets it before anything else.
+        over: whether tracing has ended; set by `remove` as its first action.
         error: the error that ended tracing; None if there was none.
     """
 
@@ -83,7 +83,7 @@ class Ending:
 
     @property
     def waits(self) -> bool:
-        """Whether tracing ends as soon as it is safe."""
+        """Whether tracing ends as soon as that is safe."""
         return self._waits
 
     def fault(self, error: BaseException) -> None:
@@ -97,7 +97,8 @@ class Ending:
     def when_safe(self) -> None:
         """End tracing now, or on the next call of this method if a mode is handling a call.
 
-        Torch restores a mode that is removed while it handles a call when that call returns.
+        If a mode is removed while it handles a call, torch restores the mode when that call
+        returns.
         """
         self._waits = True
         self._rest()
@@ -106,7 +107,7 @@ class Ending:
 
     def now(self) -> None:
         """End tracing now."""
-        for _ in range(2):  # try again if removing something fails
+        for _ in range(2):  # retry if a removal fails
             try:
                 self._remove()
                 modes.sweep()

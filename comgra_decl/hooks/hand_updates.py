@@ -1,8 +1,8 @@
 """Detection of training steps in programs that update their parameters without a torch optimizer.
 
-No event marks such an update. But a step is over once the next one begins, and by then the
-parameters have changed since the last `backward`. So they are compared at the next model call in
-recorded steps, and at the next `backward` in other steps.
+No event marks a manual update. However, when the next step begins, the parameters have changed
+since the last `backward`. They are therefore compared at the next model call in recorded steps, and
+at the next `backward` in other steps.
 """
 
 from __future__ import annotations
@@ -18,13 +18,13 @@ from comgra_decl.hooks.pytree import gradient_function, tensors_in
 from comgra_decl.stats.quiet import quiet
 
 _WATCHED_PARAMETERS = 4
-"""The number of parameters to compare, nearest to the loss: an update writes all of a model."""
+"""The number of parameters to compare, nearest to the loss; an update changes all parameters."""
 
 _MOST_NODES = 400
-"""The number of autograd nodes of a loss to search for them."""
+"""The number of autograd nodes to search for these parameters."""
 
 _ELEMENTS = 256
-"""The number of elements of each to compare; a write through `data` leaves no other trace."""
+"""The number of elements to compare per parameter; writes through `data` leave no other trace."""
 
 _PLAIN = (torch.Tensor, torch.nn.Parameter)
 
@@ -39,11 +39,11 @@ class Written(NamedTuple):
 
     parameter: weakref.ref[torch.Tensor]
     version: int
-    elements: torch.Tensor | None  # a copy of the first ones; None on a device, to avoid a sync
+    elements: torch.Tensor | None  # a copy of the first elements; None on a device, to avoid a sync
 
     @classmethod
     def at(cls, parameter: torch.Tensor) -> Written:
-        """Take a snapshot of a parameter, whose storage must be allocated (see `is_there`)."""
+        """Take a snapshot of a parameter whose storage is allocated (see `is_there`)."""
         return cls(weakref.ref(parameter), _version(parameter), _elements(parameter))
 
     def is_written(self) -> bool:
@@ -60,18 +60,18 @@ class Written(NamedTuple):
 
 
 class HandUpdates:
-    """Detects the end of a step that no optimizer ends.
+    """Detects the end of a step that is not ended by an optimizer.
 
     Args:
-        held: returns whether a torch optimizer holds any of the given tensors. It scans all
-            objects, which takes a while, so it is called at the first `backward` and once more
-            when parameters have been written.
+        held: returns whether a torch optimizer holds any of the given tensors. This requires a slow
+            scan of all objects, so it is called at the first `backward` and once more when
+            parameters have been written.
 
     Attributes:
-        possible: whether steps may end by manual updates: no optimizer has been seen to step.
-        active: whether steps do end by manual updates.
-        parameters: whether the first detected writes were to parameters. Writes to other tensors
-            may occur alongside an optimizer that has not stepped yet.
+        possible: whether manual updates may end steps: no optimizer step has been observed.
+        active: whether manual updates end steps.
+        parameters: whether the first writes detected were to parameters. Other tensors may also be
+            written alongside an optimizer that has not stepped yet.
     """
 
     def __init__(self, *, held: Callable[[list[torch.Tensor]], bool]) -> None:
@@ -97,11 +97,11 @@ class HandUpdates:
 
     @property
     def pending(self) -> bool:
-        """Whether `backward` was called in the current step and a manual update may end it."""
+        """Whether `backward` was called in this step, so that a manual update may end the step."""
         return bool(self._looks)
 
     def over(self) -> bool:
-        """Return whether the parameters have changed since the last `backward` of the step."""
+        """Return whether the parameters have changed since the step's last `backward`."""
         if not self._looks:
             return False
         with quiet():

@@ -1,8 +1,8 @@
 """Hooks on optimizers and modules that are safe to change while torch iterates over them.
 
-torch calls optimizer hooks while iterating over their dict. Adding or removing one during the
+torch calls optimizer hooks while iterating over their dict. Adding or removing a hook during the
 iteration raises an error in the program's `optimizer.step()` if other hooks follow. Module hooks
-are copied and saved together with their module.
+are copied and saved together with their modules.
 """
 
 from __future__ import annotations
@@ -41,9 +41,10 @@ _AFTER = min(_lines_with("post_hook"), default=None)
 class OptimizerHooks:
     """The global hooks that run before, or after, the steps of all optimizers.
 
-    A hook removed while torch iterates over the hooks is replaced by one that does nothing, whose
-    entry is reused for the next hook. Unused entries are removed as soon as that is safe. If
-    several threads train, that is when tracing ends: another thread may begin a step at any time.
+    A hook removed while torch iterates over the hooks is replaced by a hook that does nothing,
+    whose entry is reused for the next hook. Unused entries are removed as soon as that is safe. If
+    several threads train, they are removed when tracing ends, because another thread may begin a
+    step at any time.
 
     Args:
         register: torch's function that registers a hook.
@@ -82,7 +83,7 @@ class OptimizerHooks:
     def tidy(self) -> None:
         """Remove unused entries, unless torch is iterating over the hooks."""
         if self._free and not any(map(self._walks, running(_is_step))):
-            while self._free:  # one by one: another thread may add an entry in the meantime
+            while self._free:  # one at a time, since another thread may add an entry
                 with suppress(IndexError):
                     self._free.pop().remove()
 
@@ -102,7 +103,7 @@ class Placed:
         """
         if self._handle is not None:
             self._hooks.take_off(self._handle, keep_place=keep_place)
-            self._handle = None  # only now, so that a failed removal can be repeated
+            self._handle = None  # last, so that a failed removal can be retried
 
 
 def _is_step(code: CodeType) -> bool:
@@ -132,7 +133,7 @@ def tidy() -> None:
 
 
 class ModuleHook:
-    """A hook on one module; in a copied or saved module, a hook without effect replaces it.
+    """A hook on one module; copied or saved modules contain a hook without effect instead.
 
     Args:
         hook: the function to call.

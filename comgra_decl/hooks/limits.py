@@ -1,4 +1,4 @@
-"""Detect what cannot be recorded, and explain the reason and the remedy."""
+"""Detect what cannot be recorded, and report the reason and a remedy."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ _GRAPHED = "make_graphed_callables"
 
 
 def is_capturing() -> bool:
-    """Return whether a CUDA graph is being captured, which reading a tensor would break."""
+    """Return whether a CUDA graph is being captured; reading a tensor would break the capture."""
     return torch.cuda.is_initialized() and torch.cuda.is_current_stream_capturing()
 
 
@@ -45,7 +45,7 @@ def compiles_to_cuda_graphs() -> bool:
     """Return whether the program has compiled anything in a mode that uses CUDA graphs."""
     backends = _backends()
     if not backends:
-        return False  # called for every record, and reading inductor's settings takes a while
+        return False  # runs for every record, and reading inductor's settings is slow
     inductor = loaded("inductor_config")
     always = bool(getattr(getattr(inductor, "triton", None), "cudagraphs", False))
     return any(_makes_cuda_graphs(backend, always=always) for backend in backends)
@@ -81,7 +81,7 @@ class Captures:
     ) -> None:
         self._warn = warn
         self._on_fault = on_fault
-        self._making = 0  # calls of make_graphed_callables, which warms up before it captures
+        self._making = 0  # depth of make_graphed_callables calls, which warm up before capturing
         self.patches = (
             Patch(torch.cuda.graph, "__enter__", self._entering),
             Patch(torch.cuda, _GRAPHED, self._make),
@@ -89,7 +89,7 @@ class Captures:
 
     @property
     def active(self) -> bool:
-        """Whether the program is capturing a CUDA graph or warming up for one."""
+        """Whether the program is capturing a CUDA graph or warming up for a capture."""
         return self._making > 0 or is_capturing()
 
     def _entering(self, original: Callable[..., Any], context: Any) -> Any:
@@ -118,7 +118,7 @@ def why_silent(plans: Iterable[ModulePlan], models: Iterable[nn.Module]) -> list
     """Return sentences that explain why selected modules were not called.
 
     A module whose parameters have gradients was used without being called: no hooks run in
-    `linear.forward(x)`, or when its parent uses its weights directly.
+    `linear.forward(x)`, or when its parent uses the module's weights directly.
 
     Args:
         plans: the plans of the modules that were not called.
@@ -133,7 +133,7 @@ def why_silent(plans: Iterable[ModulePlan], models: Iterable[nn.Module]) -> list
 
 
 def is_used_uncalled(module: nn.Module) -> bool:
-    """Return whether a module that was not called has gradients, so that it was used."""
+    """Return whether a module has gradients although it was not called."""
     return not isinstance(module, torch.jit.ScriptModule) and _has_gradient(module)
 
 
@@ -146,7 +146,7 @@ def _why(module: nn.Module, graphed: set[int]) -> str:
 
 
 def _graphed_parts(top: nn.Module) -> Iterable[nn.Module]:
-    """Yield the parts of a model's modules that replay a CUDA graph instead of running."""
+    """Yield the submodules of a model that replay a CUDA graph instead of running."""
     for _, module in named_modules(top):
         if _GRAPHED in getattr(vars(module).get("forward"), "__qualname__", ""):
             yield from module.modules()

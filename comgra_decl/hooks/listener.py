@@ -33,11 +33,11 @@ class Listener:
 
     Args:
         declared: the components that depend on the spec.
-        steps: receives the ends of steps and their labels.
+        steps: receives the ends and labels of steps.
         turns: determines which thread's step an annotation belongs to.
         hooks: determines which thread is recorded.
         training: the record of a training step.
-        evaluation: the evaluation phases and their record.
+        evaluation: the evaluation phases and their records.
         roots: determines whether the program is evaluating.
         scalars: receives numbers and notes.
         idle: counts the steps that need no other work.
@@ -78,7 +78,7 @@ class Listener:
         hub.listen(self)
 
     def recording(self, value: bool) -> None:
-        """Set whether `node` and `connect` are received."""
+        """Set whether calls of `node` and `connect` are received."""
         hub.set_recording(self, value)
 
     def stop(self) -> None:

@@ -72,9 +72,9 @@ class HookManager:
         spec: what to capture and when.
         sink: receives each closed record on the training thread; must be fast.
         on_fault: called once with an error of tracing itself, after tracing has stopped.
-        scalars: receives the numbers and notes of all steps from time to time, like `sink`.
+        scalars: receives the numbers and notes of all steps at intervals, like `sink`.
         meter: measures the cost of recording outside the training thread.
-        ready: called before a step is recorded; an exception ends tracing like an error in it.
+        ready: called before a step is recorded; an exception ends tracing like an error in tracing.
         ended: called on the training thread after each step; exceptions reach the program.
     """
 
@@ -380,7 +380,7 @@ class HookManager:
         if found and before is None:
             sentence = UNENDED.format(number)
             self._reporter.warn(sentence)
-            if self._state.any_ended:  # otherwise the next record contains it
+            if self._state.any_ended:  # otherwise the warning is part of the next record
                 self._scalars.remark(sentence)
             self._turns.hand.unseen()
             self._steps.announce()
@@ -435,7 +435,7 @@ class HookManager:
         """Permanently remove all hooks, modes and wrappers from the program."""
         self._ending.over = True
         with ExitStack() as each:  # runs all callbacks, last first, even if one fails
-            each.callback(tidy)  # an entry may be left from a step in which another thread trained
+            each.callback(tidy)  # a step in which another thread trained may have left an entry
             each.callback(forget_all)
             each.callback(self._evaluation.capture.drop)
             each.callback(self._records.drop)

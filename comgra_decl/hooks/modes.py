@@ -1,11 +1,11 @@
-"""Insert torch function modes below all modes of the user, and remove them again.
+"""Insert torch function modes below all of the program's modes, and remove them again.
 
-Modes form a stack, but the user's own `with torch.device(...)` may be entered before ours and left
-before it; popping by position would then remove the wrong mode. So our modes go to the bottom and
-are removed by identity.
+Modes form a stack, but the program may enter its own `with torch.device(...)` before our mode and
+leave it first; popping by position would then remove the wrong mode. Our modes are therefore
+inserted at the bottom and removed by identity.
 
-Each thread has its own stack. A mode removed by another thread than the one that inserted it stays
-on the stack without effect, and is swept off when its thread is next seen.
+Each thread has its own stack. If a thread removes a mode that another thread inserted, the mode
+stays on the other thread's stack without effect until `sweep` runs in that thread.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ class OwnMode(TorchFunctionMode):
         on_fault: called with errors of tracing itself.
 
     Attributes:
-        thread: the thread whose calls it handles, 0 for none; it must do nothing in other threads.
+        thread: the thread whose calls it handles, 0 for none; it has no effect in other threads.
     """
 
     def __init__(self, on_fault: Callable[[BaseException], None]) -> None:
@@ -65,10 +65,10 @@ class OwnMode(TorchFunctionMode):
 
 
 _placed: WeakSet[OwnMode] = WeakSet()
-"""Modes on the stack, or handling a call after which they return to it."""
+"""Modes on the stack, and modes handling a call after which torch puts them back."""
 _removed: WeakSet[OwnMode] = WeakSet()
 _returning: WeakSet[OwnMode] = WeakSet()
-"""Modes removed while handling a call: torch puts them back when that call returns."""
+"""Modes removed while handling a call; torch puts them back when that call returns."""
 
 
 def insert_at_bottom(mode: OwnMode) -> None:
@@ -79,24 +79,24 @@ def insert_at_bottom(mode: OwnMode) -> None:
     _removed.discard(mode)
     _returning.discard(mode)
     _placed.add(mode)
-    if not at_work:  # otherwise torch puts it back
+    if not at_work:  # otherwise torch puts the mode back
         _replace_all([mode, *(other for other in _all() if other is not mode)])
 
 
 def remove(mode: OwnMode) -> None:
-    """Remove `mode` from the stack; does nothing if it is not on it."""
+    """Remove `mode` from the stack; does nothing if it is not on the stack."""
     was_placed = is_placed(mode)
     _placed.discard(mode)
     _removed.add(mode)  # before anything else, so that `sweep` removes it if the rest fails
     if was_placed and not is_active(mode):
         _returning.add(mode)
-    if mode.thread != get_ident():  # it stays on the stack of that thread until it is seen again
+    if mode.thread != get_ident():  # it stays on that thread's stack until that thread sweeps
         mode.thread = 0
     _replace_all([other for other in _all() if other is not mode])
 
 
 def sweep() -> None:
-    """Remove modes that torch has put back after their removal.
+    """Remove modes that torch put back after their removal.
 
     Torch takes a mode off the stack while it handles a call, and puts it back afterwards, even if
     the mode was removed during the call (by an optimizer that steps within `loss.backward()`).
@@ -126,7 +126,7 @@ def aside() -> Iterator[None]:
         yield
     finally:
         for mode in ours:
-            if _is_gone(mode):  # in the meantime
+            if _is_gone(mode):  # removed within the block
                 _returning.discard(mode)
         back = [mode for mode in ours if not _is_gone(mode)]
         if back:
@@ -134,7 +134,7 @@ def aside() -> Iterator[None]:
 
 
 def at_work() -> bool:
-    """Return whether one of our modes is handling a call, so that torch would put it back."""
+    """Return whether one of our modes is handling a call, after which torch would put it back."""
     here = [mode for mode in (*_placed, *_returning) if mode.thread == get_ident()]
     return not all(is_active(mode) for mode in here)
 
@@ -145,7 +145,7 @@ def any_active() -> bool:
 
 
 def is_placed(mode: OwnMode) -> bool:
-    """Return whether `mode` is on the stack, or handling a call after which it returns to it."""
+    """Return whether `mode` is on the stack, or handling a call after which it is put back."""
     return mode in _placed and mode.thread == get_ident()
 
 
@@ -160,7 +160,7 @@ def _all() -> list[TorchFunctionMode]:
 
 
 def _replace_all(modes: list[TorchFunctionMode]) -> None:
-    """Replace the stack with `modes`; no tensor code runs while the program's modes are off it."""
+    """Replace the stack with `modes`; no tensor code runs while the program's modes are removed."""
     for _ in range(function_modes()):
         pop_function_mode()
     for mode in modes:

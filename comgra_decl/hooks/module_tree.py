@@ -23,7 +23,7 @@ _WRAPPED = ("_orig_mod", "_fsdp_wrapped_module", "_checkpoint_wrapped_module", "
 """The attributes under which wrappers of torch and Lightning Fabric hold the wrapped module."""
 
 _WRAPPER_CLASSES = ("DistributedDataParallel", "DataParallel")
-"""Wrappers that hold it as `module`, a name that other modules use for ordinary children."""
+"""Wrappers that hold it under the name `module`, which other modules use for ordinary children."""
 
 _FROZEN = (
     "gc.freeze() was called before tracing began, and Python {}.{} does not reveal which modules "
@@ -64,9 +64,10 @@ class _ByModule(Generic[T]):
 class Owners:
     """Tracks the parent of every module, so that a child called directly keeps its full name.
 
-    A training script often calls `self.net(x)` of a larger module that is never called itself
-    (Lightning does). Links are recorded as modules are assigned. Modules built before tracing was
-    attached are found by one scan of the garbage collector's objects, when one is first called.
+    A training script often calls `self.net(x)` of a larger module that is never called itself, as
+    in Lightning. Links are recorded as modules are assigned. Modules built before tracing was
+    attached are found by a single scan of the garbage collector's objects, when one of them is
+    first called.
 
     Args:
         on_fault: called with errors of tracing itself.
@@ -83,8 +84,8 @@ class Owners:
         self.version = 0  # counts assignments of modules and parameters to modules
 
     def note(self, parent: nn.Module, _name: str, child: nn.Module | None) -> None:
-        """Note the parent of a module that was just assigned; torch's registration hook."""
-        if _is_compiling():  # in compiled code, this function would be compiled too
+        """Store the parent of a newly assigned module; called by torch's registration hook."""
+        if _is_compiling():  # otherwise this function would become part of the compiled code
             return
         try:
             self.version += 1
@@ -97,7 +98,7 @@ class Owners:
             self._on_fault(error)
 
     def note_parameter(self, module: nn.Module, _name: str, _parameter: object) -> None:
-        """Note that a module has a new parameter; torch's registration hook."""
+        """Count a new parameter of a module; called by torch's registration hook."""
         if _is_compiling():
             return
         try:
@@ -107,14 +108,14 @@ class Owners:
             self._on_fault(error)
 
     def know(self, top: nn.Module) -> None:
-        """Note the parents of all modules below a module."""
+        """Store the parents of all modules below a module."""
         for parent in top.modules():
             for child in parent._modules.values():
                 if child is not None and child not in self._parents:
                     self._parents[child] = weakref.ref(parent)
 
     def top_of(self, module: nn.Module) -> nn.Module:
-        """Return the outermost module that (still) contains `module`."""
+        """Return the outermost module that currently contains `module`."""
         if (self._scanned or module in self._built) and self._parent(module) is None:
             return module  # the usual case: the model itself
         *_, top = self.and_above(module)
@@ -158,8 +159,8 @@ class Top:
     Args:
         module: the module itself.
         prefixed: returns whether the names of its nodes begin with its label.
-        number: its number among the outermost modules of its class, counting from 1; from 2 on, it
-            is part of the label.
+        number: its number among the outermost modules of its class, counting from 1; included in
+            the label from 2 on.
     """
 
     def __init__(
@@ -179,7 +180,7 @@ class Top:
         self.look(module)
 
     def look(self, module: nn.Module) -> None:
-        """Update whether the module has parameters, which some create in their first call."""
+        """Update whether the module has parameters; some modules create them in the first call."""
         self.parametric = self.parametric or has_parameters(module)
         self.takes_part = self.takes_part or self.parametric
 
@@ -204,7 +205,7 @@ class Top:
 def has_parameters(module: nn.Module) -> bool:
     """Return whether a module or any of its submodules has parameters.
 
-    Runs at each call of a model; `parameters()` would take ten times as long to find the first.
+    Runs at each call of a model; `parameters()` would take ten times as long to find the first one.
     """
     waiting, seen = [module], {id(module)}
     while waiting:
@@ -221,8 +222,8 @@ def has_parameters(module: nn.Module) -> bool:
 def trains_beside(top: nn.Module, part: nn.Module, held: Collection[int]) -> bool:
     """Return whether `top` trains parameters that do not belong to `part`.
 
-    If not, `top` only wraps that part: for a loss, for a task with an average of the weights, for
-    another framework.
+    If not, `top` only wraps that part: for a loss, for a task with an averaged copy of the weights,
+    or for another framework.
 
     Args:
         top: the containing module.
@@ -242,7 +243,7 @@ def unwrapped_class(module: nn.Module) -> str:
 def in_training(module: nn.Module) -> bool:
     """Return whether a module, or the module that it wraps, is in training mode.
 
-    Programs often switch only the wrapped module (Lightning never switches its DDP wrapper).
+    Programs often switch only the wrapped module: Lightning never switches its DDP wrapper.
     """
     # a frozen scripted module has no such attribute
     return getattr(_unwrapped(module), "training", False)
@@ -257,7 +258,7 @@ def wrapped(module: nn.Module) -> nn.Module | None:
     """Return the module inside a wrapper; None if `module` is not a wrapper."""
     name = type(module).__name__
     if any(parameter is not None for parameter in module._parameters.values()):
-        return None  # FSDP: it holds the flattened parameters of the wrapped module
+        return None  # FSDP: `module` holds the wrapped module's flattened parameters
     # `_modules` of a scripted module is not a dict, but has `items`
     for known, child in module._modules.items():
         if known in _WRAPPED or (known == "module" and name in _WRAPPER_CLASSES):

@@ -1,9 +1,9 @@
 """Find objects among all objects of the program without disturbing its other threads.
 
 The garbage collector's list includes objects that another thread is still constructing, such as the
-tuple that `tuple(generator)` fills. Holding a reference to one when it is completed makes the other
-thread fail ("SystemError: bad argument to internal function"). So the list is read in one call of C
-code, during which no other thread runs, and only matching objects are kept.
+tuple that `tuple(generator)` fills. If a reference to such a tuple exists when it is completed, the
+other thread fails ("SystemError: bad argument to internal function"). The list is therefore read in
+a single call of C code, during which no other thread runs, and only matching objects are kept.
 """
 
 from __future__ import annotations
@@ -27,11 +27,11 @@ from comgra_decl.hooks.patches import Patch
 T = TypeVar("T")
 
 _MOST_REACHED = 5_000
-"""The number of objects to search for frozen ones, starting from the variables of a function or of
-the program's main module."""
+"""The number of objects to search for frozen ones, starting from the variables of a function or the
+program's main module."""
 
 _NO_WAY = (type, ModuleType, FunctionType, CodeType, FrameType, str, bytes, int, float)
-"""Types not to search: they lead to no module or optimizer, or to everything ever imported."""
+"""Types not to search: they lead to no module or optimizer, or to every imported object."""
 
 _frozen: dict[int, weakref.ref[Any]] = {}
 """By `id`, the modules and optimizers that existed when the program froze its objects."""
@@ -95,9 +95,9 @@ def _among(found: Callable[..., list[Any]], *about: Any, kinds: Collection[int])
     box: list[list[Any]] = []
     fill: Iterator[Any] = filter(None, map(box.extend, (starmap(found, (about,)),)))
     flags = map(kinds.__contains__, map(id, map(type, chain.from_iterable(box))))
-    objects = chain(chain.from_iterable(box), repeat(None))  # longer, so that `flags` ends first
+    objects = chain(chain.from_iterable(box), repeat(None))  # infinite, so that `flags` ends first
     empty: Iterator[Any] = filter(None, starmap(box.clear, ((),)))
-    with uncollected():  # callbacks of a collection would allow other threads to run
+    with uncollected():  # otherwise callbacks of a collection would allow other threads to run
         return list(chain(fill, compress(objects, flags), empty))  # evaluates all, in this order
 
 

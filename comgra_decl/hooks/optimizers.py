@@ -16,7 +16,7 @@ from comgra_decl.hooks.recursion import EveryCall
 from comgra_decl.hooks.step_clock import Seen
 
 _WATCHED = 4
-"""The number of optimizer steps to watch calls for after the first step of a new optimizer."""
+"""The number of optimizer steps for which calls are watched after a new optimizer's first step."""
 
 
 class Optimizers:
@@ -31,7 +31,7 @@ class Optimizers:
         self._known: dict[int, weakref.ref[Optimizer]] = {}
         self._searched: dict[int, weakref.ref[nn.Module]] = {}
         self._aside: dict[int, bool] = {}  # whether an optimizer trains no model, see `_is_aside`
-        self._stepped: list[set[int]] = []  # parameter ids of those that stepped in this step
+        self._stepped: list[set[int]] = []  # parameter ids of optimizers that stepped in this step
 
     def note(self, optimizer: Optimizer) -> None:
         """Register an optimizer."""
@@ -50,19 +50,19 @@ class Optimizers:
         return {number for optimizer in known for number in _parameters(optimizer)}
 
     def held_in(self, model: nn.Module) -> set[int]:
-        """Search for the optimizers of a model, then return the same as `held`."""
+        """Search for the optimizers of a model, then return the ids as `held` does."""
         self._search([model])
         return self.held()
 
     def begin_step(self) -> None:
-        """Reset what is known about the step in progress."""
+        """Reset the state of the step in progress."""
         self._stepped.clear()
 
     def seen(self, optimizer: Optimizer, called: Iterator[nn.Module]) -> Seen:
         """Return how the models called in this step relate to optimizers.
 
-        An optimizer whose parameters are all held by one that has stepped is not counted as another
-        one: it is a wrapper (of Lightning, Accelerate), or outdated.
+        An optimizer whose parameters are all held by one that has stepped is not counted
+        separately: it is a wrapper (of Lightning, Accelerate), or outdated.
         """
         self.note(optimizer)
         models = list(called)
@@ -84,9 +84,9 @@ class Optimizers:
         return Seen(own, others, not own and self._is_aside(optimizer, mine))
 
     def _is_aside(self, optimizer: Optimizer, held: set[int]) -> bool:
-        """Return whether an optimizer trains no called model, only other tensors.
+        """Return whether an optimizer trains only tensors outside the called models.
 
-        They belong to no module, or to a module that contains called models.
+        These tensors belong to no module, or to a module that contains called models.
         """
         number = id(optimizer)
         if number not in self._aside:
@@ -130,10 +130,10 @@ class Optimizers:
                 yield number
 
     def _search(self, models: list[nn.Module]) -> None:
-        """Find the optimizers of models called for the first time, by a scan of all objects.
+        """Find the optimizers of models called for the first time by scanning all objects.
 
-        Includes frozen models: while its critic steps, a generator may not require gradients. An
-        optimizer created later is registered when it steps.
+        Includes optimizers of frozen models: a generator may not require gradients while its critic
+        steps. An optimizer created later is registered when it steps.
         """
         new = [model for model in models if not self._is_searched(model)]
         if not new:
@@ -168,8 +168,9 @@ def _holds(module: nn.Module, parameters: set[int]) -> bool:
 class CalledModels:
     """The models called in the step in progress.
 
-    In recorded steps, the tracer reports them. After the first step of a new optimizer, a hook does
-    so for a few steps; it reports every module with parameters, which serves the same purpose.
+    In recorded steps, the tracer reports the models. For a few steps after a new optimizer's first
+    step, a hook reports them; it reports every module with parameters, which serves the same
+    purpose.
 
     Args:
         on_fault: called with errors of tracing itself.
@@ -196,11 +197,11 @@ class CalledModels:
         return self._whole
 
     def clear(self) -> None:
-        """Forget the calls so far, which belonged to an evaluation."""
+        """Discard the calls so far, which belonged to an evaluation."""
         self._called.clear()
 
     def begin_step(self) -> None:
-        """Begin a step: forget earlier calls, and stop watching after the last watched step."""
+        """Begin a step: discard earlier calls, and stop watching after the last watched step."""
         self._called.clear()
         self._whole = self._calls.on
         self._left -= 1

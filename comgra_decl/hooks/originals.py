@@ -1,8 +1,9 @@
 """Find the original function for a torch function mode to call, instead of a replacement.
 
 Torch looks up the function that it passes to a mode by its public name. If the program has replaced
-it (`F.relu = mine`, which calls the original), the mode would call the replacement again, from
-within itself. The functions here return the function that was running when torch called the mode.
+that function (`F.relu = mine`, which calls the original), the mode would call the replacement
+again, from within the replacement. The functions here return the function that was running when
+torch called the mode.
 """
 
 from __future__ import annotations
@@ -42,7 +43,7 @@ _OF_C = (
     | WrapperDescriptorType
 )
 _OPERATORS = OperatorBase | OpOverloadPacket
-"""Callable objects, whose running code does not identify them."""
+"""Callable objects, which are not identified by their running code."""
 
 _TORCH = f"{Path(torch.__file__).parent}{os.sep}"
 _ASKING = overrides.handle_torch_function.__code__
@@ -53,7 +54,7 @@ _known: set[Callable[..., Any]] = set()
 _originals: dict[CodeType, Callable[..., Any]] = {}
 """A cache of replaced torch functions, because the search for one may visit many objects."""
 
-_MOST = 1_000_000  # objects to search for one of them
+_MOST = 1_000_000  # objects to search for a replaced function
 
 
 def genuine(func: Callable[..., Any]) -> Callable[..., Any]:
@@ -77,7 +78,7 @@ def genuine(func: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def _of_python(func: Callable[..., Any], running: FrameType) -> Callable[..., Any]:
-    """Return the function whose code runs in a frame, given the one found by its name."""
+    """Return the function whose code runs in a frame, given the function found by its name."""
     code = running.f_code
     if not _is_torchs(code):
         return func  # a library or the program itself called `handle_torch_function`
@@ -96,7 +97,7 @@ def _is_torchs(code: CodeType) -> bool:
 
 
 def _is_genuine(func: Any) -> bool:
-    """Return whether a function and everything that it wraps belong to torch.
+    """Return whether a function and all functions that it wraps belong to torch.
 
     The running code may differ from the function's: `F.max_pool2d` dispatches to one of two.
     """
@@ -110,7 +111,7 @@ def _is_genuine(func: Any) -> bool:
 def _held(code: CodeType, func: Any) -> Callable[..., Any] | None:
     """Return the function with this code among the objects reachable from its replacement.
 
-    Searches the objects that the replacement holds itself first: modules and classes lead to
+    Searches the objects that the replacement holds directly first: modules and classes lead to
     everything else.
     """
     near: deque[Any] = deque([func])
@@ -133,7 +134,7 @@ def _held(code: CodeType, func: Any) -> Callable[..., Any] | None:
 
 
 def _found(code: CodeType, running: FrameType) -> Callable[..., Any] | None:
-    """Return the function with this code, wherever it is held, or an equivalent new one."""
+    """Return the function with this code, wherever it is referenced, or an equivalent new one."""
     if functions := functions_with(code):
         return functions[0]
     if code.co_freevars:

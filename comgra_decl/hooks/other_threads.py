@@ -1,8 +1,8 @@
-"""Inspect the frames of all threads from one of them.
+"""Inspect the frames of all threads from a single thread.
 
 Before Python 3.12, reading a frame of another thread may trigger a garbage collection, whose
-callbacks allow the other thread to run. Its frames are then freed while they are read, and the
-process crashes. So garbage collection is disabled in the meantime.
+callbacks allow the other thread to run. Its frames may then be freed while they are read, which
+crashes the process. Garbage collection is therefore disabled during the read.
 """
 
 from __future__ import annotations
@@ -35,12 +35,12 @@ def running(wanted: Callable[[CodeType], bool]) -> list[int]:
     return lines
 
 
-_lock = threading.RLock()  # otherwise one thread could end the pause of another
+_lock = threading.RLock()  # otherwise one thread could re-enable collection for another
 
 
 @contextmanager
 def uncollected() -> Iterator[None]:
-    """Disable the collector before Python 3.12; later ones only collect between instructions."""
+    """Disable the collector before Python 3.12; later versions collect between instructions."""
     with _lock:
         pauses = sys.version_info < (3, 12) and gc.isenabled()
         if pauses:
@@ -53,7 +53,7 @@ def uncollected() -> Iterator[None]:
 
 
 def _renew() -> None:
-    """Replace the lock in a forked process, where the thread that held it does not exist."""
+    """Replace the lock in a forked process, where the thread that held the lock does not exist."""
     global _lock
     _lock = threading.RLock()
 

@@ -1,10 +1,10 @@
 """Monkey patches of torch and of the program; all patches go through this module.
 
-Torch has no hook for some events: a module switches to evaluation, `backward` is called, a scaler
-skips a step. For these, a stand-in calls the original once, with the same arguments, and returns
-its result. References that a program keeps to a stand-in (`b = torch.autograd.backward`, a partial,
-a decorator) behave like the original after tracing has ended, and patches that others apply on top
-of it stay in place.
+Torch has no hook for some events: a module switches to evaluation mode, `backward` is called, or a
+scaler skips a step. For these, a stand-in calls the original once, with the same arguments, and
+returns its result. References that a program holds to a stand-in (`b = torch.autograd.backward`, a
+partial, a decorator) behave like the original after tracing has ended, and patches that others
+apply on top of a stand-in stay in place.
 """
 
 from __future__ import annotations
@@ -61,14 +61,14 @@ class Patch:
         self._before: Any = None  # the attribute as stored on the owner itself, or `_ABSENT`
         self._original: Any = None
         self._stand_in: Any = None
-        self._on = [False]  # of the newest stand-in; older ones that a program has kept stay off
+        self._on = [False]  # of the newest stand-in; older ones that a program still holds stay off
 
     def apply(self) -> None:
         """Apply the patch. Idempotent."""
         if self._on[0]:
             return
         found = vars(self.owner).get(self.name, _ABSENT)
-        if found is _ABSENT or found is not self._stand_in:  # otherwise `leave` left it
+        if found is _ABSENT or found is not self._stand_in:  # otherwise `leave` left it in place
             self._before = found
             original = self._stored()
             if original is not self._original:
@@ -80,7 +80,7 @@ class Patch:
         in_place.add(self)
 
     def restore(self) -> None:
-        """Restore the original attribute, unless someone else has replaced it since."""
+        """Restore the original attribute, unless other code has replaced it since."""
         ours = self._on[0] and vars(self.owner).get(self.name) is self._stand_in
         self._on[0] = False
         in_place.discard(self)
@@ -92,8 +92,8 @@ class Patch:
     def leave(self) -> None:
         """Deactivate the stand-in but leave it in place.
 
-        For functions that a program may have kept a reference to, such as `torch.compile`: it would
-        otherwise have two different ones.
+        For functions such as `torch.compile` to which a program may hold a reference: the program
+        would otherwise hold two different versions.
         """
         self._on[0] = False
         in_place.discard(self)
@@ -205,8 +205,8 @@ def watch_mode(
 ) -> Patch:
     """Return a patch that calls `on_mode` after a module switches to training or evaluation mode.
 
-    `eval()` is `train(False)`. This detects evaluation at no cost: between recorded steps nothing
-    is attached to any module, and a program switches once per evaluation phase, not once per batch.
+    `eval()` is `train(False)`. Detection has no cost between recorded steps: nothing is attached to
+    modules, and a program switches modes once per evaluation phase, not once per batch.
     """
 
     def train(original: Callable[..., Any], module: nn.Module, mode: bool = True) -> Any:
@@ -224,13 +224,13 @@ def run_natively(*functions: Callable[..., Any], within: bool = True) -> None:
     """Prevent Dynamo from compiling tracing's own functions where compiled code calls them.
 
     Between two graphs of a compiled function, Dynamo compiles all Python functions that are called,
-    including ours. `is_compiling()` is true in compiled code, so a hook would mistake its call for
-    one during compilation and do nothing.
+    including ours. `is_compiling()` is true in compiled code, so a hook would assume that it is
+    called during compilation and do nothing.
 
     Args:
         functions: plain functions or methods.
-        within: whether to skip the functions that they call too; False for wrappers, which call the
-            program's code.
+        within: whether to skip the functions that they call too; False for wrappers, which call
+            the program's code.
     """
     evaluation = of_evaluation
     if not hasattr(evaluation, "set_code_exec_strategy"):  # torch without it compiles them

@@ -55,7 +55,7 @@ class ModulePlan:
         self.role = (mark and mark.role) or "output"
         self.kind = (mark and mark.kind) or "computed"
         # ModuleList and similar containers have no forward, so no call is expected. Looked up
-        # statically because the descriptor of a scripted class raises.
+        # statically because the descriptor of a scripted class raises an error.
         has_forward = inspect.getattr_static(type(module), "forward") is not nn.Module.forward
         self.can_fire = has_forward and (
             capture.output or capture.output_grad or capture.input or capture.input_grad
@@ -83,7 +83,7 @@ class TensorPlan:
     Attributes:
         slot: its slot in the pass `forward`; the other passes (`grad`, `update`) belong to it.
         states: the slots of its optimizer state (such as `exp_avg`), by name and iteration.
-        look: for a tensor that no optimizer holds, a snapshot from the last record; otherwise None.
+        look: for a tensor held by no optimizer, a snapshot from the last record; otherwise None.
         moved: whether it was written between the last two records.
         trainable: whether it received, or could have received, a gradient in the last record; None
             before the first.
@@ -116,7 +116,7 @@ class TensorPlan:
 
     @property
     def tensor(self) -> torch.Tensor | None:
-        """The parameter or buffer that the module currently holds; None if there is none."""
+        """The parameter or buffer that the module currently holds; None if it holds none."""
         module = self.module()
         if module is None:
             return None
@@ -218,8 +218,8 @@ class TopPlan:
 def _going_on(known: dict[str, TensorPlan], plans: Iterable[TensorPlan]) -> list[TensorPlan]:
     """Give tensor plans the slots of any earlier plans with the same path, and return them.
 
-    A parameter may disappear for some time: pruning replaces it with another one and later restores
-    it. Plans are matched by path, because the node may have received a prefix since.
+    A parameter may be absent for some time: pruning replaces it with another one and later restores
+    it. Plans are matched by path, because the node may have received a prefix since then.
     """
     renewed = list(plans)
     paths = [plan.slot.names()[0] for plan in renewed]
@@ -237,7 +237,7 @@ def _held(module: nn.Module) -> Iterator[str]:
 
 
 def mark_of(module: nn.Module) -> Mark | None:
-    """Return the `@comgra.node` mark of a module's `forward`; None if it has none."""
+    """Return the `@comgra.node` mark of a module's `forward`; None if it is not marked."""
     mark = getattr(module.forward, "__comgra_node__", None)
     return mark if isinstance(mark, Mark) else None
 

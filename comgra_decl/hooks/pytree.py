@@ -30,8 +30,8 @@ def tensors_in(value: Any, path: str = "") -> list[tuple[str, torch.Tensor]]:
 def gradient_function(tensor: torch.Tensor) -> Any:
     """Return the `grad_fn` of a tensor; None also where reading it raises.
 
-    It raises for a view that was created under `no_grad` and whose base was then modified in place,
-    as in LBFGS with complex parameters.
+    Reading it raises for a view that was created under `no_grad` and whose base was then modified
+    in place, as in LBFGS with complex parameters.
     """
     try:
         return tensor.grad_fn
@@ -79,7 +79,7 @@ def _field_names(value: Any) -> list[str]:
 
 
 class Tensors:
-    """A value of which only the tensors are known, by their paths."""
+    """Stands for a value of which only the tensors and their paths are known."""
 
     def __init__(self) -> None:
         self.by_path: dict[str, torch.Tensor] = {}
@@ -121,7 +121,7 @@ def _with(value: Any, path: str, tensor: torch.Tensor) -> Any:
 
 
 def first_batch_size(*values: Any) -> int | None:
-    """Return the batch size: the first dimension of the first tensor that has one, else None."""
+    """Return the first dimension of the first tensor that has dimensions, or None."""
     for value in values:
         for _, tensor in tensors_in(value):
             if tensor.dim() > 0:

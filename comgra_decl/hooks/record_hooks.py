@@ -44,7 +44,7 @@ class RecordHooks:
         graphs: detects the capture of CUDA graphs.
         losses: observes `backward`.
         training: the record of a training step.
-        evaluation: the evaluation phases and their record.
+        evaluation: the evaluation phases and their records.
         ending: whether tracing continues, and how it ends.
 
     Attributes:
@@ -77,7 +77,7 @@ class RecordHooks:
         self._evaluation = evaluation
         self._ending = ending
         self._on_fault = ending.fault
-        self._before_step: Placed | None = None  # only while a step is recorded
+        self._before_step: Placed | None = None  # set only while a step is recorded
         self._unused = UnusedOutputs(quietly=self._quietly, on_fault=ending.fault)
         self.direct = DirectCalls(before=self._before_direct, after=self._after_direct)
         self.stance = EagerStance(on_call=self._unused.called)
@@ -151,7 +151,7 @@ class RecordHooks:
             self._before_step = None
 
     def follow_graph(self) -> bool:
-        """Start following the dependency graph if the spec asks for it; return whether it does."""
+        """Start following the dependency graph if the spec requests it; return whether it does."""
         graph = self._declared.structures.start()
         self._declared.tracer.follow_graph(graph)
         return graph is not None
@@ -177,7 +177,7 @@ class RecordHooks:
 
     @guarded
     def _before_optimizer(self, optimizer: Any, args: Any, kwargs: Any) -> None:
-        """Pause the graph during optimizer arithmetic (a closure's model calls are part of it)."""
+        """Pause the graph during optimizer computations, except for a closure's model calls."""
         if self._lanes.is_beside(here()) or is_nested_step(sys._getframe(1), optimizer):
             return
         declared = self._declared
@@ -189,7 +189,7 @@ class RecordHooks:
         declared.tracer.before_optimizer(self._train, optimizer, closure=closure)
 
     def is_of_another_thread(self) -> bool:
-        """Return whether the step being recorded, or to be recorded next, is another thread's."""
+        """Return whether the step recorded now or next belongs to another thread."""
         return self._declared.tracer.thread not in (0, here())
 
     def is_elsewhere(self) -> bool:

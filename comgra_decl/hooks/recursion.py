@@ -13,14 +13,15 @@ if TYPE_CHECKING:
     from torch.utils.hooks import RemovableHandle
 
 _FACTOR, _MORE = 2, 200
-"""The limit's new value is `_FACTOR` times the old one plus `_MORE`: with hooks, torch needs about
-7 frames instead of 4 for each level of nested modules, and our hooks add more at the innermost."""
+"""The limit's new value is `_FACTOR` times the old value plus `_MORE`: with hooks, torch needs
+about 7 frames instead of 4 for each level of nested modules, and our hooks add more at the
+innermost level."""
 
 
 class Headroom:
     """Raises the recursion limit, so that a program can nest calls as deeply as without tracing.
 
-    With nested recordings, the limit is restored when all are done.
+    If recordings are nested, the limit is restored when all of them have ended.
     """
 
     _users: ClassVar[set[int]] = set()  # ids of the instances that need it
@@ -37,12 +38,12 @@ class Headroom:
         cls._users.add(id(self))
 
     def give_back(self) -> None:
-        """Restore the limit, unless the program has set another one or it is still needed."""
+        """Restore the limit, unless it is still needed or the program has set another one."""
         cls = Headroom
         last = cls._users == {id(self)}
         cls._users.discard(id(self))
         if last and sys.getrecursionlimit() == cls._ours:
-            with contextlib.suppress(RecursionError):  # refused if the stack is deeper now
+            with contextlib.suppress(RecursionError):  # raised if the stack is deeper now
                 sys.setrecursionlimit(cls._theirs)
 
 

@@ -38,7 +38,7 @@ class Reporter:
         self.follow(spec)
 
     def follow(self, spec: Spec) -> None:
-        """Report on the declarations of `spec` from now on."""
+        """Report on the declarations of `spec` from this call on."""
         self._entries: dict[str, set[str]] = {
             name: set(entry.capture) for name, entry in spec.nodes.items()
         }
@@ -46,13 +46,13 @@ class Reporter:
         self._silence_reported = False
 
     def warn(self, message: str) -> None:
-        """Log a warning once and keep it for the report."""
+        """Log a warning once and store it for the report."""
         if message not in self._warnings:
             self._warnings[message] = None
             _log.warning(message)
 
     def say(self, what: str, sentence: str) -> None:
-        """Log a choice and keep the newest one about `what` for the report."""
+        """Log a choice; store the newest choice about `what` for the report."""
         self._choices[what] = sentence
         self._choice_count += 1
         _log.info(sentence)
@@ -60,7 +60,7 @@ class Reporter:
     def documents(
         self, tops: Collection[TopPlan], capture: StepCapture, info: StepInfo
     ) -> dict[str, Any]:
-        """Return the documents that changed with this record (none, for most)."""
+        """Return the documents that changed with this record; usually none."""
         if self._state(tops, capture) == self._states.get(info.mode):
             return {}
         report = self._report(tops, capture)
@@ -80,7 +80,7 @@ class Reporter:
         return {} if report == self._last else {"report": report}
 
     def _empty(self) -> dict[str, Any]:
-        """Return the report of a run without records, in which nothing is known to match."""
+        """Return the report of a run without records, in which no pattern is known to match."""
         nothing = {"matched": 0, "fired": 0, "written": 0, "never_called": []}
         return {
             "entries": {name: dict(nothing) for name in self._entries},
@@ -95,7 +95,7 @@ class Reporter:
         return {} if price is None else {"price": price}
 
     def _modules(self, plan: TopPlan) -> list[dict[str, Any]]:
-        """Describe the modules of a model; if it no longer exists, as they were last."""
+        """Describe the modules of a model; if it no longer exists, describe their last state."""
         if plan.top.module() is not None or plan not in self._described:
             seen: dict[int, str] = {}
             known = {id(own.tensor): own.trainable for own in plan.parameters}
@@ -188,7 +188,7 @@ def _is_silent(plan: ModulePlan) -> bool:
 
 
 def _output_slots(plan: ModulePlan, wanted: set[str]) -> int:
-    """Return the number of series of a module's outputs and inputs that an entry asks for."""
+    """Return the number of series of a module's outputs and inputs that an entry requests."""
     count = 0
     for (role, _), slot in plan.slots.items():
         side = "input" if role.startswith("input") else "output"

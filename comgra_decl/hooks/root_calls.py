@@ -17,7 +17,7 @@ class RootCalls:
     """Classifies model calls by earlier calls and by the modes of modules.
 
     A network that stays in evaluation mode and is called in every step (a teacher, a target
-    network) belongs to the steps. A trained network that was switched to evaluation mode does not.
+    network) is part of the steps. A trained network that was switched to evaluation mode is not.
 
     Args:
         owners: the parent of each module.
@@ -25,7 +25,7 @@ class RootCalls:
 
     Attributes:
         evaluating: whether a model in training was switched to evaluation mode.
-        maybe: whether a model was switched to evaluation mode before anything was trained.
+        maybe: whether a model was switched to evaluation mode before any training.
     """
 
     def __init__(self, owners: Owners, *, held_in: Callable[[nn.Module], Collection[int]]) -> None:
@@ -42,7 +42,7 @@ class RootCalls:
         return bool(self._trained)
 
     def trains(self, root: nn.Module) -> None:
-        """Note that `root` is trained, in either mode."""
+        """Note that `root` is trained, in training or evaluation mode."""
         self.maybe = False
         if id(root) not in self._trained:
             self._trained[id(root)] = weakref.ref(root)
@@ -70,8 +70,8 @@ class RootCalls:
     def _is_evaluated(self, module: nn.Module) -> bool:
         """Return whether a module in evaluation mode is, contains or is part of a trained model.
 
-        A part in evaluation mode within a model in training mode is only frozen, unless the model
-        only wraps it: for a loss, for a task, for another framework.
+        A part in evaluation mode within a model in training mode is only frozen, unless that model
+        is only a wrapper for the part: for a loss, for a task, for another framework.
         """
         for owner in self._owners.and_above(module):
             if self._is_trained(owner):

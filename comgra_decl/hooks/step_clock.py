@@ -12,14 +12,14 @@ Optimizer = int
 """The identifier of an optimizer; the clock only compares it with others."""
 
 Model = int
-"""The identifier of a model, or a part of one, that the program calls directly."""
+"""The identifier of a model, or part of a model, that the program calls directly."""
 
 _PATIENCE = 8
-"""The number of steps of one optimizer after which the others are no longer waited for. A critic
+"""The number of steps of one optimizer after which the clock stops waiting for the others. A critic
 often steps five times for each step of its generator."""
 
 _ODD = 100
-"""The number of optimizer steps without the end of a training step after which to warn."""
+"""The number of optimizer steps after which to warn if no training step has ended."""
 
 _IN_VAIN = (
     f"an optimizer was expected to step, but another one stepped {_PATIENCE} times in the "
@@ -53,20 +53,20 @@ class _Habit(NamedTuple):
     """The role of an optimizer in the last training step in which it stepped."""
 
     ends: bool  # whether it was the last one to step
-    taken: Mapping[Optimizer, int]  # the number of steps of each optimizer
+    taken: Mapping[Optimizer, int]  # the number of steps of each optimizer in that training step
 
 
 class StepClock:
     """Decides which optimizer step ends a training step.
 
-    Optimizers belong to the same training step if their models are called in it: a critic's step
-    calls the generator, so the clock waits for the generator's optimizer. Models that are trained
-    one after another, or concurrently without calling each other, have separate steps. So the clock
-    does not wait for an optimizer that has ended its steps alone, until it is seen to take turns
-    with the current one.
+    Optimizers belong to the same training step if their models are called in that step: a critic's
+    step calls the generator, so the clock waits for the generator's optimizer. Models that are
+    trained one after another, or concurrently without calling each other, have separate steps. The
+    clock therefore does not wait for an optimizer that has ended its steps alone, until that
+    optimizer is observed to take turns with the current one.
 
-    In steps that are not recorded, the clock does not know which models are called, and relies on
-    what each optimizer did last time; the first step of a new optimizer then ends a training step.
+    In steps that are not recorded, the called models are unknown, and the clock relies on the last
+    behaviour of each optimizer; the first step of a new optimizer then ends a training step.
 
     Args:
         rule: "last_optimizer" for the behaviour above; "any" if each optimizer step ends a training
@@ -84,10 +84,10 @@ class StepClock:
         self._warn = warn
         self._habits: dict[Optimizer, _Habit] = {}
         self._taken: dict[Optimizer, int] = {}  # number of steps of each in this step, in order
-        self._moved: set[Model] = set()  # the models that these train
+        self._moved: set[Model] = set()  # the models that these optimizers train
         self._waiting: dict[Optimizer, Collection[Model]] = {}  # those that are expected to step
         self._given_up: set[Optimizer] = set()  # those that were expected but did not step
-        # Those that the last step did not wait for; None if it was not observed, so perhaps any.
+        # The optimizers that the last step did not wait for; None if it was not observed.
         self._left_out: Collection[Optimizer] | None = ()
         self._ender: Optimizer | None = None  # of the last step
         self._ender_before: Optimizer | None = None
@@ -112,7 +112,7 @@ class StepClock:
 
     @property
     def running(self) -> bool:
-        """Whether any optimizer has been seen to step."""
+        """Whether any optimizer step has been observed."""
         return self._last is not None
 
     @property
@@ -135,9 +135,9 @@ class StepClock:
     def called(self, model: Model) -> bool:
         """Handle a model call in a recorded step; return whether the step in progress is over.
 
-        It is over if the model was trained in it and the optimizers still waited for train no other
-        models: they would have stepped by now. This happens if a network is called as a whole, and
-        each of its layers has its own optimizer.
+        The step is over if the model was trained in it and the optimizers still waited for train no
+        other models: they would have stepped by now. This happens if a network is called as a whole
+        and each of its layers has its own optimizer.
         """
         if model not in self._moved or not self.complete:
             return False
@@ -149,8 +149,8 @@ class StepClock:
     def complete(self) -> bool:
         """Whether the optimizers still waited for train only models that were trained already.
 
-        False if none is waited for, or if one has alternated with an optimizer that has stepped
-        (the third optimizer of InfoGAN, which trains the same models as the others).
+        False if no optimizer is waited for, or if one has alternated with an optimizer that has
+        stepped (the third optimizer of InfoGAN, which trains the same models as the others).
         """
         if not self._waiting or not all(map(self._moved.issuperset, self._waiting.values())):
             return False

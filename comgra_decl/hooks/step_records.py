@@ -171,7 +171,7 @@ class StepRecords:
         """Close the record of everything after the last step, or of everything if no step ended.
 
         Args:
-            stepped: whether any optimizer was seen to step.
+            stepped: whether any optimizer step was observed.
         """
         state, train = self._state, self._train
         if train.open and not (state.any_ended or stepped) and len(train):
@@ -255,8 +255,8 @@ class StepRecords:
     def settle_undecided(self, root: nn.Module) -> None:
         """Settle whether the calls before any training were an evaluation.
 
-        They were if they called the model that is trained now, in evaluation mode. Otherwise they
-        belong to the step, like such calls in all later steps.
+        They were if they called, in evaluation mode, the model that is trained now. Otherwise they
+        belong to the step, as do similar calls in all later steps.
         """
         evaluated = [
             module

@@ -1,7 +1,7 @@
 """The state of the step in progress, as a state machine that does not depend on torch.
 
-It receives facts (a model is called, in which mode, with gradients or without) and decides what
-they mean for the record of the step. `StepRecords`, `CallRouter` and `Steps` act on the decisions.
+It receives facts (a model is called, in which mode, with or without gradients) and determines their
+meaning for the record of the step. `StepRecords`, `CallRouter` and `Steps` act on the decisions.
 """
 
 from __future__ import annotations
@@ -87,22 +87,23 @@ class StepState:
         open: whether the record accepts calls. False if it was closed early because the captured
             calls were an evaluation, or because the step has no observable end.
         deferred: whether recording the step is decided again at its end.
-        any_ended: whether any step of this program has been seen to end.
+        any_ended: whether any step of this program has ended.
         trained: the number of calls with gradient in the last captured step.
         aside: the number of calls without gradient in this step.
-        usual: the number of calls with gradient in the captured step before.
+        usual: the number of calls with gradient in the preceding captured step.
         undecided: for each call in this step before any training, a reference to the model and
             whether it was in training mode.
         evaluated: references to the models evaluated in this step before any training, or with
             gradients.
         in_training_mode: whether a model was called in training mode in this step.
-        tuned_before: whether none was in the last captured step, as far as known.
+        tuned_before: whether no model was called in training mode in the last captured step, as far
+            as known.
     """
 
     def __init__(self, counted: Callable[[], int] = lambda: 0) -> None:
         self._counted = counted
         self._begun = 0
-        self._watched = False  # whether a model call was to decide about this step
+        self._watched = False  # whether the next model call was to decide about this step
         self._calls: Counter[Hashable] = Counter()
         self.stage = Stage.WAITING
         self.armed = False
@@ -228,7 +229,7 @@ class StepState:
         return Room.CROWDED if call.training_mode and call.parametric else Room.FULL
 
     def take(self, call: Call, reference: Callable[[], Any]) -> None:
-        """Add a call to the step; `reference` returns the model, or None once it is gone."""
+        """Add a call to the step; `reference` returns the model, or None if it no longer exists."""
         if call.kind is RootCall.TRAINING:
             self.trained += call.parametric
         else:
@@ -249,7 +250,7 @@ class StepState:
         self.undecided.clear()
 
     def evaluates(self) -> None:
-        """Forget the undecided calls, which are recorded as an evaluation."""
+        """Discard the undecided calls, which are recorded as an evaluation."""
         self.undecided.clear()
         self.aside = 0
 
@@ -281,7 +282,7 @@ class StepState:
         self.in_training_mode = False
 
     def forget_calls(self) -> None:
-        """Forget the calls so far, which belong to another step."""
+        """Discard the calls so far, which belong to another step."""
         self.aside = 0
         self.undecided.clear()
         self.evaluated.clear()

@@ -158,7 +158,7 @@ class Steps:
 
     @property
     def is_too_late(self) -> bool:
-        """Whether it is too late for labels to have the step in progress recorded."""
+        """Whether labels can no longer cause the step in progress to be recorded."""
         return self._state.stage is Stage.DECLINED
 
     # -- optimizer steps -----------------------------------------------------------------------
@@ -210,7 +210,7 @@ class Steps:
         if lane.clock.rule == "last_optimizer" and (armed or self._called.watched):
             seen = self._optimizers.seen(optimizer, iter(self._called))
             if armed and seen.own and not self._lanes.several and lane.thread:
-                act_for(lane.thread)  # its optimizer trains models called in the followed thread
+                act_for(lane.thread)  # the optimizer trains models called in the followed thread
         classes = () if lane.clock.rule == "last_optimizer" else _classes(optimizer)
         return lane.clock.stepped(id(optimizer), seen=seen, classes=classes)
 

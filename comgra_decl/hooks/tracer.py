@@ -1,4 +1,4 @@
-"""The module hooks that run while a step is recorded, and what they do at each call."""
+"""The module hooks that run while a step is recorded, and their actions at each call."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ the names of models that no longer exist."""
 
 
 class Calls(Protocol):
-    """Handles calls of roots for a tracer: of outermost modules, or of parts of one."""
+    """Handles calls of roots (outermost modules, or parts of one) for a tracer."""
 
     def entered(self) -> None:
         """Handle the beginning of a call, before anything else."""
@@ -95,7 +95,7 @@ class ModuleTracer:
         recorder: reads outputs and their gradients.
         parameters: reads parameters and their gradients.
         observers: observe code that stays compiled; None if it runs eagerly.
-        functions: tracks compiled functions; None if the program cannot have any.
+        functions: tracks compiled functions; None if the program cannot have compiled functions.
     """
 
     def __init__(
@@ -201,8 +201,8 @@ class ModuleTracer:
     def _claim(self) -> bool:
         """Return whether this thread can be followed, and follow it if it trains.
 
-        All threads can until one trains. A thread that has never trained can also take over if the
-        thread whose step would be recorded next has ended.
+        All threads can be followed until one trains. A thread that has never trained can also be
+        followed if the thread whose step would be recorded next has ended.
         """
         trains = torch.is_grad_enabled()
         with self._together:
@@ -212,7 +212,7 @@ class ModuleTracer:
         return free
 
     def recover(self) -> None:
-        """Forget calls that never returned, as after Ctrl-C in a notebook."""
+        """Discard calls that never returned, as after Ctrl-C in a notebook."""
         self._depth = 0
 
     def remove(self) -> None:
@@ -230,7 +230,7 @@ class ModuleTracer:
         self._release()
 
     def finish(self, capture: StepCapture) -> None:
-        """Read the values that are known only when the step ends, and release its tensors."""
+        """Read the values known only when the step ends, and release the step's tensors."""
         with without_functions():
             self.parameters.finish(capture)
         self._release()
@@ -332,7 +332,7 @@ class ModuleTracer:
 
     @guarded
     def after_compiled(self) -> None:
-        """Handle the end of that module call."""
+        """Handle the end of a module call reported by an observed compiled function."""
         if not is_no_step() and self.thread in (0, here()) and self._handles:
             self._depth = max(0, self._depth - 1)
             if self._depth == 0:
@@ -352,7 +352,7 @@ class ModuleTracer:
             self._ends.targets.shown(tensor)
 
     def after_function(self, returned: Any) -> None:
-        """Handle the end of the function, or its failure together with the calls around it."""
+        """Handle the end of the function, or its failure together with the enclosing calls."""
         self._depth, self._capture = 0, None
         self._ends.targets.know(returned)
         self._ends.targets.resume()
@@ -396,8 +396,8 @@ class ModuleTracer:
     def _come_after(self, module: nn.Module) -> None:
         """Add a hook that runs after a module's own hooks, which may replace its output.
 
-        It stays for this call only, so that the program can copy, save or script the module between
-        calls.
+        The hook remains for this call only, so that the program can copy, save or script the module
+        between calls.
         """
         if id(module) in self._plans and id(module) not in self._late:
             hook = ModuleHook(self._after_late)
@@ -553,7 +553,7 @@ class ModuleTracer:
         return plan
 
     def _named(self, module: nn.Module) -> TopPlan:
-        """Return a plan for a new outermost module, under a name that no living module has.
+        """Return a plan for a new outermost module, under a name that no existing module has.
 
         A loss module that is recreated in each step (`nn.MSELoss()(out, y)`) remains one node, and
         so does a wrapper that is recreated around a model.
@@ -583,7 +583,7 @@ class ModuleTracer:
 
     @property
     def called_tops(self) -> list[TopPlan]:
-        """The plans of outermost modules that take part in training, even if they are gone."""
+        """The plans of outermost modules that take part in training, even if no longer alive."""
         known = (plan for plans in self._namesakes.values() for plan in plans)
         return [plan for plan in known if plan.top.takes_part and self._is_top(plan)]
 

@@ -1,4 +1,4 @@
-"""Convert a spec passed from Python to what a YAML file could contain."""
+"""Convert a spec passed from Python to values that a YAML file can contain."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
 """Which rules watch a run, and what happens when one of them reports a finding.
 
-Only the form is checked here. Names and parameters belong to the rules: `comgra_decl.rules` checks
-them before a run is recorded.
+Only the form is checked here. Names and parameters are checked by `comgra_decl.rules` before a run
+is recorded.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ Limit = Literal["error", "warning", "hint", "never"]
 
 
 def _switched(value: Any) -> Any:
-    """Convert the booleans that YAML makes of `off` and `on` back."""
+    """Convert back the booleans to which YAML converts `off` and `on`."""
     return {False: "off", True: "default"}.get(value, value) if isinstance(value, bool) else value
 
 

@@ -23,7 +23,7 @@ def checked_folder_name(name: str) -> str:
     """Return `name` if it is a valid name of a single folder on every system.
 
     Raises:
-        ValueError: it is not; the message says why.
+        ValueError: it is invalid; the message gives the reason.
     """
     if not name.strip() or name != name.strip():
         raise ValueError(f"{name!r} must not be empty, or start or end with a space")

@@ -1,4 +1,4 @@
-"""Which elements of the batch are recorded individually."""
+"""Which samples of the batch are recorded individually."""
 
 from __future__ import annotations
 

@@ -25,7 +25,7 @@ class ModuleFacts:
     Attributes:
         path: its path within the model, "blocks.0.attn"; "" for the root.
         classes: names of its class and base classes, most derived first.
-        annotation: the name that `@comgra.node` gives its `forward`; "" without one.
+        annotation: the name that `@comgra.node` gives its `forward`; "" if it has none.
     """
 
     path: str
@@ -75,7 +75,7 @@ class Selection:
         matched: the module paths that each entry of `nodes` selects.
         unmatched: a sentence for every pattern that selects nothing, with similar names.
         unmarked: by pattern, a sentence for every annotation that no module has; annotations of
-            tensors are only found while the program runs.
+            tensors become known only while the program runs.
     """
 
     captures: dict[str, Capture] = field(default_factory=dict)

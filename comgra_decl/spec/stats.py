@@ -28,7 +28,7 @@ StatisticName = Literal[
 """Every statistic that is recorded by default; `records.STATISTICS` as a type."""
 
 FormulaName = Literal["rms", "snr"]
-"""Opt-in statistics derived from sums that are read anyway: free for the training."""
+"""Opt-in statistics derived from sums that are read anyway, at no cost to the training."""
 
 OptionalName = Literal[
     "negative_fraction",

@@ -1,9 +1,9 @@
-"""Reduces the short rows of several steps of one form together.
+"""Reduces the short rows of several steps with the same layout together.
 
 A small network has dozens of tensors of a few hundred elements. Step by step, the calls would cost
-more than the arithmetic. So the training thread only copies the tensors, and a `Batch` reduces the
-copies of many steps with one set of operations: when its memory is full, or when the writer thread
-needs the numbers, whichever comes first.
+more than the arithmetic. The training thread therefore only copies the tensors, and a `Batch`
+reduces the copies of many steps with one set of operations: when its memory is full, or when the
+writer thread needs the results, whichever comes first.
 """
 
 from __future__ import annotations
@@ -32,8 +32,8 @@ RESULT_BYTES = 16 << 20
 class Batch:
     """Results of up to `capacity` steps, in slots `first`, `first + 1`, ... of the groups.
 
-    `raw` and `histogram` are owned memory: steps hand out views of it, and nothing writes to it
-    after `settle` until the last step has been stored and `memory` reuses it.
+    `raw` and `histogram` are separately allocated: steps return views of them, and nothing writes
+    to them after `settle` until the last step has been stored and `memory` reuses them.
     """
 
     def __init__(
@@ -49,7 +49,7 @@ class Batch:
         self.settled = 0
         self._first = first
         self._lock = Lock()
-        # keeps this memory: a group that grows later replaces only its own reference
+        # keeps this memory alive: a group that grows later replaces only its own reference
         self._groups = [(g.rows, rows, row) for g, rows, row in form.parts[host].groups]
         self._picks = [(p.group.rows, p) for p in form.picks]
         self.deferred = bool(self._groups)
@@ -58,8 +58,8 @@ class Batch:
         """Computes the results of all finished steps. Idempotent; callable from either thread.
 
         Args:
-            upto: returns early if this many steps are already final.
-            writer: whether the writer thread calls, which must use one thread only.
+            upto: return early if this many steps are already final.
+            writer: whether the writer thread is calling, which must use only one thread.
         """
         if upto is not None and self.settled >= upto:
             return

@@ -1,19 +1,19 @@
 """Reduces tensors on an accelerator and copies the sums to the host asynchronously.
 
-Everything runs on the stream that is current when the tensor is seen, so it is ordered after the
-operation that created the tensor and before any that overwrites it. The sums of a step and its
+All operations run on the stream that is current when the tensor is added, so they are ordered after
+the operation that created the tensor and before any that overwrites it. The sums of a step and its
 histogram elements are copied to pinned memory in one non-blocking copy, followed by an event; only
-the writer thread waits for that event. NaN costs nothing extra: nothing branches on a value.
+the writer thread waits for that event. NaN has no extra cost, because no code branches on a value.
 
 On a GPU with Triton each number is read once (`fused`). Small tensors are deferred, so that one
 launch reads many. A tensor written before it is read (its `_version` changes) is reported instead
 of recorded, and is read immediately from the next step on. Writes that torch does not count
-(`.data`, foreign kernels) are found by a trial: before a tensor is deferred for the first time, it
-is read both immediately and later, and both must give the same numbers.
+(`.data`, foreign kernels) are detected by a trial: before a tensor is deferred for the first time,
+it is read both immediately and later, and both readings must be equal.
 
-On other accelerators torch's operations are used (`sums.lean`).
+On other accelerators, torch's operations are used (`sums.lean`).
 
-A step holds at most some tens of MiB on a device: beyond that, results are copied to the host
+A step uses at most a few tens of MiB on a device: beyond that, results are copied to the host
 within the step, and tensors with very many samples are reduced to `moments`.
 """
 
@@ -59,7 +59,7 @@ _HOST = torch.device("cpu")
 _NOTHING = torch.empty(0, dtype=torch.uint8)
 
 _SMALL = 1 << 20
-"""Bytes from which a tensor is read immediately: the cost of a separate launch is small then.
+"""Bytes from which a tensor is read immediately: at this size, a separate launch costs little.
 """
 _MOST_HELD, _MOST_BYTES_HELD = 64, 16 << 20
 """Maximum number of deferred tensors, and of their bytes, before they are read together."""
@@ -144,7 +144,7 @@ class DeviceStep:
         self.launcher = launcher
         self._before: Launcher | None = None  # failed in this step after reading part of it
         self._module: Any = getattr(torch, device.type) if device.type in ASYNCHRONOUS else None
-        self._stream: Any = None  # last stream used, across steps, since they share memory
+        self._stream: Any = None  # last stream used; kept across steps, since they share memory
         self._address = 0  # address of that stream, on CUDA
         self.wide = wide_dtype(device)
         self._together = False
@@ -167,7 +167,7 @@ class DeviceStep:
 
     @property
     def lost(self) -> list[int]:
-        """Numbers of the tensors written before they could be read."""
+        """Indices of the tensors written before they could be read."""
         return self._step.lost
 
     def follow(self) -> None:
@@ -209,7 +209,7 @@ class DeviceStep:
             node.holder = self
 
     def hold(self, node: Node, tensor: Tensor) -> Held | None:
-        """Defers a tensor unchanged; returns None if it needs more work (`reduce`).
+        """Defers a tensor unchanged; returns None if the tensor needs more work (`reduce`).
 
         Calls no torch operation, so no mode or hook can observe it.
         """
@@ -219,7 +219,7 @@ class DeviceStep:
         if not self._together and (
             len(step.held) >= _MOST_HELD - 1 or step.bytes_held + _SMALL >= _MOST_BYTES_HELD
         ):
-            return None  # adding one would trigger reading them now
+            return None  # adding a tensor would cause all of them to be read now
         usual = tensor.is_contiguous() and not (tensor.is_neg() or tensor.is_inference())
         if not (usual and tensor.data_ptr() and self._stays()):
             return None
@@ -250,7 +250,7 @@ class DeviceStep:
 
         Args:
             node: node of the tensor.
-            rows: contiguous [r, n], r and n > 0.
+            rows: contiguous tensor of shape [r, n], r and n > 0.
             source: the tensor, which may own that memory.
         """
         if self.launcher is None:
@@ -346,7 +346,7 @@ class DeviceStep:
         return _bytes_of([sums.to(_HOST).to(torch.float64)])
 
     def add_rows(self, node: Node, rows: Tensor) -> None:
-        """Adds precomputed raw sums [r, 8]."""
+        """Adds precomputed raw sums of shape [r, 8]."""
         self._take(node, rows, None)
 
     def _take(self, node: Node, sums: Tensor, sample: Tensor | None) -> None:
@@ -431,7 +431,7 @@ def _group_sample(node: Node) -> Tensor:
 
 
 def _sample(rows: Tensor, stride: int) -> Tensor:
-    """Returns a copy of every `stride`-th element of contiguous rows, float32."""
+    """Returns a float32 copy of every `stride`-th element of contiguous rows."""
     return rows.view(-1)[::stride].to(torch.float32, copy=True)
 
 
@@ -464,7 +464,7 @@ class Fetch:
         histogram: NDArray[np.float32],
         aggregates: dict[int, NDArray[np.float64]],
     ) -> None:
-        """Waits for the copy and stores the step's results; a second call is free."""
+        """Waits for the copy and stores the step's results; a second call does nothing."""
         contents, self._contents = self._contents, None
         if contents is None:
             return
@@ -615,5 +615,5 @@ def device_step(device: torch.device) -> DeviceStep:
     made = launcher_class(device.type)
     launcher = None if made is None else made(device)
     if launcher is not None:
-        launcher.compiling = time.perf_counter() - started  # importing Triton counts, too
+        launcher.compiling = time.perf_counter() - started  # importing Triton counts too
     return DeviceStep(device, launcher)

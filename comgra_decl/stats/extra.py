@@ -91,8 +91,8 @@ class Extras:
                 aggregates are appended.
 
         Returns:
-            float64 [all rows, len(names)], NaN where missing, and a function that fills in its
-            contents; callable on another thread.
+            A float64 tensor of shape [all rows, len(names)], NaN where missing, and a function that
+            fills in its contents; callable on another thread.
         """
         table = np.full((int((starts + rows).max(initial=0)), len(self.names)), np.nan)
         pieces, self._pieces, self._done = self._pieces, [], set()

@@ -1,6 +1,6 @@
 """Turns raw sums of recorded steps into stored records; runs on the writer thread.
 
-That thread shares the interpreter with the training, so there is hardly any Python per step:
+The writer thread shares the interpreter with the training, so it runs very little Python per step:
 consecutive steps of the same layout share one set of array operations.
 """
 
@@ -27,7 +27,7 @@ def finalise(
     bins: int | None,
     extra: tuple[str, ...] = (),
 ) -> list[StepBatch]:
-    """Returns the batches to store for `steps`: one per run of steps with the same layout object.
+    """Returns the batches to store for `steps`, one per run of steps with the same layout object.
 
     Waits for pending results from the training thread or a device.
 
@@ -145,7 +145,7 @@ class _Plan:
     def _table(
         self, steps: list[RawStep], names: tuple[str, ...], extra: tuple[str, ...]
     ) -> Floats:
-        """Returns the statistics [statistics, k, rows] of all samples."""
+        """Returns the statistics of all samples, of shape [statistics, k, rows]."""
         raw = np.empty((RAW_STATISTICS, len(steps), self.rows))
         for i, step in enumerate(steps):
             raw[:, i] = step.raw[: self.rows].T

@@ -33,7 +33,7 @@ Floats = NDArray[np.float64]
 _log = logging.getLogger("comgra_decl")
 
 _WIDTHS = (16, 64, 256, 1024, 4096)
-"""Tile widths for short rows: each is a compiled variant, so there are few."""
+"""Tile widths for short rows; each requires a compiled variant, so there are few."""
 _TILE = 4096
 """Numbers per tile; rows up to this length are short."""
 _BLOCK = 1024
@@ -434,7 +434,7 @@ def _readable(tensor: Tensor) -> Tensor:
 
 
 def _is_aligned(tensors: Sequence[Tensor], sizes: Sequence[Rows], size: int) -> bool:
-    """Whether each row starts at a multiple of 16 bytes; then pieces of rows do, too."""
+    """Whether each row starts at a multiple of 16 bytes, and therefore also each piece of a row."""
     lengths = (each.length * size for each in sizes if each.rows > 1)
     addresses = (tensor.data_ptr() for tensor in tensors)
     return not any(number % 16 for number in (*lengths, *addresses))

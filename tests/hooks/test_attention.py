@@ -167,7 +167,7 @@ def test_weights_that_are_too_many_are_left_out_and_said() -> None:
         train(Model(), torch.randn(5, 6, 8))
     assert not run.has("mha", ROLE)
     reason = run.report["refused"][f"mha {ROLE}"]
-    assert reason == "72 weights per sample are more than `values.max_elements`, 71"
+    assert reason == "72 weights per sample exceed `values.max_elements`, 71"
 
 
 def test_recomputing_changes_nothing_of_the_training() -> None:

@@ -1,9 +1,9 @@
 """Gradients of tensors that cross the border of a piece of compiled code.
 
-The gradient of a tensor is the sum of the contributions of all its users. Compiled code sees the
-users inside it, autograd sees those outside. The gradient of an input of compiled code is therefore
-complete only outside, and the gradient of an output that the code also uses itself is complete only
-inside. This module decides where to read each gradient.
+The gradient of a tensor is the sum of the contributions of all its users. The backward of compiled
+code includes the users inside it, autograd those outside. The gradient of an input of compiled code
+is therefore complete only outside, and the gradient of an output that the code also uses is
+complete only inside. This module decides where to read each gradient.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ Arrival = Callable[[torch.Tensor], None]
 """A function that receives a gradient."""
 
 NOWHERE = -1
-"""The place of a tensor that is not an input of the piece of code."""
+"""The place of a tensor that is not an input of the piece of compiled code."""
 
 _OURS = "comgra_decl."
 _WATCHED = 5  # index of this argument of `show`
@@ -40,12 +40,12 @@ _DROPOUTS = (
     F.alpha_dropout,
     F.feature_alpha_dropout,
 )
-_TRAINING = 2  # index of this argument of the dropouts
-_SEVERAL = 2  # results: a backward always reaches a single result, or none
+_TRAINING = 2  # index of this argument of the dropout operators
+_SEVERAL = 2  # results; with a single one, a backward always reaches either it or nothing
 
 
 class _Waiting(NamedTuple):
-    """A pending gradient of an input: read outside if `outside`, else inside."""
+    """A pending gradient of an input: read outside if `outside` is true, otherwise inside."""
 
     place: int
     arrivals: list[Arrival]
@@ -74,8 +74,8 @@ class Border:
     def arrival_at(self, reached: Sequence[int] | None) -> Callable[[], bool]:
         """Returns a function that checks whether the current backward reached one of the results.
 
-        Code is compiled for all results: a backward sends zeros to those that the loss does not
-        depend on, which autograd would not reach at all.
+        Compiled code computes the backward of all results together: results that the loss does not
+        depend on receive zeros, although autograd would not reach them at all.
         """
         self._reached.update(reached or ())
 
@@ -87,7 +87,7 @@ class Border:
         return arrives
 
     def _hook_outside(self, returned: Any, hook: Callable[[torch.Tensor, Arrival], None]) -> None:
-        """Registers hooks for results not used inside, ahead of the program's own hooks."""
+        """Registers hooks for results not used inside; they run before the program's own hooks."""
         used = {position for position, _ in self._handed_out}
         for position, arrivals in self._returned:
             if position not in used:
@@ -119,7 +119,7 @@ class Border:
         self._waiting.append(_Waiting(place, arrivals, outside))
 
     def hand_out(self, position: int, arrivals: list[Arrival]) -> None:
-        """Registers a result whose complete gradient is available inside and goes to `arrivals`."""
+        """Registers a result whose complete gradient is available inside, for `arrivals`."""
         self._handed_out.append((position, arrivals))
 
     def result(self, position: int, arrivals: list[Arrival]) -> None:
@@ -131,8 +131,8 @@ class Border:
     ) -> None:
         """Ends the call and registers the outside arrivals with `hook`.
 
-        A modified argument has two versions, before and after the call, and a returned view is
-        recreated outside from its base. Neither has a complete gradient anywhere.
+        A modified argument has two versions, one before and one after the call, and a returned view
+        is recreated outside from its base. Their complete gradients are not available anywhere.
         """
         changed = [
             before is not None and before != _version(value)
@@ -185,7 +185,7 @@ class InnerGradients:
 
 
 def mark_borders(graph: GraphModule) -> None:
-    """Marks inputs for the operators in a graph, and shows the gradients of its results."""
+    """Passes the places of inputs to the operators in a graph; exposes the gradients of results."""
     parts = [graph, *(body for _, body in _checkpoints(graph))]
     for branch in _branches(graph, parts):
         _show_nothing(branch)
@@ -202,7 +202,7 @@ def mark_borders(graph: GraphModule) -> None:
 
 
 def _checkpoints(graph: GraphModule) -> Iterator[tuple[Node, GraphModule]]:
-    """Yields the calls of `torch.utils.checkpoint` with their bodies, outer ones first."""
+    """Yields the calls of `torch.utils.checkpoint` with their bodies, outermost first."""
     for node in graph.graph.nodes:
         if node.target is torch.ops.higher_order.tag_activation_checkpoint:
             body = getattr(graph, str(node.args[0].target))
@@ -218,7 +218,7 @@ def _branches(graph: GraphModule, parts: Sequence[GraphModule]) -> Iterator[Grap
 
 
 def _show_nothing(branch: GraphModule) -> None:
-    """Removes our operators, since eager code shows nothing in branches either."""
+    """Removes our operators, since branches are not observed in eager code either."""
     for node in [*branch.graph.nodes]:
         if str(node.target).startswith(_OURS):
             branch.graph.erase_node(node)
@@ -226,10 +226,10 @@ def _show_nothing(branch: GraphModule) -> None:
 
 
 def _remove_idle_dropouts(graph: GraphModule) -> None:
-    """Removes dropouts that drop nothing.
+    """Removes dropouts that do not drop anything.
 
-    In eager code, they return their input tensor itself. Traced, they return a copy, and the
-    gradient would lack the contributions computed from the copy.
+    In eager code, they return their input tensor itself. In traced code, they return a copy, and
+    the gradient would lack the contributions computed from the copy.
     """
     for node in [node for node in graph.graph.nodes if _is_idle_dropout(node)]:
         node.replace_all_uses_with(node.args[0])
@@ -253,11 +253,11 @@ class _Marks:
 
     def __init__(self, graph: GraphModule, parts: Sequence[GraphModule]) -> None:
         self._graph = graph.graph
-        self._same: dict[object, Any] = {}  # node -> the node in another graph that it represents
+        self._same: dict[object, Any] = {}  # node -> the same tensor's node in another graph
         for call, body in _checkpoints(graph):
             self._join(call, body)
         self._places: dict[object, int] = {}
-        self._all_places: dict[object, int] = {}  # including tensors without gradient flow
+        self._all_places: dict[object, int] = {}  # with tensors that pass no gradients
         for place, node in enumerate(_given(self._graph)):
             self._all_places.setdefault(self._identity(node), place)
             if _flows(node):
@@ -274,7 +274,7 @@ class _Marks:
                     self._used.update(map(self._identity, node.all_input_nodes))
 
     def _find_reached(self, parts: Sequence[GraphModule]) -> dict[object, int]:
-        """Returns, as a bit set for each node, the results whose gradients flow back to it."""
+        """Returns the results whose gradients flow back to each node, as a bit set per node."""
         found: dict[object, int] = {}
         for position, node in enumerate(_returned(self._graph)):
             if _flows(node):
@@ -321,7 +321,7 @@ class _Marks:
         return id(value) if isinstance(value, torch.Tensor) else node
 
     def mark(self, node: Node) -> None:
-        """Adds the places of its arguments to one of our operators."""
+        """Adds the places of the arguments to one of our operators."""
         name = str(node.target).removeprefix(_OURS).partition(".")[0]
         if name == "show" and node.args[_WATCHED] is True:
             result = self._results.get(self._identity(node.args[0]), NOWHERE)
@@ -360,7 +360,7 @@ def _flows(node: Any) -> bool:
 
 
 def _stops(node: Node) -> bool:
-    """Whether no gradient flows through a node, because its tensor does not require one."""
+    """Whether no gradient flows through a node because its tensor does not require one."""
     value = node.meta.get("example_value")
     return isinstance(value, torch.Tensor) and not value.requires_grad
 

@@ -1,4 +1,4 @@
-"""What a record of compiled code lacks compared with the eager record before it."""
+"""Finds what a record of compiled code lacks compared with the previous eager record."""
 
 from __future__ import annotations
 
@@ -19,26 +19,26 @@ class Completeness:
     """Compares records of compiled code with the last eager one.
 
     Compiled code may hide inputs and outputs of modules, and their gradients. Parameters, their
-    gradients and updates do not come from compiled code: if they are missing, the program itself
-    left them out, for example because a scaler skipped a step. The same holds for modules that it
-    did not call; none of their parameters has a gradient then.
+    gradients and updates are not read from compiled code: if they are missing, the program itself
+    left them out, for example because a scaler skipped a step. The same holds for modules that were
+    not called: none of their parameters has a gradient.
     """
 
     def __init__(self) -> None:
         self._expected: dict[int, Slot] | None = None  # slots of the last eager record, by id
-        self._learning: list[bool] = []  # which parameters required a gradient at that time
+        self._learning: list[bool] = []  # whether each parameter required a gradient at that time
         self.doubted: set[int] = set()  # slots missing since that record
         self._named: set[str] = set()  # all names ever reported as missing
 
     def holds_for(self, tops: Iterable[TopPlan]) -> bool:
         """Whether there is an eager record of the models in their present state.
 
-        If a layer has been frozen since, no gradient passes it, which is not an omission.
+        A layer frozen since then receives no gradient, which is not an omission.
         """
         return self._expected is not None and self._learning == _learning(tops)
 
     def recorded_eagerly(self, slots: Iterable[Slot], tops: Iterable[TopPlan]) -> bool:
-        """Stores an eager record; returns whether it has what the last compiled one lacked."""
+        """Stores an eager record; returns whether it contains what the last compiled one lacked."""
         self._expected = {slot.id: slot for slot in slots}
         self._learning = _learning(tops)
         doubted, self.doubted = self.doubted, set()
@@ -68,7 +68,7 @@ def _parameters(top: TopPlan) -> Iterator[torch.Tensor]:
     for part in top.parts:
         module = part.module()
         if module is not None:
-            held = module._parameters.values()  # takes a tenth of the time of `parameters()`
+            held = module._parameters.values()  # takes a tenth as long as `parameters()`
             yield from (parameter for parameter in held if parameter is not None)
 
 

@@ -1,7 +1,7 @@
 """Control flow that torch always compiles, even in eager code: `torch.cond`, `scan`, `while_loop`.
 
-The compiled code is kept for later calls, including those of unrecorded steps, so it must not
-contain any code of tracing.
+Later calls reuse the compiled code, including calls in unrecorded steps, so it must not contain any
+tracing code.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ GLOBAL_HOOKS = ("_global_forward_hooks", "_global_forward_pre_hooks")
 
 
 def untouched_control_flow() -> Patch:
-    """Returns a patch under which control flow compiles exactly as without tracing."""
+    """Returns a patch under which control flow is compiled exactly as without tracing."""
     return Patch(control_flow, "_set_compilation_env", _untouched)
 
 

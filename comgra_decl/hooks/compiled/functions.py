@@ -37,7 +37,7 @@ class CompiledFunctions:
     def __init__(self, *, warn: Callable[[str], None]) -> None:
         self._warn = warn
         self._outermost: dict[object, dict[int, weakref.ref[nn.Module]]] = {}  # by function
-        self._whole: set[object] = set()  # functions that also run what only hooks can observe
+        self._whole: set[object] = set()  # functions that run backward or an optimizer too
         self.call_forward = False
 
     def calls(self, module: nn.Module, frame: FrameType | None) -> None:
@@ -60,7 +60,7 @@ class CompiledFunctions:
 
         Args:
             caller: the frame of the compiled callable. The result is empty if the function has
-                never been seen running eagerly.
+                never run eagerly.
         """
         function = _function(caller)
         refs = self._outermost.get(function, {})

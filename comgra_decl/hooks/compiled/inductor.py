@@ -16,9 +16,9 @@ if TYPE_CHECKING:
 class LateReading(inductor_passes.CustomGraphPass):  # type: ignore[misc]
     """Moves the operators that show tensors to the end of a graph, in order.
 
-    For a CPU, inductor puts all kernels between two calls into Python in one piece of C++, and the
-    C++ compiler takes most of the time. With all such calls at the end, there are as few pieces as
-    without them. In return, the shown tensors are kept until then.
+    For a CPU, inductor generates one piece of C++ for all kernels between two calls into Python,
+    and compiling the C++ takes most of the time. With all these calls at the end, there are as few
+    pieces as without the calls. The cost is that the shown tensors stay in memory until the end.
 
     A call of a model in a compiled function stays in place, as does everything shown before it,
     because the buffers read there may change later.
@@ -44,7 +44,7 @@ class LateReading(inductor_passes.CustomGraphPass):  # type: ignore[misc]
 def settings(graph: GraphModule) -> dict[str, Any]:
     """Returns the inductor settings that apply this pass and keep its order.
 
-    Empty for other devices, where each kernel is compiled separately and memory is scarcer.
+    Empty for other devices, where each kernel is compiled separately and memory is more limited.
     """
     from comgra_decl.torch_private import inductor_config as config
 
@@ -54,7 +54,7 @@ def settings(graph: GraphModule) -> dict[str, Any]:
     theirs = inductor_passes.get_custom_graph_passes(config.post_grad_custom_post_pass)
     return {
         "post_grad_custom_post_pass": [*theirs, LateReading()],
-        "reorder_for_peak_memory": False,  # it would move them back
+        "reorder_for_peak_memory": False,  # would move the operators back
     }
 
 

@@ -31,9 +31,9 @@ if TYPE_CHECKING:
     from comgra_decl.hooks.tracer import ModuleTracer
 
 _PLACE = -1
-"""The key of our hooks in a module's hook dictionaries: last, and never used by torch.
+"""The key of our hooks in a module's hook dictionaries: sorted last, and never used by torch.
 
-The same for all modules, because the compiler guards on it and modules of one kind share code.
+It is the same for all modules, because the compiler guards on it and modules of a class share code.
 """
 
 _PLACE_OF_CALLS = -2
@@ -43,7 +43,7 @@ _is_compiling = torch.compiler.is_compiling
 
 
 class OutputObserver:
-    """A forward hook that is compiled into the module's code; in eager code it does nothing.
+    """A forward hook that is compiled into the module's code; in eager code it has no effect.
 
     Args:
         number: the module's number. It is stored as a tensor, so that compiled code shared by
@@ -63,7 +63,7 @@ class OutputObserver:
 
 
 class InputObserver:
-    """The corresponding forward pre-hook, with keyword arguments."""
+    """The forward pre-hook that corresponds to `OutputObserver`; accepts keyword arguments."""
 
     def __init__(self, number: int, *, gradient: bool) -> None:
         self.number = torch.tensor(number)
@@ -107,7 +107,7 @@ class CallObserver:
 
 
 def _tensors(value: Any, path: str) -> list[tuple[str, torch.Tensor]]:
-    """Does the same as `tensors_in`, in code that Dynamo can trace."""
+    """Equivalent of `tensors_in` that Dynamo can trace."""
     if isinstance(value, torch.Tensor):
         return [(path, value)]
     below: list[tuple[str, Any]] = []
@@ -141,7 +141,7 @@ class Observers:
     """Places hooks inside compiled code and routes the tensors it shows.
 
     Args:
-        tracer: knows which record the current call belongs to.
+        tracer: provides the record that the current call belongs to.
         on_fault: called with an error in tracing itself.
 
     Attributes:
@@ -157,16 +157,16 @@ class Observers:
         self._calls: list[tuple[weakref.ref[nn.Module], CallObserver]] = []
         self.within_function = False
         self._placed: list[nn.Module] = []
-        self._called: dict[ModulePlan, None] = {}  # whose hooks were placed in this step
+        self._called: dict[ModulePlan, None] = {}  # those whose hooks were placed in this step
         self._iterations: dict[object, int | None] = {}  # of the latest call
         self._tickets: list[tuple[list[Arrival], Callable[[], bool]]] = []
         self._inner = InnerGradients()
         self._border: Border | None = None  # of the running piece of code
-        self._issued: dict[object, list[int]] = {}  # by the tensor that the tickets belong to
+        self._issued: dict[object, list[int]] = {}  # tickets, by the tensor they belong to
 
     @property
     def placed(self) -> bool:
-        """Whether the hooks are on modules, which is the case during a recorded call."""
+        """Whether the hooks are installed on modules, which is the case during a recorded call."""
         return bool(self._placed)
 
     def begin(self) -> None:
@@ -181,7 +181,7 @@ class Observers:
         operators.reader = self
 
     def end(self) -> None:
-        """Removes the hooks and forgets the step's gradients."""
+        """Removes the hooks and discards the step's gradients."""
         self.take_off()
         self._inner.clear()
         if self._tracer.recorder.inner is self._inner:
@@ -233,14 +233,14 @@ class Observers:
     def place_again(self, caller: FrameType) -> bool:
         """Places the hooks for a checkpoint that recomputes compiled code in backward.
 
-        The recomputation must run the same code, because the saved results would not match any
-        other.
+        The recomputation must run the same code, because the results of any other code would not
+        match the saved ones.
 
         Args:
             caller: the frame of the compiled callable.
 
         Returns:
-            Whether the hooks are on.
+            Whether the hooks are installed.
         """
         try:
             endings = torch_variable(caller, "cleanups")
@@ -280,7 +280,7 @@ class Observers:
             self.take_off()
 
     def take_off(self) -> None:
-        """Removes the hooks, so that copied or pickled modules have none of ours."""
+        """Removes the hooks, so that copied or pickled modules contain none of them."""
         for module in self._placed:
             for place in (_PLACE, _PLACE_OF_CALLS):
                 module._forward_hooks.pop(place, None)
@@ -351,7 +351,7 @@ class Observers:
         return self._issue(_which(shown), arrivals, shown.reached)
 
     def _waits(self, shown: Shown) -> bool:
-        """Whether the gradient of a tensor will have to be passed on."""
+        """Whether the gradient of a tensor has to be passed on later."""
         if not shown.outside or not shown.watched:
             return shown.watched
         return self._border is not None and self._border.flows(shown.place)
@@ -391,7 +391,7 @@ class Observers:
             before, self._border = self._border, Border(given, code=compiled)
             try:
                 returned = compiled(*given)
-                if not is_backward():  # in backward, a checkpoint recomputes what is not read again
+                if not is_backward():  # in backward, a checkpoint recomputes tensors already read
                     self._leave_border(self._border, returned)
             finally:
                 self._border = before
@@ -407,7 +407,7 @@ class Observers:
             self._on_fault(error)
 
     def hand_out(self, position: int, reached: Sequence[int] | None) -> int:
-        """Registers an output that the code also uses, whose complete gradient is inside."""
+        """Registers an output that the code also uses, so that its complete gradient is inside."""
         if self._border is None:
             return NO_TICKET
         which = self._border.code, position
@@ -453,7 +453,7 @@ class Observers:
 
 
 def _as_given(tensor: torch.Tensor, leaf: bool, flows: bool) -> torch.Tensor:
-    """Returns an alias that looks to autograd like the tensor that the program passed."""
+    """Returns an alias that autograd treats like the tensor that the program passed."""
     if not flows:
         return tensor
     found = tensor.detach().requires_grad_()
@@ -465,7 +465,7 @@ def _always() -> bool:
 
 
 def _call_hooks(tensor: torch.Tensor, gradient: torch.Tensor) -> None:
-    """Runs the hooks of a stand-in when a gradient reaches the tensor that the program passed."""
+    """Runs the hooks of a stand-in tensor when a gradient reaches the program's original tensor."""
     for hook in [*(tensor._backward_hooks or {}).values()]:
         hook(gradient)
 

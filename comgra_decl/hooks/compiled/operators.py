@@ -1,15 +1,15 @@
 """The operators through which compiled code passes tensors and gradients to Python.
 
-A hook that the compiler traces calls `show`. It returns nothing, so the module's output is
-unchanged: there is no copy or view that a later in-place change could affect. When AOTAutograd
-decomposes `show`, it becomes `read` and a tensor hook that autograd runs while the backward is
-traced, so `gradient` becomes a part of the backward.
+The compiler traces a hook that calls `show`. `show` returns nothing, so the module's output is
+unchanged: there is no copy or view that a later in-place change could affect. AOTAutograd
+decomposes `show` into `read` and a tensor hook that autograd runs while the backward is traced, so
+`gradient` becomes part of the backward.
 
-A compiled function that calls a model also uses `enter` and `leave`, to mark the start and end of
-the outermost call of a module, since Python code cannot observe it there.
+A compiled function that calls a model also uses `enter` and `leave`, which mark the start and end
+of an outermost module's call, because Python code cannot observe the call there.
 
-All are declared as ordered effects: they are never removed or reordered, and forward and backward
-need no shared buffer.
+All are declared as ordered effects, so they are never removed or reordered, and the forward and the
+backward need no shared buffer.
 
 Compiled code is cached on disk under a key made from the compiler's input, which includes the calls
 of `show`. An operator whose behaviour changes therefore needs a new name.
@@ -40,10 +40,10 @@ class Shown(NamedTuple):
         path: the position of the tensor in the value that contains it.
         position: the index of the tensor among those of the value; 0 begins a call.
         entering: whether it is an input of the module.
-        watched: whether its gradient will be shown, too.
-        place: which argument of the piece of compiled code it is; -1 if none.
+        watched: whether its gradient will also be shown.
+        place: which argument of the piece of compiled code it is; -1 if it is not an argument.
         outside: whether its gradient arrives outside and will not be shown.
-        result: which result of the piece it is; -1 if none.
+        result: which result of the piece it is; -1 if it is not a result.
         reached: the results that depend on it; None if this does not matter.
     """
 
@@ -68,7 +68,7 @@ class Given(NamedTuple):
         leaves: for each tensor, whether it is a leaf of the autograd graph.
         flows: for each tensor, whether gradients can flow through it.
         enabled: whether gradients are enabled.
-        places: for each tensor, which argument of the compiled function it is; -1 if none.
+        places: for each tensor, which argument of the compiled function it is; -1 if it is not one.
     """
 
     module: int
@@ -102,7 +102,7 @@ class Reader(Protocol):
 
 
 reader: Reader | None = None
-"""The receiver of what compiled code shows; None while nothing is recorded."""
+"""The receiver of the tensors that compiled code shows; None while nothing is recorded."""
 
 
 def _read(x: torch.Tensor, module: torch.Tensor, path: str, index: int, *how: Any) -> torch.Tensor:
@@ -167,8 +167,8 @@ def _show(
 ) -> None:
     """Reads a tensor, and its gradient if it is not an input of the piece of code.
 
-    The gradients of inputs are read outside, since there may be other users. They are not read at
-    all if the argument is unknown.
+    The gradients of inputs are read outside, since inputs may have other users. If it is unknown
+    which argument a tensor is, its gradient is not read at all.
     """
     if is_backward() and not _is_traced(x):
         return  # a checkpoint recomputes a tensor that already has its hook
@@ -190,7 +190,7 @@ def _is_given(x: torch.Tensor) -> bool:
 
 
 def _is_traced(x: torch.Tensor) -> bool:
-    """Whether a backward is being traced; otherwise `x` is the real tensor, known to autograd."""
+    """Whether a backward is being traced; otherwise `x` is the real tensor, tracked by autograd."""
     return isinstance(x, FunctionalTensor)
 
 

@@ -24,17 +24,17 @@ OnCall = Callable[["FrameType", Any], None]
 class EagerStance:
     """Forces compiled code to run eagerly while a step is recorded, then restores the stance.
 
-    This imports Dynamo, which costs a program nothing because its first optimizer imports it
-    anyway. There is thus no moment at which the program could compile something that the stance
-    does not affect. The stance is global to the process: if one trace runs inside another, it is
-    restored when neither is recording.
+    `force` imports Dynamo. This adds no cost to a program, whose first optimizer
+    imports Dynamo anyway, and it ensures that the stance affects everything the program compiles.
+    The stance is global to the process: if traces are nested, it is restored when none is
+    recording.
 
     Args:
         on_call: called for compiled code that runs eagerly while a step is recorded.
     """
 
     _lifted: ClassVar[bool] = False
-    _forcing: ClassVar[dict[int, OnCall]] = {}  # by the ids of the instances that record
+    _forcing: ClassVar[dict[int, OnCall]] = {}  # by the ids of the recording instances
     _prior: ClassVar[Any] = None
     _filter: ClassVar[Any] = None
     _wishes: ClassVar[Patch | None] = None
@@ -47,7 +47,7 @@ class EagerStance:
 
     @property
     def variant(self) -> Variant | None:
-        """The variant that replaces eager code where it can, or None."""
+        """The variant that runs instead of eager code where possible, or None."""
         return self._variants.get(id(self))
 
     @variant.setter
@@ -72,7 +72,7 @@ class EagerStance:
     @classmethod
     @contextlib.contextmanager
     def lifted(cls) -> Iterator[None]:
-        """Temporarily restores the program's stance for code that torch itself compiles."""
+        """Temporarily restores the program's stance for code that torch compiles internally."""
         if not cls._forcing or cls._lifted:
             yield
             return
@@ -132,14 +132,14 @@ def _restore() -> None:
 def _wish(_original: Callable[..., Any], stance: Any) -> Any:
     """Defers a stance that the program sets while a step is recorded.
 
-    In any other stance, our hooks would be compiled into the program's code.
+    Under any other stance, our hooks would be compiled into the program's code.
     """
     prior, EagerStance._prior = EagerStance._prior, stance
     return prior
 
 
 def _called(original: Callable[..., Any], compiler: Any) -> Any:
-    """Returns the callback that compiles a call of compiled code, None to run it eagerly.
+    """Returns the callback that compiles a call of compiled code, or None to run it eagerly.
 
     Respects a stance set by the program, and runs eagerly if two traces record simultaneously.
     """
@@ -160,7 +160,7 @@ def _called(original: Callable[..., Any], compiler: Any) -> Any:
 
 
 def _hush(caller: FrameType) -> None:
-    """Silences torch's false warning about uncompiled code while compiled code runs eagerly."""
+    """Suppresses torch's incorrect warning about uncompiled code while that code runs eagerly."""
     flex = sys.modules.get("torch.nn.attention.flex_attention")
     endings = torch_variable(caller, "cleanups")  # torch calls these when the call ends
     if flex is None or not isinstance(endings, list):

@@ -44,12 +44,12 @@ _SHOWN_EAGERLY = (
 class CompiledSteps:
     """Chooses eager execution or the variant for each step, and warns once if it must be eager.
 
-    The first record is made eagerly, to discover the model. Steps whose dependency graph is
+    The first step is recorded eagerly, to discover the model. Steps whose dependency graph is
     followed are also recorded eagerly, because calls are followed in Python. If an eager record
     contains something that the next record with observers lacks, compiled code does not expose it.
 
     Args:
-        spec: its `compile` setting selects the mode.
+        spec: the setting `compile` selects the mode.
         tracer: records the tensors shown.
         named: returns the names that the program has given to tensors.
         warn: called with the reason why recorded steps run eagerly.
@@ -80,10 +80,10 @@ class CompiledSteps:
         self.observed = False  # whether the current step runs with observers
 
     def begin(self, stance: EagerStance, *, followed: bool) -> None:
-        """Prepares the compiled code of a step to be recorded; `stance` makes it run eagerly.
+        """Prepares the compiled code of a step to be recorded.
 
         Args:
-            stance: runs the variant instead of eager code if possible.
+            stance: makes compiled code run eagerly, or as the variant if possible.
             followed: whether the dependency graph of this step is followed.
         """
         self.end(stance)

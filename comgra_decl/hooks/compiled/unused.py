@@ -26,7 +26,7 @@ from comgra_decl.hooks.call_context import is_backward, torch_variable
 from comgra_decl.hooks.pytree import gradient_function, tensors_in
 from comgra_decl.torch_private import without_functions
 
-_SEVERAL = 2  # outputs: with only one, a backward reaches all that it depends on, or nothing
+_SEVERAL = 2  # outputs; with a single one, a backward reaches everything or nothing
 
 
 class _Output(NamedTuple):
@@ -50,7 +50,7 @@ class _Call:
 
 
 class UnusedOutputs:
-    """Sends zeros back through outputs that a backward has not reached.
+    """Sends zeros back through outputs that a backward did not reach.
 
     Args:
         quietly: a context in which `backward` is not treated as the program's and not recorded.
@@ -70,7 +70,7 @@ class UnusedOutputs:
         self._roots: list[Any] = []  # the roots of the current backward
 
     def clear(self) -> None:
-        """Forgets the calls of a finished step."""
+        """Discards the calls of a finished step."""
         self._calls.clear()
         self._roots.clear()
 
@@ -127,11 +127,11 @@ class UnusedOutputs:
             self._roots.append(gradient_function(tensor))
 
     def end(self, *, whole: bool) -> None:
-        """Sends the zeros after that backward.
+        """Sends the zeros after the `backward` call.
 
         Args:
-            whole: whether the backward accumulated all gradients: it did not fail, and it was not
-                limited to some `inputs`.
+            whole: whether the backward accumulated all gradients, that is, it did not fail and was
+                not limited to some `inputs`.
         """
         roots, self._roots = self._roots, []
         try:
@@ -178,7 +178,7 @@ def _behind(nodes: Iterable[Any]) -> set[Node]:
 
 
 def _sends_zeros(compiler: Any) -> bool:
-    """Whether a backend compiles its own backward, computed as a whole."""
+    """Whether a backend compiles its own backward, which is computed as a whole."""
     from comgra_decl.torch_private import AotAutograd
 
     while hasattr(compiler, "_torchdynamo_orig_backend"):

@@ -1,8 +1,8 @@
-"""A second variant of the program's compiled code: the same code, with observers inside.
+"""A second variant of the program's compiled code: the same code with observers inside.
 
-The compiler stores compiled code by backend and by region. A recorded step requests code of a
-separate backend and region, and so never runs the plain variant. All other steps never reach the
-variant with observers, evaluate none of its guards, and run exactly what they would run untraced.
+The compiler stores compiled code by backend and by region. A recorded step requests code for a
+separate backend and region, and so never runs the plain variant. All other steps never use the
+variant with observers, evaluate none of its guards, and run exactly as they would untraced.
 """
 
 from __future__ import annotations
@@ -35,16 +35,16 @@ _COMMUNICATES = (
     "compiled code calls collectives itself, so it would wait forever for ranks that run eagerly"
 )
 _IS_TORCHS_OWN = "frame is in the Dynamo skipfiles list"
-"""The compiler's reason for skipping most calls between pieces of compiled code, every time.
+"""The compiler's reason for skipping most calls between pieces of compiled code.
 
-Asking the compiler takes a millisecond, and a step has dozens of such calls.
+Each query of the compiler takes a millisecond, and a step repeats dozens of these calls.
 """
 
 _OURS = str(Path(__file__).resolve().parents[1])
 
 
 def unsupported() -> str | None:
-    """Returns why this version of torch cannot keep two variants apart; None if it can."""
+    """Returns why this version of torch cannot separate the two variants; None if it can."""
     from comgra_decl.torch_private import convert_frame, eval_frame, pgo
 
     needed = (
@@ -75,10 +75,10 @@ class Variant:
         self._compilers: dict[int, _Compiler] = {}  # by the program's own
         self.failed = False
         self._seconds = 0.0
-        self._known: Any = None  # the compiler's knowledge of dynamic sizes
+        self._known: Any = None  # the compiler's state about dynamic sizes
 
     def instead_of(self, compiler: Any, caller: FrameType) -> Any:
-        """Returns the compiler for a call that is about to run, in a separate region, or None.
+        """Returns a compiler with a separate region for a call that is about to run, or None.
 
         Args:
             compiler: the compiler that is used in steps that are not recorded.
@@ -108,7 +108,7 @@ class Variant:
         self._seconds += time.perf_counter() - began
 
     def _may_show(self, caller: FrameType) -> bool:
-        """Whether a compiled callable is part of a model, is a model, or calls one."""
+        """Whether a compiled callable is a model, is part of a model, or calls a model."""
         observers = self.observers
         if is_backward():
             return observers.place_again(caller)
@@ -128,8 +128,8 @@ class Variant:
     def knowing_sizes(self) -> Iterator[None]:
         """Keeps the sizes seen here separate from those that the program's compiler has seen.
 
-        Which sizes are dynamic depends on those seen before, and the plain variant must be compiled
-        as if no steps had been recorded.
+        Which sizes are dynamic depends on the sizes seen before, and the plain variant must be
+        compiled as if no step had been recorded.
         """
         from comgra_decl.torch_private import pgo
 
@@ -146,10 +146,11 @@ class Variant:
 class _Backend:
     """The program's own backend with a separate identity, which distinguishes its compiled code.
 
-    It makes no CUDA graphs, because a replay would show nothing; only recorded steps run without
-    them. Forward and backward of the variant belong together, so nothing passed between them lies
-    in memory that a replay writes to. The results of an unrecorded step in that memory are only
-    overwritten by the next replay, which belongs to an unrecorded step again.
+    It does not capture CUDA graphs, because the operators would not run during a replay; only
+    recorded steps run without CUDA graphs. Forward and backward of the variant belong together, so
+    nothing passed between them is in memory that a replay writes to. Results of an unrecorded step
+    in that memory are overwritten only by the next replay, which belongs to an unrecorded step
+    again.
     """
 
     def __init__(self, backend: Callable[..., Any], observers: Observers) -> None:
@@ -177,7 +178,7 @@ def _communicates(graph: torch.fx.GraphModule) -> bool:
 
     The collectives of DistributedDataParallel and `fully_shard` do not count: hooks call them, in
     the same order as in eager code, so a rank that cannot compile with observers still matches the
-    others.
+    other ranks.
     """
     for node in graph.graph.nodes:
         sharded = type(node.meta.get("example_value")).__name__ == "DTensor"
@@ -211,7 +212,7 @@ class _Compiler:
 
     def __call__(self, frame: Any, *args: Any) -> Any:
         if frame.f_code is MODULE_HOOKS:
-            return _eagerly(alone=True)  # our own hooks run there and determine what is called
+            return _eagerly(alone=True)  # our own hooks run there and determine the callees
         observes = self._variant.observers.placed and not self._variant.failed
         if frame.f_code.co_filename.startswith(_OURS) or not observes:
             return _eagerly()
@@ -238,7 +239,7 @@ class _Compiler:
         return found
 
     def _guards(self, guards: Any) -> list[bool]:
-        """Drops the guards on global module hooks, of which the program has none."""
+        """Drops the guards on global module hooks, because the program has none."""
         kept = [True] * len(guards) if self._before is None else [*self._before(guards)]
         return [
             keep and not any(name in guard.name for name in GLOBAL_HOOKS)
@@ -247,7 +248,7 @@ class _Compiler:
 
 
 def _eagerly(*, alone: bool = False) -> Any:
-    """Returns the answer that makes one frame run eagerly, this time only.
+    """Returns the result that makes one frame run eagerly, this time only.
 
     Args:
         alone: whether the calls inside it are checked separately instead of running eagerly as
@@ -277,9 +278,9 @@ def _without_global_hooks() -> Iterator[None]:
 def _compiling_all() -> Iterator[None]:
     """Compiles everything now, including the backward.
 
-    Otherwise an error in the backward would occur in the program's `backward`. A model within
-    DistributedDataParallel is compiled in one piece, not one per bucket of gradients: if several
-    pieces use a tensor, each knows only a part of its gradient.
+    Otherwise an error in the backward would be raised in the program's `backward`. A model within
+    DistributedDataParallel is compiled as a whole, not once per bucket of gradients: if several
+    pieces used a tensor, each would have only part of its gradient.
     """
     from comgra_decl.torch_private import dynamo_config, functorch_config
 
@@ -294,8 +295,8 @@ def _compiling_all() -> Iterator[None]:
 def _donating_nothing() -> Iterator[None]:
     """Keeps a backward from overwriting saved tensors, which would make a second one fail.
 
-    The tickets that identify gradients are saved tensors too. With donated buffers, they would
-    break programs that save only inputs and outputs and run backward twice (`retain_graph=True`).
+    The tickets that identify gradients are saved tensors too. With donated buffers, programs that
+    save only inputs and outputs and run backward twice (`retain_graph=True`) would fail.
     """
     from comgra_decl.torch_private import graph_compile
 

@@ -25,19 +25,19 @@ _FROM_OUTSIDE = ("input", "target")
 
 
 class AnnotatedNodes:
-    """Assigns each named tensor to its node, and reads it into the record it belongs to.
+    """Assigns each named tensor to its node, and reads it into the corresponding record.
 
-    Several tensors share a node under different roles. The same name and role again within a step
-    is a further iteration. Names set while autograd recomputes a checkpoint are ignored, because
-    they were already set in the forward pass.
+    Several tensors can share a node under different roles. If a name and role are used again within
+    a step, the tensor is a further iteration. Names set while autograd recomputes a checkpoint are
+    ignored, because they were already set in the forward pass.
 
     Args:
         spec: selects what to capture.
-        tracer: knows the models and which record a call belongs to.
+        tracer: provides the models and the record that a call belongs to.
         recorder: reads the tensors.
-        roots: knows whether the program is evaluating.
+        roots: determines whether the program is evaluating.
         training: the record of training steps.
-        evaluation: the evaluation phases and their record.
+        evaluation: the evaluation phases and their records.
     """
 
     def __init__(
@@ -60,10 +60,10 @@ class AnnotatedNodes:
         self._slots: dict[tuple[str, str, int], Slot] = {}
 
     def record(self, value: Any, name: str, role: str | None, kind: str | None) -> bool:
-        """Reads the tensors of a value that the program has just named `name`.
+        """Reads the tensors of a value to which the program has just given a name.
 
         Returns:
-            Whether they are part of the training although they were named outside any model.
+            Whether they are part of the training although they were named outside all models.
         """
         capture = None if is_no_step() else self._capture()
         how = self._how(name)
@@ -128,7 +128,7 @@ class AnnotatedNodes:
         return list(self._captures)
 
     def written(self, entry: str) -> tuple[int, int, int]:
-        """Returns how many names an entry selects, how many were recorded, and their series."""
+        """Returns how many names an entry selects, how many fired, and their series."""
         names = [n for n, how in self._captures.items() if how and entry in how.entries]
         slots = [slot for (name, _, _), slot in self._slots.items() if name in names]
         fired = {slot.key.node for slot in slots if slot.id >= 0 or slot.passes}

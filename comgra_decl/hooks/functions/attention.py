@@ -1,4 +1,4 @@
-"""Recomputes the weights of fused attention, which the fused call itself never stores."""
+"""Recomputes the weights of fused attention, which the fused call never stores."""
 
 from __future__ import annotations
 
@@ -41,20 +41,20 @@ def recomputed_weights(call: FusedCall, *, samples: int, most: int) -> torch.Ten
 
     As in `torch.nn.functional.scaled_dot_product_attention`, the scale defaults to 1 / sqrt(width),
     a boolean mask is true where attention is allowed, and a causal mask allows keys up to the
-    query's own index. A query that may not attend to any key has weights of 0. Autograd, autocast
-    and random generators are not involved.
+    query's index. A query that may not attend to any key has weights of 0. The computation does not
+    involve autograd, autocast or random number generators.
 
     Args:
-            call: the fused call's arguments, [samples, ..., queries, width]. The dimensions between
-                are heads; one is added if there are none.
+            call: the fused call's arguments, of shape [samples, ..., queries, width]. The
+                dimensions in between are heads; if there are none, one is added.
             samples: the maximum number of samples.
             most: the maximum number of weights per sample.
 
     Returns:
-        float32 [samples, heads, queries, keys].
+        A float32 tensor of shape [samples, heads, queries, keys].
 
     Raises:
-            ValueError: the tensors are inside a functorch transform or nested, there are too many
+            ValueError: the tensors are nested or inside a functorch transform, there are too many
                 weights, or no sample is recorded.
     """
     tensors = (call.query, call.key, *([] if call.attn_mask is None else [call.attn_mask]))
@@ -62,8 +62,7 @@ def recomputed_weights(call: FusedCall, *, samples: int, most: int) -> torch.Ten
         raise ValueError("tensors that are nested or in a functorch transform are not recomputed")
     if call.weights_per_sample > most:
         raise ValueError(
-            f"{call.weights_per_sample} weights per sample are more than `values.max_elements`, "
-            f"{most}"
+            f"{call.weights_per_sample} weights per sample exceed `values.max_elements`, {most}"
         )
     if not samples:
         raise ValueError("no sample is recorded (`samples.count` is 0)")
@@ -85,7 +84,7 @@ def _weights(call: FusedCall, samples: int) -> torch.Tensor:
 
 
 def _first(tensor: torch.Tensor, samples: int) -> torch.Tensor:
-    """Returns the first samples, [samples, heads, ..., rows, width], in at least float32."""
+    """Returns the first samples, at least float32, of shape [samples, heads, ..., rows, width]."""
     if tensor.dim() == 2:
         tensor = tensor.unsqueeze(0)
     if tensor.dim() == 3:
@@ -101,7 +100,7 @@ def _masked(scores: torch.Tensor, call: FusedCall, samples: int) -> torch.Tensor
         return scores.masked_fill(keys > rows.unsqueeze(-1), -math.inf)
     if call.attn_mask is None:
         return scores
-    # The mask may be smaller in every leading dimension; expanding it costs no memory.
+    # The mask may be smaller in any leading dimension; expanding it costs no memory.
     whole = torch.broadcast_shapes(call.attn_mask.shape, (*call.query.shape[:-1], 1))
     mask = call.attn_mask.expand(whole)
     mask = mask.reshape(1, 1, *mask.shape) if mask.dim() == 2 else mask

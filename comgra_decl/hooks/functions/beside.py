@@ -1,4 +1,4 @@
-"""Everything that is recorded in addition to modules: function calls and named tensors."""
+"""Records everything beyond modules: function calls and named tensors."""
 
 from __future__ import annotations
 
@@ -20,14 +20,14 @@ if TYPE_CHECKING:
 
 
 class Beside:
-    """Holds the recorders that a spec needs. Most specs select no function, so nothing is watched.
+    """Holds the recorders that a spec needs. Most specs select no functions, so none are watched.
 
     Args:
         spec: selects what to capture.
-        tracer: knows the models and which record a call belongs to.
-        roots: knows whether the program is evaluating.
+        tracer: provides the models and the record that a call belongs to.
+        roots: determines whether the program is evaluating.
         training: the record of training steps.
-        evaluation: the evaluation phases and their record.
+        evaluation: the evaluation phases and their records.
         on_fault: called with an exception in tracing itself, which never reaches the program.
     """
 
@@ -63,7 +63,7 @@ class Beside:
             self._functions.install()
 
     def enter(self, module: nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> None:
-        """Enters a module whose hooks do not run: it began earlier, or is called directly."""
+        """Enters a module whose hooks do not run because it began earlier or is called directly."""
         if self._functions is not None:
             self._functions.enter(module, args, kwargs)
 
@@ -89,10 +89,10 @@ class Beside:
             self._functions.leave_training()
 
     def annotate(self, value: Any, name: str, role: str | None, kind: str | None) -> bool:
-        """Records the tensors of a value that the program has just named `name`.
+        """Records the tensors of a value to which the program has just given a name.
 
         Returns:
-            Whether they are part of the training although they were named outside any model.
+            Whether they are part of the training although they were named outside all models.
         """
         return self._annotated.record(value, name, role, kind)
 

@@ -1,9 +1,9 @@
 """Records function calls made by modules: softmax inside attention, or a function of the program.
 
-Everything here exists only if the spec selects functions or requests attention weights, and is
+The classes here are used only if the spec selects functions or requests attention weights, and are
 active only in recorded steps. A torch function mode would change which kernels some layers run in
-evaluation, so it is removed while these layers are called. Anything a layer then computes in one
-native call is not visible.
+evaluation, so the mode is removed while these layers are called. Anything that such a layer
+computes in a single native call is not visible.
 """
 
 from __future__ import annotations
@@ -45,12 +45,12 @@ if TYPE_CHECKING:
 
 @dataclass(eq=False, slots=True)
 class _Running:
-    """A module that is running, and the tensors recorded inside it that the graph could not see."""
+    """A running module, and the tensors recorded inside it whose edges the graph lacks."""
 
     module: nn.Module
     inside: Inside = NOTHING
     given: tuple[Any, ...] = ()
-    paused: bool = False  # whether the mode was removed for it
+    paused: bool = False  # whether the mode was removed for this module
     hidden: list[torch.Tensor] = field(default_factory=list)
 
     @property
@@ -60,7 +60,7 @@ class _Running:
 
 
 class _Call(NamedTuple):
-    """A call that is being recorded."""
+    """A call whose result will be recorded."""
 
     plan: CallPlan | None
     attention: Series | None
@@ -72,7 +72,7 @@ class _Call(NamedTuple):
 
 
 def wants_calls(spec: Spec) -> bool:
-    """Returns whether a spec selects functions or asks for attention weights."""
+    """Returns whether a spec selects functions or requests attention weights."""
     entries = spec.nodes.values()
     return bool(call_rules(spec)) or any(e.attention and e.attention.recompute for e in entries)
 
@@ -82,7 +82,7 @@ class FunctionTracer:
 
     Args:
         spec: selects what to capture.
-        tracer: knows the models and which record a call belongs to.
+        tracer: provides the models and the record that a call belongs to.
         recorder: reads the tensors.
         training: the record of training steps, for calls outside any module.
         on_fault: called with an exception in tracing itself, which never reaches the program.
@@ -140,7 +140,7 @@ class FunctionTracer:
             self._begin(module, args, dict(kwargs))
 
     def leave(self, module: nn.Module, output: Any) -> None:
-        """Leaves that module."""
+        """Leaves a module whose hooks do not run."""
         self._after(module, (), output)
 
     def remove(self) -> None:
@@ -157,7 +157,7 @@ class FunctionTracer:
             self._watching.stop()
 
     def before_optimizer(self) -> None:
-        """Stops watching during an optimizer step, except for model calls of a closure."""
+        """Stops watching during an optimizer step, except for model calls in a closure."""
         self._stepping = True
         self.leave_training()
 
@@ -225,7 +225,7 @@ class FunctionTracer:
     # -- following calls -----------------------------------------------------------------------
 
     def begins(self, name: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> _Call | None:
-        """Prepares the record of a watched call that begins; returns None if it is not recorded."""
+        """Prepares to record a watched call at its start; returns None if it is not recorded."""
         if is_no_step():
             return None
         inside = self._stack[-1].inside if self._stack else self._sites.outside
@@ -282,7 +282,7 @@ class FunctionTracer:
                 hidden.append(tensor)
 
     def _recompute(self, series: Series, call: _Call) -> None:
-        """Recomputes the weights of fused attention, if they are few enough to keep."""
+        """Recomputes the weights of fused attention if there are few enough of them to store."""
         iteration = call.capture.iteration((series, attention.ROLE), series.node)
         if iteration is None:
             return
@@ -299,13 +299,13 @@ class FunctionTracer:
     # -- reporting -----------------------------------------------------------------------------
 
     def written(self, entry: str) -> tuple[int, int, int]:
-        """Returns the number of possible nodes of an entry, how many fired, and their series."""
+        """Returns how many nodes an entry can have, how many were called, and their series."""
         plans = list(self._sites.of_entry(entry))
         return len(plans), sum(plan.fired for plan in plans), sum(map(_series, plans))
 
     @property
     def fired(self) -> int:
-        """Number of nodes whose calls have been made so far."""
+        """Number of nodes called so far."""
         return sum(plan.fired for plan in self._sites.plans)
 
     def unmatched(self) -> Iterator[str]:

@@ -1,7 +1,7 @@
-"""Finds the functions that a spec names, under every name by which a program may call them.
+"""Finds the functions named in a spec, under every name by which a program may call them.
 
-This never imports a module, which would run the program's code too early. A function in a module
-that is not loaded yet is found later, when a model is called.
+No module is imported, which would run the program's code too early. A function in a module that is
+not loaded yet is found later, when a model is called.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from torch.nn import functional
 from comgra_decl.errors import did_you_mean
 
 _FAMILY = (torch, torch.Tensor, functional, torch.special)
-"""Namespaces in which a name means one operation, as a function and as a tensor method."""
+"""Namespaces in which a name stands for the same operation, as a function or as a method."""
 
 
 @dataclass(frozen=True)
@@ -28,7 +28,7 @@ class Found:
 
     Attributes:
         name: the name in the spec.
-        torch_functions: the functions that a torch function mode may see when it is called.
+        torch_functions: the functions that a torch function mode may receive when it is called.
         places: the (module or class, attribute) pairs that hold it and are patched to watch it.
         problem: why the function was not found, or "".
     """
@@ -40,7 +40,7 @@ class Found:
 
 
 def find(name: str) -> Found:
-    """Returns the function with a full dotted name; if there is none, its `problem` says why."""
+    """Returns the function with a full dotted name; `problem` explains why there is none."""
     owner, rest, where = _loaded(name)
     for attribute in rest[:-1]:
         known, owner = owner, getattr(owner, attribute, None)
@@ -104,8 +104,8 @@ def _torch_function(name: str, owner: Any, last: str, function: Callable[..., An
         for attribute in (last, f"{last}_"):
             found = (getattr(member, attribute, None) for member in _FAMILY)
             functions |= {each for each in found if callable(each)}
-        # Inside `torch.nn.functional`, functions call each other without any mode seeing it. The
-        # attention of `nn.MultiheadAttention` calls `softmax` this way.
+        # Calls between functions of `torch.nn.functional` do not reach a mode. The attention of
+        # `nn.MultiheadAttention` calls `softmax` this way.
         if hasattr(functional, last):
             places.append((functional, last))
     elif inspect.isfunction(function):
@@ -114,7 +114,7 @@ def _torch_function(name: str, owner: Any, last: str, function: Callable[..., An
 
 
 def _places(owner: Any, attribute: str, function: Any) -> Iterator[tuple[Any, str]]:
-    """Yields the places that hold the function; `from layers import attend` makes another one."""
+    """Yields the places that hold the function; `from layers import attend` creates another one."""
     yield owner, attribute
     if inspect.isclass(owner):
         return

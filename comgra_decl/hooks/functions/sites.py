@@ -1,4 +1,4 @@
-"""Determines in which modules function calls are recorded, and their nodes."""
+"""Determines in which modules function calls are recorded, and the nodes of these calls."""
 
 from __future__ import annotations
 
@@ -24,11 +24,11 @@ class Series(Protocol):
     capture: Capture
 
     def slot(self, role: str, iteration: int) -> Slot:
-        """Returns the slot of a tensor at the `iteration`-th call of a step."""
+        """Returns the slot of a tensor in a given iteration."""
 
 
 class CallPlan:
-    """Calls of one function inside one module: a node."""
+    """The calls of one function inside one module, which form a node."""
 
     def __init__(self, node: Callable[[], str], function: str, capture: Capture) -> None:
         self.node = node
@@ -38,7 +38,7 @@ class CallPlan:
         self.slots: dict[tuple[str, int], Slot] = {}
 
     def slot(self, role: str, iteration: int) -> Slot:
-        """Returns the slot of a tensor at the `iteration`-th call of a step."""
+        """Returns the slot of a tensor in a given iteration."""
         slot = self.slots.get((role, iteration))
         if slot is None:
             slot = self.slots[role, iteration] = Slot(
@@ -54,7 +54,7 @@ class Inside(NamedTuple):
     attention: Series | None
 
     def nested(self, inner: Inside | None) -> Inside:
-        """Returns what is recorded inside a nested module: `inner` added to this."""
+        """Returns what is recorded inside a nested module: this combined with `inner`."""
         if inner is None:
             return self
         return Inside({**self.calls, **inner.calls}, inner.attention or self.attention)
@@ -87,7 +87,7 @@ class Sites:
         )
 
     def inside(self, module: nn.Module, tops: Iterable[TopPlan]) -> Inside | None:
-        """Returns what is recorded inside a module of one of the models, None for nothing."""
+        """Returns what is recorded inside a module of one of the models, or None if nothing is."""
         for top in tops:
             known = self._tops.get(id(top))
             if known is None or known[0]() is not top or known[1] is not top.top.module:
@@ -97,7 +97,7 @@ class Sites:
         return site[1] if site is not None and site[0]() is module else None
 
     def _adopt(self, top: TopPlan) -> None:
-        """Finds the modules of a model with recorded calls, at its first call."""
+        """Finds the modules of a model in which calls are recorded, at the model's first call."""
         root = top.top.module()
         if root is None:
             return

@@ -1,8 +1,8 @@
 """Observes calls of given functions, with a torch function mode and with patches.
 
-The mode sees torch's own functions however the program obtained them. It does not see calls made
-inside a function of `torch.nn.functional`, nor functions of the program. Those are replaced by a
-wrapper in the modules that hold them.
+The mode receives calls of torch's own functions however the program obtained them. It does not
+receive calls made inside a function of `torch.nn.functional`, nor calls of the program's functions.
+Those functions are replaced by a wrapper in the modules that hold them.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ class Listener(Protocol):
 
 
 class Watching:
-    """Passes every call of the watched functions to a listener, while it is on.
+    """Passes every call of the watched functions to a listener while it is started.
 
     Each call is passed on once, even if it goes through several names of a function.
 
@@ -72,7 +72,7 @@ class Watching:
             self.pause()
             for place in self._places:
                 place.restore()
-            self.on = False  # last, so that after a fault the rest is removed when tracing ends
+            self.on = False  # last, so that after a fault the end of tracing removes the rest
 
     def pause(self) -> bool:
         """Removes the mode but leaves the wrappers; returns whether the mode was active."""
@@ -82,10 +82,10 @@ class Watching:
         return placed
 
     def resume(self, below: modes.OwnMode | None) -> None:
-        """Inserts the mode below the program's own modes and above our mode that follows the graph.
+        """Inserts the mode below the program's own modes and above the mode that follows the graph.
 
-        The upper of two modes receives a result last, so the graph followed by the lower one
-        already knows a result when it is recorded.
+        The upper of two modes receives a result last, so the result is already part of the graph
+        when it is recorded.
         """
         if not self._mode.names or modes.is_placed(self._mode):
             return
@@ -101,7 +101,7 @@ class Watching:
         args: tuple[Any, ...],
         kwargs: dict[str, Any],
     ) -> Any:
-        """Calls the function and reports the call, unless it is part of a reported call."""
+        """Calls the function and reports the call, unless the call is part of a reported one."""
         known = not self.on or name in self._running or threading.get_ident() != self._thread
         token = None
         if not known:

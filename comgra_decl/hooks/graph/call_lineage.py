@@ -25,7 +25,7 @@ class Follower:
     def __init__(self, lineage: Lineage, *, cut: Callable[[str, Sources], None]) -> None:
         self._lineage = lineage
         self._cut = cut
-        self.recomputed = 0  # depth of code that the backward pass will run again
+        self.recomputed = 0  # nesting depth of code that the backward pass will run again
         self._special: dict[Call, Callable[[Values, Any], None]] = {
             Call.FIRST_ONLY: lambda values, result: self.give(result, tensors_of(values)[:1]),
             Call.SHAPE_OF_FIRST: lambda values, result: self.give(result, tensors_of(values)[1:]),

@@ -1,4 +1,4 @@
-"""How each torch call affects dependence: which values its results are computed from.
+"""Classifies torch calls by how their results depend on their arguments.
 
 Calls are distinguished by name. By default, every result depends on every tensor among the
 arguments, which is also what autograd assumes.
@@ -14,12 +14,12 @@ import torch
 
 
 class Call(Enum):
-    """How values pass through a torch call."""
+    """How the results of a torch call depend on its arguments."""
 
-    IGNORED = auto()  # reads metadata, or changes how a tensor is viewed, not its values
+    IGNORED = auto()  # reads metadata, or changes the view of a tensor but not its values
     PLAIN = auto()  # every result from every argument
     FIRST_ONLY = auto()  # the other tensors only provide a shape or dtype
-    SHAPE_OF_FIRST = auto()  # the first tensor only provides a shape and dtype
+    SHAPE_OF_FIRST = auto()  # the first tensor only provides a shape and a dtype
     ONE_BY_ONE = auto()  # the i-th result from the i-th tensor of each list
     IN_PLACE = auto()
     IN_PLACE_LISTS = auto()
@@ -28,7 +28,7 @@ class Call(Enum):
     DETACH_IN_PLACE = auto()
     NORMALISE = auto()  # batch statistics in training, running ones otherwise
     ENTRY = auto()  # values enter torch from an unknown source, unless they are already tensors
-    PACK = auto()  # sequences packed by length: the batch sizes depend on the lengths alone
+    PACK = auto()  # sequences packed by length: the batch sizes depend only on the lengths
     CUT = auto()  # values leave torch
 
 
@@ -63,7 +63,7 @@ _PROPERTIES = {"data": Call.DETACH} | dict.fromkeys("T H mT mH real imag".split(
 
 
 def _classify(name: str) -> Call:
-    """Returns the effect of a call with this name."""
+    """Returns the category of a call with this name."""
     if name in _FACTS:
         return Call.IGNORED
     if name in _FROM_ELSEWHERE:
@@ -100,7 +100,7 @@ _known: dict[str, Call] = {}
 
 
 def meaning(func: Any) -> tuple[str, Call]:
-    """Returns the name of a torch function and the effect of calling it."""
+    """Returns the name of a torch function and the category of its calls."""
     name = getattr(func, "__name__", "")
     if name == "__get__":  # a property: `.shape`, `.T`, `.data`
         attribute = getattr(getattr(func, "__self__", None), "__name__", name)
@@ -128,7 +128,7 @@ def tensors_of(values: Iterable[Any]) -> list[torch.Tensor]:
 
 
 def column(values: Iterable[Any], index: int) -> list[torch.Tensor]:
-    """Returns the tensors that the `index`-th result of a call on lists is computed from.
+    """Returns the tensors from which the `index`-th result of a call on lists is computed.
 
     A list contributes its `index`-th tensor; a single tensor contributes to every result.
     """

@@ -1,8 +1,8 @@
 """Preserves the edges from earlier steps when a graph is captured again.
 
-An edge from an earlier step is visible only if that step was followed too. A step followed in
-isolation therefore keeps the edges seen the last time a step ran this way. Records that are not
-followed at all use the same convention.
+An edge from an earlier step is visible only if that step was followed too. If the preceding step
+was not followed, a step therefore keeps the edges found the last time a step ran in the same way.
+Records of steps that are not followed at all use the same convention.
 """
 
 from __future__ import annotations
@@ -24,14 +24,14 @@ class _Edge(NamedTuple):
 
 
 class Carried:
-    """The edges from earlier steps, for each way a step ran."""
+    """The edges from earlier steps, for each way in which a step can run."""
 
     def __init__(self) -> None:
         self._edges: dict[int, set[_Edge]] = {}
         self._followed = -2  # the last step that was followed
 
     def complete(self, structure: Structure, signature: int, *, step: int) -> Structure:
-        """Returns the structure with the edges that cannot be seen in this step alone."""
+        """Returns the structure with the edges that are not visible in this step alone."""
         seen = self._followed == step - 1
         self._followed = step
         if seen:

@@ -1,9 +1,9 @@
 """Tracks which traced tensors each tensor of a step was computed from, through views and writes.
 
-Tensors share memory, so a write through one name changes the values of the others. Two views of the
-same tensor also share a gradient path; a detached alias does not. Writes are therefore tracked per
-storage, and gradient paths per root (the base tensor of the views). A clock separates what was
-known before a write from what was learned after it.
+Tensors can share memory, so a write through one tensor changes the values of the others. Two views
+of the same tensor also share a gradient path; a detached alias does not. Writes are therefore
+tracked per storage, and gradient paths per root (the base tensor of the views). A clock separates
+ancestors determined before a write from those determined after it.
 """
 
 from __future__ import annotations
@@ -40,21 +40,21 @@ def merged(found: Iterable[Sources]) -> Sources:
 
 
 class _Written:
-    """A storage that was written to, and the ancestors of its values since then."""
+    """A storage that was written to, and the ancestors of its values since the first write."""
 
     __slots__ = ("all", "grads", "overwritten", "storage", "time", "whole")
 
     def __init__(self, storage: torch.UntypedStorage) -> None:
-        # A weak reference keeps the id from being reused by another storage, but not the memory.
+        # A weak reference prevents reuse of the id, but does not keep the memory alive.
         self.storage = StorageWeakRef(storage)
         self.time = 0
-        self.overwritten = 0  # when its whole content was last replaced
+        self.overwritten = 0  # the time at which its whole content was last replaced
         self.all: frozenset[int] = frozenset()
         self.whole = False  # `all` covers the entire storage, not only a part
         self.grads: dict[int, tuple[weakref.ref[torch.Tensor], frozenset[int]]] = {}
 
     def grad(self, root: torch.Tensor) -> frozenset[int] | None:
-        """Returns the gradient ancestors of a root since it was written to, None if it was not."""
+        """Return the gradient ancestors of a root since it was written; None if it was not."""
         known = self.grads.get(id(root))
         return known[1] if known is not None and known[0]() is root else None
 
@@ -63,7 +63,7 @@ class Lineage:
     """The nearest traced ancestors of every tensor of a step.
 
     Args:
-            origin: returns the ancestors of a tensor that no call made, such as a parameter or
+            origin: returns the ancestors of a tensor that no call created, such as a parameter or
                 buffer.
     """
 
@@ -74,7 +74,7 @@ class Lineage:
         self._clock = 0
 
     def clear(self) -> None:
-        """Forgets all ancestors."""
+        """Discards all ancestors."""
         self._tensors.clear()
         self._written.clear()
 
@@ -85,14 +85,14 @@ class Lineage:
             sources, time = known[1], known[2]
         else:
             sources, time = self._origin(tensor), 0
-        if time < self._clock:  # something was written since
+        if time < self._clock:  # some tensor was written to since then
             written = self._written.get(storage_id(tensor))
             if written is not None and written.time > time:
                 return _since(written, tensor, sources, time)
         return sources
 
     def seen(self, tensor: torch.Tensor) -> bool:
-        """Whether the call that made the tensor was seen."""
+        """Whether the call that created the tensor was observed."""
         known = self._tensors.get(id(tensor))
         return known is not None and known[0]() is tensor
 
@@ -101,11 +101,11 @@ class Lineage:
         return merged([self.of(tensor) for tensor in tensors])
 
     def set(self, tensor: torch.Tensor, sources: Sources, *, recomputed: bool = False) -> None:
-        """Sets the ancestors of a tensor; gradient paths end where autograd does not follow.
+        """Sets the ancestors of a tensor; gradient paths end where autograd does not track it.
 
-        Under a transform of `torch.func`, a wrapper does not reveal whether autograd follows the
-        wrapped tensor. In code that the backward pass runs again (`recomputed`), autograd will
-        follow although it does not now. In both cases the final result decides.
+        Under a transform of `torch.func`, a wrapper does not show whether autograd tracks the
+        wrapped tensor. Code that the backward pass runs again (`recomputed`) will be tracked by
+        autograd then, although it is not tracked now. In both cases the final result decides.
         """
         if sources.grad and not tensor.requires_grad:
             real = tensor.is_floating_point() or tensor.is_complex()
@@ -116,10 +116,10 @@ class Lineage:
     def write(
         self, target: torch.Tensor, inputs: Sources, *, overwrite: bool, recomputed: bool = False
     ) -> None:
-        """Records a write into `target`, which affects every tensor on the same storage.
+        """Records a write into `target`, which affects all tensors on the same storage.
 
-        Autograd builds the root's new history from its old one and from the inputs. The history of
-        the view that was written through is not part of it.
+        Autograd builds the root's new history from its old history and from the inputs. The history
+        of the view that was written through is not included.
         """
         root = target if target._base is None else target._base
         if overwrite and root is target:
@@ -153,7 +153,7 @@ class Lineage:
         written.grads[id(root)] = (weakref.ref(root), new.grad)
 
     def replace(self, tensor: torch.Tensor, own: Sources) -> None:
-        """Makes a tensor its own only ancestor, also for views of it that were written before."""
+        """Makes a tensor its own only ancestor, also for its views that were written before."""
         self._tensors[id(tensor)] = (weakref.ref(tensor), own, self._clock)
         written = self._written.get(storage_id(tensor)) if self._written else None
         if written is not None and written.grad(tensor) is not None:
@@ -169,7 +169,7 @@ class Lineage:
         return storage_id(tensor) in self._written
 
     def living(self) -> Iterator[torch.Tensor]:
-        """Yields the tensors that were made by calls and still exist."""
+        """Yields the tensors that were created by calls and still exist."""
         for reference, _, _ in list(self._tensors.values()):
             tensor = reference()
             if tensor is not None:
@@ -188,7 +188,7 @@ def _since(written: _Written, tensor: torch.Tensor, known: Sources, time: int) -
 
 
 def storage_id(tensor: torch.Tensor) -> int:
-    """Returns an id of a tensor's memory, valid while it lives; 0 if it has no storage."""
+    """Returns an id of a tensor's memory, valid while the memory exists; 0 without a storage."""
     try:
         return int(tensor.untyped_storage()._cdata)
     except (RuntimeError, NotImplementedError, ValueError):  # sparse, opaque, lazy: no storage

@@ -1,8 +1,8 @@
-"""Remembers tensors kept from earlier steps: hidden states, replay buffers and the like.
+"""Tracks tensors kept from earlier steps, such as hidden states and replay buffers.
 
-Nothing is followed between recorded steps, so this covers tensors that were made in a followed step
-and still exist when a later followed step uses them. They are recognised by their storage, because
-`h = h.detach()` between two steps makes another tensor on the same memory.
+Calls are not followed between recorded steps, so this covers tensors that were created in a
+followed step and still exist when a later followed step uses them. They are recognised by their
+storage, because `h = h.detach()` between two steps creates another tensor on the same memory.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ _MAX_KEPT = 10_000
 
 
 class Memory:
-    """Which slots the surviving tensors of earlier steps came from."""
+    """The slots from which the surviving tensors of earlier steps came."""
 
     def __init__(self) -> None:
         self._kept: dict[int, tuple[StorageWeakRef, tuple[Slot, ...]]] = {}
@@ -32,12 +32,12 @@ class Memory:
         return bool(self._kept)
 
     def of(self, tensor: torch.Tensor) -> tuple[Slot, ...]:
-        """Returns the slots that a tensor came from in an earlier step, empty if unknown."""
+        """Returns the slots from which a tensor came in an earlier step; empty if unknown."""
         known = self._kept.get(storage_id(tensor))
         return known[1] if known is not None and not known[0].expired() else ()
 
     def keep(self, survivors: Iterable[tuple[torch.Tensor, tuple[Slot, ...]]]) -> None:
-        """Remembers the tensors that outlive a step, and drops those that no longer exist."""
+        """Stores the tensors that outlive a step, and drops those that no longer exist."""
         self._kept = {key: kept for key, kept in self._kept.items() if not kept[0].expired()}
         for tensor, slots in survivors:
             key = storage_id(tensor)
@@ -45,7 +45,7 @@ class Memory:
                 self._kept[key] = (StorageWeakRef(tensor.untyped_storage()), slots)
 
     def forget(self) -> None:
-        """Forgets everything."""
+        """Discards all stored tensors."""
         self._kept.clear()
 
 

@@ -1,8 +1,8 @@
-"""Follows calls that no torch function mode sees.
+"""Follows calls that do not reach any torch function mode.
 
 Custom autograd functions may compute in numpy, scripted code runs in C++, and the transforms of
-`torch.func` and tensor subclasses wrap tensors in C++. Each is wrapped at a point that every call
-passes, including calls through a stored reference (`op = MyFunction.apply`).
+`torch.func` and tensor subclasses wrap tensors in C++. Each is patched at a point that every call
+passes through, including calls through a stored reference (`op = MyFunction.apply`).
 """
 
 from __future__ import annotations
@@ -46,8 +46,8 @@ class OpaqueCalls:
     def __init__(self, *, on_fault: Callable[[BaseException], None]) -> None:
         self._on_fault = on_fault
         self._step: tuple[Lineage, Follower] | None = None
-        self._thread = 0  # function modes are per thread, and so is this
-        self.inside = 0  # depth of calls whose insides need not be followed
+        self._thread = 0  # function modes are per thread, and so are these calls
+        self.inside = 0  # depth of calls whose inner calls need not be followed
         self._patches = [
             Patch(SingleLevelFunction, "apply", self._function),
             *(Patch(kind, "__call__", self._script) for kind in (ScriptFunction, ScriptMethod)),
@@ -68,7 +68,7 @@ class OpaqueCalls:
 
         Args:
             lineage: receives the sources of each result.
-            follower: notified while code runs that the backward pass will run again.
+            follower: notified when code runs that the backward pass will run again.
         """
         self._step = lineage, follower
         self._thread = get_ident()
@@ -79,7 +79,7 @@ class OpaqueCalls:
         """Stops following."""
         for patch in self._patches:
             patch.restore()
-        self._step = None  # it holds tensors
+        self._step = None  # it references tensors
 
     # -- custom autograd functions -------------------------------------------------------------
 
@@ -137,14 +137,14 @@ class OpaqueCalls:
         return result
 
     def _elsewhere(self) -> bool:
-        """Whether a call is outside the step: within backward, or in another thread."""
+        """Whether a call is outside the step, that is, within backward or in another thread."""
         return graph_task() != -1 or get_ident() != self._thread
 
 
 def _after_function(lineage: Lineage, inputs: Sources, result: Any, *, again: bool) -> None:
     """Connects the results of a custom autograd function to its arguments.
 
-    Gradients connect the results to all arguments, as in autograd; values follow the calls seen
+    Gradients connect the results to all arguments, as in autograd; values follow the calls observed
     inside. Recomputed code is followed as if it were not wrapped.
     """
     for tensor in tensors_of((result,)):

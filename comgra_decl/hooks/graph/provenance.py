@@ -1,9 +1,9 @@
 """Captures the dependency graph of one step: which tensors each tensor was computed from.
 
-A torch function mode sees every torch call of the step, including those autograd does not follow
-(detached, integer, without gradients). For each tensor, the lineage keeps its *nearest* traced
-ancestors. When a traced tensor appears, they become its incoming edges, and the tensor becomes its
-own only ancestor. Autograd only decides whether an edge carries a gradient.
+A torch function mode receives every torch call of the step, including those that autograd does not
+track (detached, integer, without gradients). For each tensor, the lineage stores its *nearest*
+traced ancestors. When a traced tensor appears, its ancestors become its incoming edges, and the
+tensor becomes its own only ancestor. Autograd only determines whether an edge carries a gradient.
 """
 
 from __future__ import annotations
@@ -31,9 +31,9 @@ if TYPE_CHECKING:
 
 
 MOST_EDGES = 100_000
-"""The largest graph that is followed, in edges. Each part of a residual stream depends on all parts
-before it, so a network of a few hundred parts comes close, and one of thousands would have
-millions."""
+"""The largest graph that is followed, in edges. Each part of a residual stream depends on all
+earlier parts, so a network of a few hundred parts comes close to the limit, and one of thousands of
+parts would have millions of edges."""
 
 
 class Provenance(modes.OwnMode):
@@ -41,9 +41,9 @@ class Provenance(modes.OwnMode):
 
     Args:
             leaf_slot: returns the slot of a traced parameter or buffer, None for any other tensor.
-            opaque: follows the calls that no function mode sees.
+            opaque: follows the calls that do not reach any function mode.
             on_fault: called with an error in tracing itself.
-            memory: the tensors that earlier steps left behind.
+            memory: the tensors kept from earlier steps.
     """
 
     def __init__(
@@ -66,14 +66,14 @@ class Provenance(modes.OwnMode):
         self._own: dict[int, tuple[Any, int, Slot]] = {}  # id of a traced tensor -> it, its node
         self._expected: set[int] = set()  # nodes whose module has hooks that have not run yet
         self._outside: set[int] = set()  # storages that entered the step from outside
-        self._named: dict[tuple[str, str], None] = {}  # edges stated by name
+        self._named: dict[tuple[str, str], None] = {}  # edges declared by node names
         self._cuts: dict[tuple[int, str], None] = {}
-        self.overflown = False  # the graph had too many edges and was discarded
+        self.overflown = False  # whether the graph was discarded because it had too many edges
 
     def handle(
         self, func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]
     ) -> Any:
-        """Runs a call and follows which arguments its results depend on."""
+        """Runs a call and tracks which arguments its results depend on."""
         result = func(*args, **kwargs)
         if self.thread != get_ident() or self.overflown:
             return result
@@ -87,11 +87,11 @@ class Provenance(modes.OwnMode):
         return result
 
     def begin(self) -> None:
-        """Starts following the calls that no function mode sees."""
+        """Starts following the calls that do not reach any function mode."""
         self._opaque.apply(self._lineage, self._follower)
 
     def end(self) -> None:
-        """Stops following them."""
+        """Stops following these calls."""
         self._opaque.restore()
 
     # -- sources -------------------------------------------------------------------------------
@@ -101,12 +101,12 @@ class Provenance(modes.OwnMode):
         return self._lineage.of(tensor)
 
     def enters(self, tensor: torch.Tensor) -> bool:
-        """Whether the tensor comes into the step from outside: nothing in the step computed it."""
+        """Whether the tensor enters the step from outside: no call of the step computed it."""
         sources = self._lineage.of(tensor).all
         return sources <= {self._nodes[slot] for slot in self._earlier if slot in self._nodes}
 
     def _origin(self, tensor: torch.Tensor) -> Sources:
-        """Returns the sources of a tensor that no call of this step made."""
+        """Returns the sources of a tensor that no call of this step created."""
         slot = self._leaf_slot(tensor) if tensor.is_leaf else None
         if slot is not None:
             index = frozenset((self._node(slot),))
@@ -131,8 +131,8 @@ class Provenance(modes.OwnMode):
     ) -> None:
         """Declares `tensor` to be the traced tensor of `slot`: edges end and start here.
 
-        `fallback` holds the inputs of the module that returned it. They are used if the call that
-        made the tensor was not seen (custom C++ code, numpy).
+        `fallback` holds the inputs of the module that returned the tensor. They are used if the
+        call that created the tensor was not observed (custom C++ code, numpy).
         """
         if self.overflown:
             return
@@ -157,7 +157,7 @@ class Provenance(modes.OwnMode):
     def expect(
         self, slot: Slot, tensor: torch.Tensor, fallback: Iterable[torch.Tensor] = ()
     ) -> None:
-        """Traces a tensor before the hooks run that may compute from it or replace it."""
+        """Traces a tensor before hooks run that may compute from it or replace it."""
         self.trace(slot, tensor, fallback)
         self._expected.add(self._node(slot))
 
@@ -181,7 +181,7 @@ class Provenance(modes.OwnMode):
         return found if follows else Sources(found.all, frozenset())
 
     def _twin(self, slot: Slot, tensor: torch.Tensor) -> int | None:
-        """Returns the node that the same module call already made for this tensor, else None."""
+        """Returns the node already created for this tensor in the same module call, else None."""
         known = self._own.get(id(tensor))
         if known is None or known[0]() is not tensor:
             return None
@@ -199,12 +199,13 @@ class Provenance(modes.OwnMode):
             self._lineage.clear()
 
     def connect(self, source: Any, sink: Any, *, gradient: bool = False) -> None:
-        """Adds a dependence that no torch call shows, without a gradient unless `gradient` is set.
+        """Adds a dependency that no torch call shows, without a gradient unless `gradient` is set.
 
         Args:
             source: a tensor, anything containing tensors, or the name of a node.
-            sink: likewise, a name if and only if `source` is one. A traced tensor gets an incoming
-                edge; for any other tensor, what is later computed from it depends on the source.
+            sink: the same; a name if and only if `source` is a name. A traced tensor gets an
+                incoming edge; for any other tensor, tensors later computed from it depend on the
+                source.
             gradient: whether gradients flow along the edge, if the source has one.
         """
         if self.overflown:
@@ -247,13 +248,13 @@ class Provenance(modes.OwnMode):
         return Structure(name, keys, kinds, edges, list(dict.fromkeys(cuts)))
 
     def _shown(self) -> list[int]:
-        """Returns the nodes of the graph, without tensors of earlier steps that nothing used."""
+        """Returns the nodes of the graph, without unused tensors of earlier steps."""
         used = {node for edge in self._edges for node in edge}
         unused = {self._nodes[slot] for slot in self._earlier if slot in self._nodes} - used
         return [node for node in range(len(self._nodes)) if node not in unused]
 
     def _by_name(self, keys: list[SlotKey]) -> Iterator[tuple[int, int]]:
-        """Yields the edges stated by name, within an iteration if both nodes have a common one."""
+        """Yields the edges declared by name; limited to one iteration if both nodes share one."""
         for source_name, sink_name in self._named:
             sources = [i for i, key in enumerate(keys) if key.node == source_name]
             sinks = [i for i, key in enumerate(keys) if key.node == sink_name]
@@ -265,12 +266,12 @@ class Provenance(modes.OwnMode):
                         yield source, sink
 
     def unknown_names(self) -> list[str]:
-        """Returns the names passed to `connect` that no node of this step has."""
+        """Returns the names passed to `connect` for which this step has no node."""
         present = {slot.node() for slot in self._nodes}
         return sorted({name for pair in self._named for name in pair} - present)
 
     def leave_behind(self) -> None:
-        """Remembers which tensors of this step survive, and what they were computed from."""
+        """Stores which tensors of this step survive, and what they were computed from."""
         slots = sorted(self._nodes, key=self._nodes.__getitem__)
         self._memory.keep(
             (tensor, self._computed_from(tensor, slots))

@@ -20,12 +20,12 @@ if TYPE_CHECKING:
     from comgra_decl.records import StepInfo, Structure
 
 _RECAPTURE_EVERY = 10
-"""A dependency can change while all traced calls stay the same, so every tenth record
-recaptures."""
+"""A dependency can change while all traced calls stay the same, so the graph is captured again in
+every tenth record."""
 
 _FOLLOWED_FIRST = 2
-"""The second record is captured as well: only two steps in a row reveal carry-over between
-steps."""
+"""The graph of the second record is captured as well, because state carried over between steps is
+visible only in two consecutive steps."""
 
 
 _OVERFLOWN = (
@@ -36,10 +36,10 @@ _OVERFLOWN = (
 
 
 class Structures:
-    """Captures a graph when a step ran in a new way, and about every tenth record.
+    """Captures the graph of a step that ran in a new way, and of about every tenth record.
 
-    A rolling signature of the captured slots identifies the way a step ran. It costs nothing, while
-    following every torch call costs 4 to 7 us per call.
+    A rolling signature of the captured slots identifies the way a step ran. The signature has no
+    cost, while following torch calls costs 4 to 7 us per call.
     """
 
     def __init__(
@@ -65,11 +65,11 @@ class Structures:
         self._wanted = True
 
     def go_on_from(self, before: Structures) -> None:
-        """Takes over the set of stored graphs after the spec has changed."""
+        """Takes over the stored graphs of the previous instance after the spec has changed."""
         self._stored = before._stored
 
     def start(self) -> Provenance | None:
-        """Prepares to follow torch calls from the first model call on, if a capture is due.
+        """Prepares to follow torch calls from the first model call on if a capture is due.
 
         Returns:
             The graph to be filled, or None if this step is not followed.
@@ -86,13 +86,13 @@ class Structures:
             self._active.end()
 
     def resume(self) -> None:
-        """Starts or resumes following at a model call of the training."""
+        """Starts or resumes following calls at a model call of the training."""
         if self._active is not None and not modes.is_placed(self._active):
             modes.insert_at_bottom(self._active)
             self._active.begin()
 
     def as_evaluation(self) -> None:
-        """Treats the calls followed so far as an evaluation: the program is not training yet."""
+        """Treats the calls followed so far as an evaluation, since training has not started."""
         if self._active is not None:
             self._active.as_evaluation()
 
@@ -102,7 +102,7 @@ class Structures:
         self._active = None
 
     def connect(self, source: Any, sink: Any) -> None:
-        """Adds an edge stated by the program, if this step's graph is followed."""
+        """Adds an edge declared by the program, if the graph of this step is followed."""
         if self._active is None:
             return
         if isinstance(source, str) != isinstance(sink, str):
@@ -123,10 +123,10 @@ class Structures:
         return structure
 
     def finish(self, info: StepInfo, signature: int, *, training: bool) -> Structure | None:
-        """Assigns a graph to a closed step; returns the graph if this run has not stored it yet.
+        """Assigns a graph to a closed step; returns the graph if it is not stored in this run yet.
 
-        Evaluation never captures a graph of its own: a function mode would disable the native fast
-        paths of attention layers and so change results. It uses a graph that is already known.
+        An evaluation never captures its own graph: a function mode would disable the native fast
+        paths of attention layers and thereby change results. It uses a previously captured graph.
         """
         if not training or self._active is None:
             info.structure = self._known.get(signature)

@@ -1,9 +1,9 @@
-"""Detects whether the program has passed the place where it ends its steps.
+"""Detects whether the program has passed the code position at which it ends its steps.
 
-A loop logs many values of a step after `optimizer.step()`. By the step count, the next step has
-then started, but the values still belong to the previous one. The position in the code resolves
-this: values logged after the end of a step in the code of the same loop belong to the step that
-ended there.
+A loop logs many values of a step after `optimizer.step()`. According to the step count, the next
+step has then started, but the values still belong to the previous one. The position in the code
+resolves this ambiguity: values logged after the end of a step, in the code of the same loop, belong
+to the step that ended there.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from __future__ import annotations
 import sys
 from types import CodeType, FrameType
 
-_DEPTH = 40  # calls between the loop and the end of a step
+_DEPTH = 40  # maximum number of calls between the loop and the end of a step
 
 
 class LoopPosition:
@@ -21,7 +21,7 @@ class LoopPosition:
         self._places: dict[CodeType, int] = {}
 
     def note(self) -> None:
-        """Stores the position of the current call, which ends a step; frames are not kept."""
+        """Stores the position of the current call, which ends a step; keeps no frames alive."""
         frame: FrameType | None = sys._getframe(1)
         self._places = {}
         while frame is not None and len(self._places) < _DEPTH:
@@ -29,7 +29,7 @@ class LoopPosition:
             frame = frame.f_back
 
     def passed(self) -> bool:
-        """Whether the caller is at a later place in the code than the end of the last step."""
+        """Whether the caller is at a later position in the code than the end of the last step."""
         frame: FrameType | None = sys._getframe(1)
         for _ in range(_DEPTH):
             if frame is None:

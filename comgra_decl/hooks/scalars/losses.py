@@ -1,8 +1,7 @@
 """Finds the losses on which `backward()` is called, in every step or only in recorded ones.
 
-`torch.autograd.backward` has no hook. While losses are kept, a wrapper around it stays in place
-between recorded steps, as the only part of tracing that does. Its cost there is a few tests and one
-call.
+`torch.autograd.backward` has no hook. While losses are logged, a wrapper around it is the only part
+of tracing that stays in place between recorded steps. Its cost there is a few tests and one call.
 """
 
 from __future__ import annotations
@@ -43,9 +42,9 @@ class LossWatch:
     Under mixed precision, that tensor is the loss times the gradient scale; the loss itself is the
     tensor that the program passed to `GradScaler.scale`.
 
-    Args:
-        each: called with the loss at every `backward`, recorded or not, as `read_number` returns
-            it, or in lists if the tensor has dimensions. None to skip this. Must not raise.
+    each: called with the loss at every `backward`, recorded or not, in the form that
+    `read_number` returns, or in nested lists if the tensor has dimensions. None to skip this.
+    Must not raise.
         together: a lock held during all callbacks.
         on_fault: called with an error in tracing itself.
 
@@ -119,7 +118,7 @@ class LossWatch:
             self.record(self._recording)
 
     def record(self, recording: bool) -> None:
-        """Sets whether a step is recorded from now on."""
+        """Sets whether steps are recorded from this call on."""
         self._recording = recording
         if recording:
             self._apply()
@@ -188,7 +187,7 @@ class LossWatch:
     ) -> Callable[..., Any]:
         """Returns the wrapper that stays in place in every step.
 
-        By the time it runs, its data is out of the CPU caches, so every unnecessary access is
+        When it runs, its data is no longer in the CPU caches, so every unnecessary access is
         measurable.
         """
         inside, plain, here, quick = self._inside, torch.Tensor, get_ident, 0
@@ -209,14 +208,14 @@ class LossWatch:
                 not _is_compiling()  # first, because compiled code is guarded on what it reads
                 and quick == here()
                 and type(tensors) is plain
-                and grad_tensors is None  # so it has one element, or the rest is an error
+                and grad_tensors is None  # so it has one element, or `backward` raises
                 and not function_modes()
                 and tensors.is_cpu
                 and graph_task() == -1
             ):
                 try:
                     each(tensors.tolist())  # unlike `item`, skips the dispatcher and keeps the GIL
-                except (RuntimeError, TypeError, ValueError):  # no storage, in a transform
+                except (RuntimeError, TypeError, ValueError):  # no storage, or inside a transform
                     each(None)
                 return original(
                     tensors, grad_tensors, retain_graph, create_graph, grad_variables, inputs
@@ -228,7 +227,7 @@ class LossWatch:
 
         run_natively(backward, self._backward, within=False)
         run_natively(self._begins, self._ends)
-        self._hurry(0)  # an earlier wrapper that the program stored and then replaced
+        self._hurry(0)  # called through an earlier wrapper that the program stored
         self._hurry = hurry
         self._settle()
         return backward
@@ -255,7 +254,7 @@ class LossWatch:
 
     @contextmanager
     def aside(self) -> Iterator[None]:
-        """Treats `backward` calls inside this context as not the program's own."""
+        """Ignores `backward` calls within the context, because tracing makes them."""
         thread = get_ident()
         self._inside.add(thread)
         try:
@@ -299,7 +298,7 @@ class LossWatch:
         if isinstance(outputs, torch.Tensor) and outputs is not result:
             try:
                 with without_functions():
-                    # Between recorded steps, tracing must not keep its graph alive.
+                    # Between recorded steps, tracing must not keep the graph of the loss alive.
                     loss = outputs if self._recording else outputs.detach()
                     self._expect((weakref.ref(result), loss))
             except Exception as error:

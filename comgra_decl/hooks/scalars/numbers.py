@@ -27,9 +27,9 @@ Number = float | Tensor
 def read_number(tensor: Tensor) -> Number | None:
     """Returns the number in a tensor of one element.
 
-    A tensor on a device is not waited for: the result is then a copy that is never modified. The
-    result is None if no number can be read: several elements, a complex, fake or functorch tensor,
-    or a device whose work is being captured into a graph.
+    For a tensor on a device, the result is a copy that is never modified, so that nothing waits.
+    The result is None if no number can be read: the tensor has several elements, is a complex, fake
+    or functorch tensor, or is on a device whose work is being captured into a graph.
     """
     plain = type(tensor) is Tensor and not function_modes()
     if plain and tensor.is_cpu and not dispatch_modes():
@@ -61,7 +61,7 @@ def _capturing(tensor: Tensor) -> bool:
 
 
 class LateNumbers:
-    """Numbers on devices, transferred together; only `settle` waits, on another thread."""
+    """Numbers on devices, transferred together; only `settle` waits, in another thread."""
 
     def __init__(self) -> None:
         self._where: list[int] = []
@@ -98,7 +98,7 @@ class LateNumbers:
 
 
 def _transfer(tensor: Tensor, device: torch.device) -> tuple[Tensor, Any]:
-    """Returns the destination tensor and the event to wait for, None if reading waits."""
+    """Returns the destination tensor and the event to wait for; None if reading it waits."""
     if device.type not in _ASYNCHRONOUS:
         return tensor, None
     module = getattr(torch, device.type)

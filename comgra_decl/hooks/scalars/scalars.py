@@ -1,8 +1,8 @@
 """The numbers of every step, recorded or not: its losses, and what the program logs.
 
-Reading a loss takes about a microsecond (`losses.py` finds it). A number on a device is copied
-there and fetched later, together with others, so nothing waits for it. A step without other events
-adds two entries to a list, which is processed together with those of other steps.
+Reading a loss takes about a microsecond (`losses.py` finds it). A number on a device is copied on
+the device and transferred later together with others, so nothing waits for it. A step without other
+events adds two entries to a list, which is processed together with the entries of other steps.
 """
 
 from __future__ import annotations
@@ -36,10 +36,10 @@ _Step = tuple[int, str, list[_Named]]
 
 @dataclass(eq=False)
 class Saying:
-    """What was logged for the current step, as far as events were processed; one per thread.
+    """The values logged for the current step in the events processed so far; one per thread.
 
     Attributes:
-        step: its number, unless other threads end steps before it.
+        number: its number, unless other threads end steps before this one.
         first: the first step that has values.
         type: the type of the step that ended last.
         losses: the number of losses of the step.
@@ -63,11 +63,11 @@ class Scalars:
     """Collects the numbers and notes of the current step and delivers them at intervals.
 
     `events` receives the events of a step: its losses in the order of their `backward` calls, each
-    a number, possibly nested in lists of one (anything else if it has none), and `END` for the end
-    of a step of type `train` that is not reported to `end_step`.
+    a number or a number in nested lists of one element (any other value if the loss has no number),
+    and `END` for the end of a step of type `train` that is not reported to `end_step`.
 
     Args:
-        sink: receives what was logged, on the training thread; must be fast. None to discard it.
+        sink: receives the logged values in the training thread; must be fast. None to discard them.
         on_fault: called with an error in tracing itself.
     """
 
@@ -104,17 +104,17 @@ class Scalars:
 
     @property
     def surplus(self) -> int:
-        """How many more losses the current step has than any step that has ended."""
+        """How many more losses the current step has than any completed step."""
         return self.losses - self.saying.most
 
     def resume(self, step: int, text: str = "") -> None:
-        """Continues a resumed training at `step`, the current step from now on."""
+        """Continues a resumed training at `step`, which becomes the current step."""
         self.saying.step = self.saying.first = step
         if text:
             self._closed_notes.append(Note(step, RESUMED, time.time(), text))
 
     def turn_to(self, saying: Saying) -> None:
-        """Switches to another `Saying`: that of another thread's current step, or its own."""
+        """Switches to another `Saying`, which belongs to this or another thread's current step."""
         self._look()
         self.saying = saying
 
@@ -141,7 +141,7 @@ class Scalars:
         self.saying.numbers.append((name, number))
 
     def note(self, text: str) -> None:
-        """Adds a text about a step."""
+        """Adds a text to a step."""
         now, saying = time.time(), self.saying
         if self._is_about_the_last_step():
             self._closed_notes.append(Note(saying.step - 1, saying.type, now, text))

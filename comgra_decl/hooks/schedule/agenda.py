@@ -34,9 +34,9 @@ class Plan(Enum):
 class Agenda:
     """Decides before, within and at the end of each training step whether it is recorded.
 
-    If types do not matter, this is known before a step begins. Otherwise it is decided when the
-    model is called, from the labels that the step has by then. If a label arrives after that while
-    its type is due, the following steps are captured until one has the label.
+    If types do not matter, this is decided before a step begins. Otherwise it is decided when the
+    model is called, from the labels that the step has at that time. If a label is added later
+    although its type is due, the following steps are captured until one has the label.
 
     Args:
         spec: the spec of the run.
@@ -96,7 +96,7 @@ class Agenda:
         return bool(self._labelled or self._cadences or self._missed or self.labels)
 
     def stop_keeping(self) -> None:
-        """Stops capturing steps for triggers; from now on only due steps are captured."""
+        """Stops capturing steps for triggers; afterwards only due steps are captured."""
         self._keep = False
 
     @property
@@ -110,7 +110,7 @@ class Agenda:
         return max(math.inf if self._all.next is None else self._all.next, paid)
 
     def plan(self, step: int) -> Plan:
-        """Returns what to do about `step`, which is about to begin."""
+        """Returns how to treat `step`, which is about to begin."""
         self._step = step
         if self._keep:
             return Plan.ARM

@@ -1,4 +1,4 @@
-"""The allowed cost of some of the records: all of them, or those of one type of execution."""
+"""The permitted cost of all records, or of the records of one type of execution."""
 
 from __future__ import annotations
 
@@ -18,19 +18,19 @@ _RECENT = 5
 """Number of newest records whose median cost is reported."""
 
 _NEVER = 4.0**15
-"""Stretching by this factor or more is not reported: the budget is practically used up."""
+"""Stretching by this factor or more is not reported, because the budget is nearly used up."""
 
 
 class Allowance:
-    """Limits on time and disk space, and how much of them is used.
+    """Limits time and disk space, and tracks how much of them is used.
 
-    Time: every record creates a debt of its cost, which is paid off with `share` of the time from
-    its beginning on. While there is a debt, no record is due. A record can only begin at the start
-    of a step, so it may begin up to a step late; that time is not lost.
+    Time: the cost of a record is a debt, which is paid off with the fraction `share` of the time
+        since the record began. While a debt remains, no record is due. A record can begin only at
+        the start of a step, so it may begin up to a step late; that time is not lost.
 
     Disk: whenever half of the remaining space is used, gaps become four times longer. Each half of
-    the remainder thus lasts twice as long as the one before, and a training of unknown length is
-    recorded more and more rarely, but until its end.
+        the remainder thus lasts twice as long as the previous one, and a training of unknown length
+        is recorded increasingly rarely, but until its end.
 
     Args:
         spec: the limits; None in it means no limit.
@@ -55,7 +55,7 @@ class Allowance:
         self._costs: deque[float] = deque(maxlen=_RECENT)  # of the newest records
         self._paid = -math.inf  # when the debt will be paid off
         self._reported: dict[str, float] = {}
-        self.bytes = 0.0  # at the latest measurement
+        self.bytes = 0.0  # according to the latest measurement
         # counts now, at the latest measurement, and at the one before it
         self.records = self.then = self.before = 0
         if before is not None:
@@ -90,7 +90,7 @@ class Allowance:
             self._paid += difference / self._share
 
     def report_gap(self, plain: float) -> None:
-        """Reports how far apart records are from now on, if a plain step takes `plain` seconds."""
+        """Reports the new gap between records if a plain step takes `plain` seconds."""
         cost = median(self._costs) if self._costs else 0.0
         if self._share is None or cost <= 0:
             return

@@ -1,4 +1,4 @@
-"""Measures the cost of recording, and how rare records must be to stay within a budget."""
+"""Measures the cost of recording, and how rare records must be to stay within the budget."""
 
 from __future__ import annotations
 
@@ -17,10 +17,10 @@ if TYPE_CHECKING:
     from comgra_decl.spec.budget import BudgetSpec
 
 _REMEMBERED = 32
-"""Number of steps whose median duration is that of a plain step; likewise for records."""
+"""The number of steps, and of records, from which medians are computed."""
 
 _ENOUGH = 5
-"""Number of plain steps from which on their median is reported."""
+"""The number of plain steps required to report their median."""
 
 _OTHERS = "*"
 
@@ -31,7 +31,7 @@ class Meter:
     Attributes:
         disk_bytes: size of the run's folder.
         polls: how often the size was measured.
-        writer_seconds: processor time of the writer thread so far.
+        writer_seconds: CPU time used by the writer thread so far.
     """
 
     def __init__(self) -> None:
@@ -48,11 +48,11 @@ class _Record:
         cost: seconds of the training thread measured by its capture.
         to: the allowances it is charged to.
         once: seconds of its step spent compiling, which no other record will take.
-        charged: the amount charged at first.
+        charged: the amount charged initially.
         took: duration of its step by the host's clock, None if its start is unknown.
         host: extra duration of its step by the host's clock, once known.
         device: the same by the device's clock, None if unknown.
-        timed: whether the device's clock timed its step.
+        timed: whether its step was timed by the device's clock.
     """
 
     cost: float
@@ -66,7 +66,7 @@ class _Record:
 
 
 class Times:
-    """Measured times of steps of one kind, by both clocks: the latest ones, in seconds."""
+    """The latest measured durations of steps of one kind, in seconds, by both clocks."""
 
     def __init__(self) -> None:
         self.count = 0
@@ -92,18 +92,17 @@ class Times:
 class Budget:
     """Measures the cost of records, and charges it to the overall budget and those of their types.
 
-    The cost of a record is the extra duration of its step compared with a plain one. If a device is
-    used, its clock measures that (`laps`): the host's clock alone would only see the time to queue
-    the work, unless the program waits for the device. The cost is known some steps later; until
-    then, records are assumed to cost as much as earlier ones. Without a device, a record costs at
-    least what the capture itself measured.
+    The cost of a record is the extra duration of its step compared with a plain step. If a device
+    is used, its clock measures this cost (`laps`), because the host's clock measures only the time
+    to queue the work, unless the program waits for the device. The cost becomes available some
+    steps later; until then, records are assumed to cost as much as earlier ones. Without a device,
+    the cost of a record is at least the duration measured by the capture itself.
 
-    The processor time of the writer thread is added. With a device, it counts only as far as plain
-    steps have exceeded their median, because writing while the training waits for the device costs
-    nothing.
+    The CPU time of the writer thread is added. With a device, it counts only as far as plain steps
+    have exceeded their median, because writing has no cost while the training waits for the device.
 
-    On disk, a record takes the growth of the run's folder while it was written; several records
-    share it equally.
+    The disk space of a record is the growth of the run's folder while the record was written;
+    several records share it equally.
 
     Args:
         spec: the budget of all records together; None in it means no limit.
@@ -146,11 +145,11 @@ class Budget:
             self._laps, self._plain, self._added = before._laps, before._plain, before._added
         self._before = None
         self._unknown = False  # whether there is no plain step yet to compare a record with
-        self._last: _Record | None = None  # set until the step after it is known
+        self._last: _Record | None = None  # set until the duration of the next step is known
         # seconds that no other record will take
         self._once: float = 0.0 if before is None else before._once
         self._late = 0.0  # total excess of plain steps over their median
-        self._written = 0.0  # processor time of the writer not yet charged
+        self._written = 0.0  # CPU time of the writer not charged yet
         self._writer = meter.writer_seconds
         self._polls, self._size = 0, self._all.bytes
         self._parts: dict[str, float] = {}  # shares of the last written data, by type
@@ -184,7 +183,7 @@ class Budget:
 
     @property
     def steps_in_debt(self) -> int:
-        """Half the steps until past records are paid off, because steps may become longer."""
+        """Half the steps until past records are paid off, since steps may become longer."""
         if not self.timed or self.attentive:
             return 0
         plain = self._plain.medians()
@@ -297,11 +296,11 @@ class Budget:
             self._settle(0.0)  # else the next step provides the plain duration
 
     def _settle(self, late: float) -> None:
-        """Settles the cost of the last record, once the step after it is known.
+        """Settles the cost of the last record once the duration of the next step is known.
 
         Args:
-            late: how much longer that step took on the device. Negative if the device had deferred
-                work and then had time for it.
+            late: how much longer the next step took on the device. Negative if the device had
+                deferred work and completed it in that step.
         """
         record, self._last = self._last, None
         if record is None:
@@ -348,9 +347,9 @@ class Budget:
     def price(self) -> dict[str, Any] | None:
         """The measured times in seconds; None until both kinds of steps have been measured.
 
-        `plain` is the duration of a step without a record, `added` the extra duration of one with a
-        record, each by the clock of the host and that of the device (None without one). `once` is
-        the time spent compiling for records, which is in neither.
+        `plain` is the duration of a step without a record and `added` the extra duration of a step
+        with a record, each by the host's clock and the device's clock (None without a device).
+        `once` is the time spent compiling for records, which is included in neither.
         """
         if not self._added.count or not self._plain.count:
             return None

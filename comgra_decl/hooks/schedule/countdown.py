@@ -9,7 +9,7 @@ from comgra_decl.spec.schedule import CadenceSpec
 
 
 class Countdown:
-    """Follows one cadence through a training.
+    """Tracks one cadence through a training.
 
     Args:
         cadence: the cadence in the spec.
@@ -31,11 +31,11 @@ class Countdown:
         self._clock = clock
         self._factor = factor
         self._last = clock()
-        self.next = self._scheduler.next_after(-1)  # None: only those that the clock makes due
+        self.next = self._scheduler.next_after(-1)  # None: a step is due only by the clock
         self.forced = self._explicit.next_after(-1)  # the next explicit one
 
     def due(self, number: int) -> bool:
-        """Whether `number` is to be recorded; a missed one stays due."""
+        """Whether `number` is due; a missed number stays due."""
         return (self.next is not None and number >= self.next) or self.overdue
 
     def explicit(self, number: int) -> bool:

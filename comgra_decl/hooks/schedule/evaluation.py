@@ -19,8 +19,8 @@ _MAX_CALLS = 2000
 class EvaluationPhases:
     """Tracks evaluation phases and decides which of their model calls are recorded.
 
-    A phase begins with `eval()` or `train(False)`. By default, its record holds as many model calls
-    as the last training step had (one, for most programs): the first batch.
+    A phase begins with `eval()` or `train(False)`. By default, its record contains as many model
+    calls as the last training step had. For most programs, that is one call: the first batch.
     """
 
     def __init__(
@@ -34,7 +34,7 @@ class EvaluationPhases:
         self.capture = capture
         self.tags: dict[str, None] = {}  # labels that the program gave to the current phase
         self.step = -1  # optimizer steps completed when the phase began
-        self.recorded = -1  # the same for the last phase with a record
+        self.recorded = -1  # `step` of the last phase with a record
         self._clock = clock
         self._phase = -1
         self._limit = 1
@@ -62,7 +62,7 @@ class EvaluationPhases:
         return self.capture.open and self.capture.root_calls >= self._limit
 
     def begin(self, step: int, training_calls: int) -> bool:
-        """Begins a phase when a model is switched; returns whether it is to be recorded.
+        """Begins a phase when a model is switched; returns whether the phase is to be recorded.
 
         Further switches before the next training step (per submodule, per split) belong to the same
         phase.
@@ -77,7 +77,7 @@ class EvaluationPhases:
         return self._pending
 
     def calls(self, training_calls: int) -> int:
-        """Returns how many model calls of a phase are recorded, given those of a training step."""
+        """Returns how many model calls of a phase to record, given those of a training step."""
         batches = None if self._spec is None else self._spec.batches
         return _MAX_CALLS if batches == "all" else batches or training_calls
 
@@ -86,7 +86,7 @@ class EvaluationPhases:
 
         Args:
             step: optimizer steps completed.
-            counts: whether it is the call of a model, not of a loss.
+            counts: whether the call is that of a model rather than a loss.
         """
         if self._phase < 0:  # the model was switched before tracing was attached
             self.begin(step, 1)
@@ -96,7 +96,7 @@ class EvaluationPhases:
         return self.capture
 
     def forget(self) -> None:
-        """Discards the current phase, which turned out not to be one."""
+        """Discards the current phase, which turned out not to be an evaluation."""
         self.capture.drop()
         self.close()
         if self.step < 0:

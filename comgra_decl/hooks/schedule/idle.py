@@ -1,4 +1,4 @@
-"""Steps that are only counted, as are almost all steps of a training."""
+"""Steps that are only counted, which are almost all steps of a training."""
 
 from __future__ import annotations
 
@@ -20,8 +20,8 @@ _is_compiling = torch.compiler.is_dynamo_compiling
 class IdleSteps:
     """An optimizer hook that counts a known number of steps and does nothing else.
 
-    It runs so rarely that none of it is left in the processor's caches, so its cost depends on the
-    number of objects it touches. It therefore uses only closure variables, and an iterator instead
+    It runs so rarely that its data is no longer in the CPU's caches, so its cost depends on the
+    number of objects it accesses. It therefore uses only closure variables, and an iterator instead
     of a number that is read, compared, incremented and written.
 
     Args:
@@ -86,7 +86,7 @@ def _hook(
     return after_optimizer, count
 
 
-_SECONDS = 0.25  # between two checks, at the present pace
+_SECONDS = 0.25  # between two checks, at the current pace
 _MOST = 32  # steps, so that a slowdown of the training is noticed in time
 
 

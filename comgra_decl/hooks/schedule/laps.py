@@ -1,11 +1,11 @@
 """Measures the duration of steps by the host's clock, and by the device's if one is in use.
 
-A host that never waits for its device runs ahead of it: its clock measures the time to queue a
-step, not to run it. An event is therefore recorded at the end of each step, in the device's queue,
-and read later, when the device has passed it. The time between two events is the duration of the
-step on the device: its work, and the time spent waiting for the host. These times add up to the
-duration of the training, whichever of the two is slower and whether or not the program waits.
-Nothing here ever waits for the device, and events are reused.
+A host that never waits for its device runs ahead of it: the host's clock measures the time to queue
+a step, not to run it. An event is therefore recorded in the device's queue at the end of each step,
+and read after the device has passed it. The time between two events is the duration of the step on
+the device: its work, and the time spent waiting for the host. These durations add up to the
+duration of the training, whichever of the two is slower and whether or not the program waits. This
+module never waits for the device, and events are reused.
 """
 
 from __future__ import annotations
@@ -18,12 +18,12 @@ from typing import Any
 import torch
 
 _MOST_EVENTS = 64
-"""The maximum number of pending events per device; steps beyond that are not timed there."""
+"""The maximum number of pending events per device; further steps are not timed on the device."""
 
 
 @dataclass(slots=True, eq=False)
 class Lap:
-    """One step that has ended, or several of which only the end of the last was observed.
+    """One completed step, or several steps of which only the last end was observed.
 
     Attributes:
         steps: the number of steps.
@@ -44,7 +44,7 @@ class Mark:
     Attributes:
         place: the device's index.
         event: the recorded event.
-        uses: the number of laps that need it, plus one if it is the latest mark.
+        uses: the number of laps that need the event, plus one if it is the latest mark.
     """
 
     __slots__ = ("event", "place", "uses")
@@ -54,7 +54,7 @@ class Mark:
 
 
 class Marks:
-    """Inserts events into the queue of a device and reports when it has passed them, never waiting.
+    """Inserts events into the queue of a device and checks whether they have passed; never waits.
 
     Args:
         device: the torch module of the device type: `torch.cuda`, or a substitute.
@@ -131,7 +131,7 @@ class Marks:
 
 
 class Laps:
-    """Measures how long each step took, in order, as soon as that is known.
+    """Measures the durations of steps, and reports them in order as soon as they are known.
 
     Args:
         marks: provides the events that time the device.
@@ -183,7 +183,7 @@ class Laps:
 
     @property
     def records_away(self) -> bool:
-        """Whether the duration of a step with a record is not known yet."""
+        """Whether the duration of a step with a record is still unknown."""
         return any(lap.record is not None for lap, _, _ in self._waiting)
 
     @property

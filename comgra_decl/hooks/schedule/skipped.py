@@ -12,7 +12,7 @@ from comgra_decl.hooks.patches import Patch, run_natively
 
 
 class _Stepped:
-    """A hook that remembers whether it was called."""
+    """A hook that stores whether it was called."""
 
     yes = False
 
@@ -31,8 +31,8 @@ def watch_skips(
     `before` is called with the scaler before each such step.
 
     A step is skipped if a gradient is infinite or NaN after unscaling, as in the first steps of
-    most trainings in float16. Only a hook on that optimizer, for the duration of the call, can
-    detect it.
+    most float16 trainings. This can be detected only by a hook on that optimizer for the duration
+    of the call.
     """
 
     def step(

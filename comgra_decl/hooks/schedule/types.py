@@ -30,7 +30,7 @@ class Labeller:
 
     Args:
         spec: the source of the labels; `by` must be set.
-        warn: called once with the reason why a call got no label.
+        warn: called once with the reason why a call received no label.
     """
 
     def __init__(self, spec: TypesSpec, *, warn: Callable[[str], None]) -> None:
@@ -151,8 +151,8 @@ def _names_between(bins: list[float]) -> list[str]:
 class RootWatch:
     """Waits, between records, for the next call of an outermost module, then removes itself.
 
-    While it waits there is one global hook, and none after that call. A step that is not recorded
-    thus costs one call of `on_call`, however many modules the model has.
+    A single global hook is installed while it waits, and none after that call. A step that is not
+    recorded thus costs one call of `on_call`, however many modules the model has.
 
     Args:
         on_call: called with (module, args, kwargs) of each call until it returns True.
@@ -171,7 +171,7 @@ class RootWatch:
 
     @property
     def waiting(self) -> bool:
-        """Whether it is still waiting for the call."""
+        """Whether the next call is still awaited."""
         return self._calls.on
 
     def install(self) -> None:

@@ -1,8 +1,8 @@
 """Detects steps that never end: parameters change, but no optimizer hook runs.
 
-No hooks run in a compiled optimizer step, nor in an update written by hand. Both change parameters
-in place, which torch counts for every tensor, so a thread that reads these counters periodically
-detects it at no cost to the training.
+No hooks run in a compiled optimizer step or in a manual update. Both change parameters in place,
+and torch counts in-place changes of every tensor, so a thread that reads these counters
+periodically can detect them at no cost to the training.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ class UnendedSteps:
 
     def __init__(self) -> None:
         self.found: int | None = None
-        """The step that was found not to end."""
+        """The step whose end was not observed."""
         self._at = (-1, 0)
         self._changes: int | None = None
         self._seen = 0

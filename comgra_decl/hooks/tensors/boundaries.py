@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 
 class Ends:
-    """Records tensors that no module returns. They are always recorded: every graph needs them.
+    """Records tensors that no module returns; always recorded, since every graph needs them.
 
     Args:
         spec: decides whether values and gradients are stored.

@@ -50,7 +50,7 @@ class StepCapture:
         self.cut: dict[str, None] = {}  # nodes with more iterations than are recorded in a step
         self.uneven: dict[str, None] = {}  # nodes with one row per sample only in some records
         self.followed = followed  # whether the dependency graph is built from these calls
-        self._spare_values = spare_values  # also copy values not requested, for later
+        self._spare_values = spare_values  # whether to copy values not requested, for later use
         self._spare: set[Slot] = set()  # slots whose values are not requested
         self._reducer = reducer
         self._max_value_elements = max_value_elements
@@ -67,7 +67,7 @@ class StepCapture:
         self.backwards = Backwards()
         self._together = False
         self.cost = 0.0  # seconds of the training thread spent on this record so far
-        self.once = 0.0  # seconds of the last record spent compiling kernels, not part of its cost
+        self.once = 0.0  # seconds spent compiling kernels for the last record; not in `cost`
         self.kpi_tensors: dict[str, int] = {}
         self.skipped = False  # whether mixed precision skipped an optimizer step
         self.said: dict[str, Any] = {}  # metrics that the program logged for the step, for triggers
@@ -119,8 +119,8 @@ class StepCapture:
     def iteration(self, what: object, name: str | Callable[[], str]) -> int | None:
         """Counts a call; returns its iteration, or None if the limit per step is exceeded.
 
-        Otherwise a loop over thousands of time steps, in each evaluation of an optimizer's closure,
-        would create tens of thousands of series.
+        Without the limit, a loop over thousands of time steps, in each evaluation of an optimizer's
+        closure, would create tens of thousands of series.
         """
         key = (what, WITHOUT_GRADIENT) if self.aside else what
         number = self.calls[key]  # same as `count`, without the extra call for each output
@@ -150,7 +150,7 @@ class StepCapture:
 
         `batch_dim` is a dimension of the tensor, as returned by the method `batch_dim`.
         """
-        alone = not self._together  # else the clock is read once for all tensors
+        alone = not self._together  # otherwise the clock is read once for all tensors
         started = time.perf_counter() if alone else 0.0
         try:
             keep = (values or self._spare_values) and self._small_enough(tensor, batch_dim)
@@ -170,7 +170,7 @@ class StepCapture:
 
     @contextmanager
     def together(self) -> Iterator[None]:
-        """Reads all tensors added inside together, in few GPU launches; must not run user code."""
+        """Reads all tensors added within it in few GPU launches; must not run user code."""
         started = time.perf_counter()
         self._together = True
         try:
@@ -183,7 +183,7 @@ class StepCapture:
     def _add_written_out(
         self, slot: Slot, tensor: torch.Tensor, dim: int | None, values: bool, why: str
     ) -> int | None:
-        """Reads a sparse, nested or quantised tensor as a dense one; reports any other."""
+        """Reads a sparse, nested or quantised tensor as a dense one; reports other types."""
         whole = ordinary(tensor)
         if whole is None:
             self.refused[f"{slot.node()} {slot.role}"] = why
@@ -196,7 +196,7 @@ class StepCapture:
         """Returns the declared batch dimension, or for "auto" dim 0 if it has the batch's size.
 
         A series that has begun keeps its batch dimension, even if a later record happens to have
-        other sizes: the meaning of a series does not change.
+        other sizes, so that the meaning of a series does not change.
         """
         if tensor.is_nested:
             return None

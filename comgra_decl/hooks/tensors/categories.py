@@ -1,4 +1,4 @@
-"""Finds the category of each sample of a batch, to choose the samples that are recorded."""
+"""Finds the category of each sample of a batch, to choose which samples are recorded."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from comgra_decl.spec.samples import SamplesSpec
 
 _MOST_NODES = 64
-"""The number of autograd nodes searched from the loss for the function that has the targets."""
+"""The number of autograd nodes to search from the loss for the function that saved the targets."""
 
 Labels = Callable[[], Sequence[Any]]
 """Returns one label per sample; called on the writer thread, which may wait for a device."""
@@ -32,8 +32,8 @@ class Categories:
     Args:
         by: the source of the categories.
         warn: called once per kind of problem.
-        expected: whether a missing target is a problem; an evaluation's record ends before the
-            loss.
+        expected: whether a missing target is a problem; recording of an evaluation ends before the
+            loss is computed.
     """
 
     def __init__(self, by: Any, *, warn: Callable[[str], None], expected: bool) -> None:
@@ -109,7 +109,7 @@ class Categories:
                     return
 
     def _keep(self, found: Any) -> None:
-        """Stores labels as they are now; those on a device are fetched later."""
+        """Stores the current labels; those on a device are fetched later."""
         if isinstance(found, torch.Tensor):
             if found.dim() != 1:
                 raise ValueError(

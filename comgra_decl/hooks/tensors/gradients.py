@@ -12,7 +12,7 @@ if TYPE_CHECKING:
     from comgra_decl.hooks.tensors.capture import StepCapture
     from comgra_decl.hooks.tensors.slots import Slot
 
-_MOST_CALLERS = 256  # call sites that are remembered; a notebook creates new ones continually
+_MOST_CALLERS = 256  # call sites that are stored; a notebook creates new ones continually
 
 WITHOUT_BACKWARD = "grad:autograd.grad"
 """The pass of gradients that `torch.autograd.grad` computes (a gradient penalty, for example)."""
@@ -35,10 +35,11 @@ class _Known(NamedTuple):
 class Backwards:
     """Names the backward passes of a program.
 
-    The first loss ever seen belongs to the pass `grad`. Other passes are named after the variable
-    that holds the loss: `loss_g.backward()` is the pass `grad:loss_g`. A loss without a variable is
-    identified by the place where `backward` is called, and numbered: `grad:2`. The micro-batches of
-    an accumulated gradient, one `loss.backward()` in a loop, are therefore one pass.
+    The first loss ever observed belongs to the pass `grad`. Other passes are named after the
+    variable that holds the loss: `loss_g.backward()` is the pass `grad:loss_g`. A loss without a
+    variable is identified by the place where `backward` is called, and numbered: `grad:2`.
+    Micro-batches with gradient accumulation, one `loss.backward()` in a loop, are therefore a
+    single pass.
     """
 
     def __init__(self) -> None:
@@ -49,7 +50,7 @@ class Backwards:
         self._lines: dict[str, list[tuple[str, int]]] = {}  # call sites of each pass, in this step
 
     def begin_step(self) -> None:
-        """Forgets the `backward` calls of the last step."""
+        """Discards the `backward` calls of the last step."""
         self._lines.clear()
         self.current = None
 
@@ -78,8 +79,8 @@ class Backwards:
     def _base(self, places: tuple[Place, ...]) -> str:
         """Returns the pass of a call site of `backward` that is seen for the first time.
 
-        Reading source code takes a millisecond. A program with one loss, the usual case, never
-        needs it.
+        Reading source code takes a millisecond, and is never needed in the usual case of a program
+        with one loss.
         """
         if self._first is None:
             self._first = places
@@ -94,7 +95,7 @@ class Backwards:
         self.current = None
 
     def share(self, pass_: str) -> str:
-        """Returns the pass of one of several backwards; `grad` alone means all of them."""
+        """Returns the pass of one of several backwards; `grad` alone stands for all of them."""
         if pass_ != "grad" or self._first is None:
             return pass_
         return f"grad:{loss_name(self._first) or 1}"
@@ -108,8 +109,8 @@ def loss_node(pass_: str) -> str:
 def gradient_slot(capture: StepCapture, slot: Slot) -> Slot:
     """Returns the slot of the gradient that has just arrived at the tensor of `slot`.
 
-    A tensor hook sees the gradient of a single backward, before accumulation. If one backward pass
-    reaches a tensor twice in a step, the later gradient is numbered.
+    A tensor hook receives the gradient of a single backward, before accumulation. If a backward
+    pass reaches a tensor twice in a step, the later gradient is numbered.
     """
     return unused(capture, slot, capture.backwards.current or WITHOUT_BACKWARD)
 

@@ -2,8 +2,8 @@
 
 Only code is read: the current instruction of each function, and the source text of its call. The
 variables of a frame are never accessed. Before Python 3.13, `frame.f_locals` of a function is the
-same dict that `locals()` returned to the program, and reading it overwrites that dict. It would
-also keep the tensors of a step alive for as long as the function runs.
+dict that `locals()` returned to the program, and reading it overwrites that dict. Access would also
+keep the tensors of a step alive for as long as the function runs.
 """
 
 from __future__ import annotations
@@ -107,7 +107,7 @@ def _named(expression: ast.expr | None, places: tuple[Place, ...], depth: int) -
 
 @dataclass(frozen=True)
 class _Wanted:
-    """A parameter whose argument is searched, by position, by name, or both."""
+    """A parameter whose argument is searched for by position, by name, or both."""
 
     position: int | None
     name: str | None

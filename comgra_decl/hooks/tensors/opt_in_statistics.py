@@ -74,7 +74,7 @@ class Measured:
         statistics: those of the spec, in stored order.
         refuse: called once for a statistic that cannot be computed somewhere.
         complete: whether a step contains everything that is recorded, so that a statistic without
-            any match in the first step is a mistake.
+            a match in the first step is a mistake.
     """
 
     def __init__(self, statistics: list[OptIn], *, refuse: Refuse, complete: bool) -> None:

@@ -1,4 +1,4 @@
-"""Reads what models and optimizers hold: parameters, gradients, updates, states, buffers."""
+"""Reads tensors of models and optimizers: parameters, gradients, updates, states, buffers."""
 
 from __future__ import annotations
 
@@ -33,13 +33,13 @@ def takes_lists(tensor: torch.Tensor) -> bool:
 
 
 class Parameters:
-    """Reads the tensors that outlive a step, each when its value is meaningful.
+    """Reads the tensors that outlive a step, each at the time when its value is meaningful.
 
     Parameters and buffers are read when the forward pass begins; gradients, optimizer states and
-    updates around the optimizer step. An update by hand (`p -= lr * p.grad`) has no such moment:
-    its gradients are kept when backward ends, and only the next forward pass shows their effect. If
-    there is also an optimizer step, such gradients are read when the step ends, for parameters that
-    no optimizer holds and that have changed since the last record.
+    updates around the optimizer step. A manual update (`p -= lr * p.grad`) is not signalled by any
+    event: its gradients are copied when backward ends, and its effect is visible only in the next
+    forward pass. If there is also an optimizer step, gradients of manual updates are read when the
+    step ends, for parameters that no optimizer holds and that have changed since the last record.
 
     Args:
         held: returns the ids of the parameters that optimizers hold.
@@ -94,7 +94,7 @@ class Parameters:
     # -- the forward pass begins ---------------------------------------------------------------
 
     def read(self, plan: TopPlan, capture: StepCapture) -> None:
-        """Reads the parameters and buffers that the coming forward pass uses."""
+        """Reads the parameters and buffers that the forward pass about to begin uses."""
         self._is_clean = False
         for tensor_plan in (*plan.parameters, *plan.buffers):
             tensor = tensor_plan.tensor
@@ -116,7 +116,7 @@ class Parameters:
                 self._watch(tensor_plan, tensor, capture)
 
     def _find(self, plan: TensorPlan, parameter: torch.Tensor) -> None:
-        """Stores the state before the step, to find out what the step changes."""
+        """Stores the state before the step, to determine what the step changes."""
         if plan in self._found or parameter.is_inference():
             return
         gradient, look = parameter.grad, plan.look
@@ -128,7 +128,7 @@ class Parameters:
             plan.look = Written.at(parameter) if is_there(parameter) else None
 
     def _watch(self, plan: TensorPlan, parameter: torch.Tensor, capture: StepCapture) -> None:
-        """Registers hooks that see a parameter's gradients before they are clipped or cleared."""
+        """Registers hooks that receive a parameter's gradients before clipping or clearing."""
         if (
             plan.slot.kind == "buffer"
             or not parameter.requires_grad
@@ -182,10 +182,10 @@ class Parameters:
                         self._left[plan] = gradient, gradient._version, gradient.detach().clone()
 
     def after_hand(self, capture: StepCapture) -> None:
-        """Reads the gradients of a step that ended with an update by hand.
+        """Reads the gradients of a step that ended with a manual update.
 
-        A gradient is read as it was used, for example after clipping. One that was cleared in place
-        is read as backward left it.
+        A gradient is read as the update used it, for example after clipping. A gradient that was
+        cleared in place is read as it was after backward.
         """
         for plan, (gradient, version, copy) in self._left.items():
             parameter = plan.tensor
@@ -310,7 +310,7 @@ class Parameters:
                 self._write_state(plan, optimizer.state.get(parameter, {}), capture)
 
     def _write_state(self, plan: TensorPlan, state: dict[str, Any], capture: StepCapture) -> None:
-        """Reads moments and similar tensors; a step counter is not worth a series."""
+        """Reads moments and similar tensors, but not step counters."""
         iteration = capture.count((plan, "state"))
         for name, value in state.items():
             if isinstance(value, torch.Tensor) and value.dim() > 0:
@@ -320,7 +320,7 @@ class Parameters:
     # -- the step ends -------------------------------------------------------------------------
 
     def finish(self, capture: StepCapture) -> None:
-        """Reads what optimizer steps did not: remaining gradients, and the shares of backwards.
+        """Reads tensors not read at optimizer steps: remaining gradients and shares of backwards.
 
         The data held for the step is dropped by `release`.
         """
@@ -340,7 +340,7 @@ class Parameters:
                 capture.add(slot, gradient, batch_dim=None, values=plan.capture.values)
 
     def _fresh(self) -> list[TensorPlan]:
-        """Returns the parameters whose gradients were created or changed in the current step."""
+        """Returns the parameters whose gradients were created or changed in this step."""
         fresh = []
         for plan, (before, version) in self._found.items():
             parameter = plan.tensor

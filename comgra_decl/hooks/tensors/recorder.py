@@ -49,7 +49,7 @@ class TensorRecorder:
         """Gradients of compiled code, of which the autograd outside sees only a part."""
 
     def release(self) -> None:
-        """Removes the hooks of leaves, which outlive the step; others die with their tensor."""
+        """Removes the hooks of leaves, which outlive the step; other tensors do not."""
         for leaf in [*self._leaf_hooks]:
             self._release_leaf(leaf)
 
@@ -160,7 +160,7 @@ class TensorRecorder:
             tensor.register_hook(hook)
             return
         leaf = id(tensor)
-        if leaf in self._reached:  # reused as an input, like an image being optimised
+        if leaf in self._reached:  # reused as an input, such as an image being optimised
             self._release_leaf(leaf)
         handle = tensor.register_hook(unserializable_hook(partial(self._on_leaf, leaf, hook)))
         self._leaf_hooks.setdefault(leaf, []).append(handle)

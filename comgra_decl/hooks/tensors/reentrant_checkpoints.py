@@ -1,8 +1,8 @@
 """Gradients inside reentrant checkpoints, which run their code twice.
 
 The first run has no graph: the training computes with its tensors, but gradients never reach them.
-They arrive in the second run, within backward, whose calls are not separate iterations. Each call
-of the second run is therefore matched with the call of the first run that it repeats.
+The gradients arrive in the second run, within backward, whose calls are not separate iterations.
+Each call of the second run is therefore matched with the corresponding call of the first run.
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ class Recomputed:
         self.capture: StepCapture | None = None  # that the calls belong to; None without calls
 
     def clear(self) -> None:
-        """Forgets the calls of a step."""
+        """Discards the calls of a step."""
         self._calls.clear()
         self.capture = None
 

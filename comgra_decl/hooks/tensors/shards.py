@@ -1,4 +1,4 @@
-"""Tensors of which each process holds a part: determines the part without communication."""
+"""Distributed tensors: determines the part held by this process, without communication."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def piece_of(tensor: torch.Tensor) -> Piece | None:
 
 
 def class_of(module: torch.nn.Module) -> type[torch.nn.Module]:
-    """Returns a module's class as written in the program; `fully_shard` makes a subclass of it."""
+    """Returns a module's class as written in the program; `fully_shard` creates a subclass."""
     kind = type(module)
     fsdp: Any = sys.modules.get("torch.distributed.fsdp")
     sharded = getattr(fsdp, "FSDPModule", None)

@@ -22,8 +22,8 @@ _WHOLE = (torch.Tensor, torch.nn.Parameter)
 class Slot:
     """One series of one tensor; its id and node name are fixed when its first record closes.
 
-    The name is determined late, because all root modules must be known from the first step before
-    it is known whether names need the root's class as a prefix.
+    The name is determined late: only after the first step are all root modules known, and thus
+    whether names need the root's class as a prefix.
     """
 
     __slots__ = (
@@ -82,7 +82,7 @@ class Slot:
         self.piece = None if type(tensor) in _WHOLE else piece_of(tensor)
 
     def take_form_of(self, other: Slot) -> None:
-        """Copies the shape and dtype of a slot to which a tensor was assigned at first."""
+        """Copies the shape and dtype of the slot to which a tensor was initially assigned."""
         if not self.dtype:
             self.shape, self.dtype = other.shape, other.dtype
             self.batch_dim, self.piece = other.batch_dim, other.piece

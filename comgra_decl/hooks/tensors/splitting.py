@@ -12,7 +12,7 @@ if TYPE_CHECKING:
     from comgra_decl.spec.functions import SplitSpec
 
 MOST_PARTS = 64
-"""More roles in one node are not useful, and every part costs as much as a tensor."""
+"""The maximum number of parts; more are not useful, and each part costs as much as a tensor."""
 
 
 class Part(NamedTuple):
@@ -30,8 +30,8 @@ def take_apart(tensor: torch.Tensor, split: SplitSpec, *, batch_dim: int | None)
         tensor: of any dtype and shape.
         split: the dimension, the name of a part, and the number of equal groups if not every index
             is a part. The dimension remains in a group, and is removed for a single index.
-        batch_dim: the batch dimension of the whole tensor; parts keep it, unless it is the one
-            split.
+        batch_dim: the batch dimension of the whole tensor; parts keep it, unless it is the
+            dimension split.
 
     Raises:
         ValueError: the tensor cannot be split this way; the message gives the reason.
