@@ -225,6 +225,23 @@ GRAD_SCALE = "grad_scale"
 SKIPPED_STEP = "skipped_step"
 """Name of the number, 1, that a step has which mixed precision skipped; records say so, too."""
 
+LOSS_CALLS = "loss_calls"
+"""Fact of a record: the calls in which a prediction meets a target, in order, at most 16.
+
+Each is a dict: "function" (its name; of a hand-written loss that of an operator, such as "sub"),
+"arguments" (those that are numbers, strings or None; `True` for a tensor), "prediction" and
+"target" (each "shape", "dtype" and "slot"). A slot is the iteration of the node `target`, or of the
+node `prediction`; None for a prediction that is what a model returned, in whatever shape, and for a
+target that was not recorded.
+"""
+
+OPTIMIZERS = "optimizers"
+"""Fact of a record: the optimizers that stepped, in order.
+
+Each is a dict: "class" and "groups", one dict per parameter group with "lr", "weight_decay",
+"momentum", "betas" (where the optimizer has them and they are numbers) and "parameters" (a count).
+"""
+
 RESUMED = "resume"
 """Type of the note with which a program goes on with a run; its step is the first one."""
 

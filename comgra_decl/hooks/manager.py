@@ -99,7 +99,7 @@ class HookManager:
         self._state = state = StepState(idle.counted)
 
         # what is known of the program, whatever the spec says
-        self._optimizers = Optimizers(forget=self._forget)
+        self._optimizers = reporter.optimizers = Optimizers(forget=self._forget)
         self._owners = Owners(on_fault=fault)
         self._roots = RootCalls(self._owners, held_in=self._optimizers.held_in)
         self._called = CalledModels(on_fault=fault)

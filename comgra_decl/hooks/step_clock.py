@@ -22,9 +22,9 @@ _ODD = 100
 """Optimizer steps without the end of a step after which that is said."""
 
 _IN_VAIN = (
-    f"an optimizer was expected to step, but another one stepped {_PATIENCE} times in the meantime, "
-    "so the step ended without it. If both belong to one step, set schedule.step to the class name "
-    "or the index of the optimizer that ends it"
+    f"an optimizer was expected to step, but another one stepped {_PATIENCE} times in the "
+    "meantime, so the step ended without it. If both belong to one step, set schedule.step to the "
+    "class name or the index of the optimizer that ends it"
 )
 
 _TOLD_APART = (

@@ -24,9 +24,21 @@ from comgra_decl.rules.base import (
     SampledParameters,
     SampledRule,
     Scene,
+    Seen,
     Share,
     SlotRule,
     per_run,
+)
+from comgra_decl.rules.calls import (
+    BINARY_LOGITS,
+    CLASSIFICATION,
+    ELEMENTWISE,
+    LOG_PROBABILITIES,
+    LOGITS_OF_CLASSES,
+    PROBABILITIES,
+    LossCall,
+    Operand,
+    loss_calls,
 )
 from comgra_decl.rules.finding import MOST_OTHERS, Finding, Place, Severity
 from comgra_decl.rules.graph import (
@@ -58,10 +70,16 @@ from comgra_decl.rules.window import VARYING, Numbers, Window
 from comgra_decl.spec.base import Int, Number
 
 __all__ = [
+    "BINARY_LOGITS",
+    "CLASSIFICATION",
+    "ELEMENTWISE",
     "EVALUATION_TYPES",
     "GRAD_SCALE",
+    "LOGITS_OF_CLASSES",
+    "LOG_PROBABILITIES",
     "MOST_OTHERS",
     "NO_SLOTS",
+    "PROBABILITIES",
     "RECTIFIERS",
     "SKIPPED_STEP",
     "VARYING",
@@ -77,11 +95,13 @@ __all__ = [
     "Fraction",
     "Int",
     "Largest",
+    "LossCall",
     "LossRule",
     "Mask",
     "Measured",
     "Number",
     "Numbers",
+    "Operand",
     "Patient",
     "Place",
     "Positive",
@@ -91,6 +111,7 @@ __all__ = [
     "SampledParameters",
     "SampledRule",
     "Scene",
+    "Seen",
     "Severity",
     "Share",
     "SlotInfo",
@@ -107,6 +128,7 @@ __all__ = [
     "grown",
     "is_gradient",
     "is_validation",
+    "loss_calls",
     "per_run",
     "predictions",
     "predictions_and_logits",

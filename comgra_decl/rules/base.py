@@ -16,6 +16,7 @@ from numpy.typing import NDArray
 from pydantic import Field
 
 from comgra_decl.records import SlotInfo, Structure
+from comgra_decl.rules.calls import LossCall
 from comgra_decl.rules.finding import MOST_OTHERS, Finding, Severity
 from comgra_decl.rules.memory import NO_SLOTS, Bools, Slots, Streak
 from comgra_decl.rules.table import Mask, SlotTable
@@ -83,6 +84,15 @@ def per_run(make: Callable[..., T], *arguments: Any, **options: Any) -> T:
     return found
 
 
+@dataclass(slots=True)
+class Seen:
+    """In which training records something was: the first step, the last, and how many records."""
+
+    first: int
+    last: int
+    records: int = 0
+
+
 @dataclass
 class Scene:
     """What is known about a run besides its records.
@@ -95,6 +105,10 @@ class Scene:
             differs from the slot table.
         structure: the graph of the newest record that has one.
         documents: the run's documents "modules" and "report".
+        calls: the distinct calls in which a prediction met a target, at most 256, with the steps
+            of the first and last training record that has each, and the number of these records.
+        optimizers: the optimizers that stepped in the newest training record (see
+            `records.OPTIMIZERS`).
         records: number of training records so far.
         evaluations: number of evaluation records so far.
         last_step: step of the newest record or number; -1 before the first.
@@ -107,6 +121,8 @@ class Scene:
     reshaped: dict[str, dict[int, SlotInfo]] = field(default_factory=dict)
     structure: Structure | None = None
     documents: dict[str, Any] = field(default_factory=dict)
+    calls: dict[LossCall, Seen] = field(default_factory=dict)
+    optimizers: list[dict[str, Any]] = field(default_factory=list)
     records: int = 0
     evaluations: int = 0
     last_step: int = -1

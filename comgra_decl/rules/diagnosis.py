@@ -205,6 +205,7 @@ def _window(chunk: Chunk, engine: Engine, skipped: NDArray[np.int64]) -> Window:
         skipped=chunk.train & np.isin(chunk.steps, skipped),
         shape_codes=chunk.shape_codes,
         shapes=chunk.shapes,
+        facts=chunk.facts,
     )
 
 

@@ -10,14 +10,16 @@ from typing import Any
 
 import numpy as np
 
-from comgra_decl.records import SlotInfo, Structure
-from comgra_decl.rules.base import Rule, Scene, SlotRule
+from comgra_decl.records import OPTIMIZERS, SlotInfo, Structure
+from comgra_decl.rules.base import Rule, Scene, Seen, SlotRule
+from comgra_decl.rules.calls import loss_calls
 from comgra_decl.rules.causes import Causes, Unusual
 from comgra_decl.rules.finding import Finding, best_first
 from comgra_decl.rules.window import Numbers, Window
 
 _log = logging.getLogger("comgra_decl")
 _MOST_STRUCTURES = 64
+_MOST_CALLS = 256
 
 
 @dataclass(frozen=True, slots=True)
@@ -107,11 +109,24 @@ class Engine:
         self.scene.evaluations += len(window) - len(train)
         if len(train):
             part = window.only(train, first)
+            self._see_facts(part)
             self._each("look", part, [rule for rule in self._rules if not _sees_evaluations(rule)])
             self._unusual.look(part)
         comparing = [rule for rule in self._rules if _sees_evaluations(rule)]
         for method, part in _in_turn(window, first, first_evaluation) if comparing else ():
             self._each(method, part, comparing)
+
+    def _see_facts(self, window: Window) -> None:
+        """Notes what losses and optimizers got."""
+        known = self.scene.calls
+        for step, facts in zip(window.steps.tolist(), window.facts, strict=False):
+            for call in loss_calls(facts):
+                if call in known:
+                    known[call].last = step
+                    known[call].records += 1
+                elif len(known) < _MOST_CALLS:
+                    known[call] = Seen(step, step, 1)
+            self.scene.optimizers = list(facts.get(OPTIMIZERS) or self.scene.optimizers)
 
     def look_at_numbers(self, numbers: Numbers) -> None:
         """Takes the next numbers of one metric and type of execution."""

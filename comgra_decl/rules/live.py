@@ -266,6 +266,7 @@ def window_of(batch: StepBatch, engine: Engine, *, first: int) -> Window:
         skipped=np.array([SKIPPED_STEP in info.extra for info in batch.steps], np.bool_),
         shape_codes=codes,
         shapes=shapes,
+        facts=[info.extra for info in batch.steps],
     )
 
 

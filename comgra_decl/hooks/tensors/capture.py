@@ -70,6 +70,8 @@ class StepCapture:
         self.once = 0.0  # of the last record: those in which kernels were compiled, not in its cost
         self.kpi_tensors: dict[str, int] = {}
         self.skipped = False  # whether mixed precision let an optimizer not step
+        self.loss_calls: list[dict[str, Any]] = []  # facts of the calls that got a target
+        self.optimizers: list[dict[str, Any]] = []  # facts of those that have stepped
         self.said: dict[str, Any] = {}  # what the program said of the step, for triggers
         self.refused: dict[str, str] = {}  # slot name -> why its tensor cannot be reduced
         self.measured: Measured | None = None  # opt-in statistics
@@ -92,6 +94,8 @@ class StepCapture:
         self.kpi_tensors = {}
         self.said = {}
         self.skipped = False
+        self.loss_calls = []
+        self.optimizers = []
         self.batch_size = None
         self.cost = 0.0
         self.open = True
