@@ -230,10 +230,14 @@ LOSS_CALLS = "loss_calls"
 
 Each is a dict: "function" (its name; of a hand-written loss that of an operator, such as "sub"),
 "arguments" (those that are numbers, strings or None; `True` for a tensor), "prediction" and
-"target" (each "shape", "dtype" and "slot"). A slot is the iteration of the node `target`, or of the
-node `prediction`; None for a prediction that is what a model returned, in whatever shape, and for a
-target that was not recorded.
+"target" (each with "shape", "dtype" and "slot"). A slot is the iteration of the node `target`, or
+of the node `prediction`; None for a prediction that is what a model returned, in whatever shape,
+and for a target that was not recorded. "made_by" of a prediction is the function that computed its
+values, as autograd names it ("Softmax", "Addmm"), and "dim" the dimension of a softmax.
 """
+
+BATCH_SOFTMAXES = "batch_softmaxes"
+"""Fact of the first records: the shapes of tensors [batch, ...] with a softmax over the batch."""
 
 OPTIMIZERS = "optimizers"
 """Fact of a record: the optimizers that stepped, in order.

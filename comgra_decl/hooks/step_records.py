@@ -9,7 +9,14 @@ from typing import TYPE_CHECKING
 from comgra_decl.hooks.limits import COMPILED_GRAPH, compiles_to_cuda_graphs
 from comgra_decl.hooks.schedule.agenda import TRAIN
 from comgra_decl.hooks.step_state import Outcome
-from comgra_decl.records import LOSS_CALLS, OPTIMIZERS, SKIPPED_STEP, RawStep, StepInfo
+from comgra_decl.records import (
+    BATCH_SOFTMAXES,
+    LOSS_CALLS,
+    OPTIMIZERS,
+    SKIPPED_STEP,
+    RawStep,
+    StepInfo,
+)
 from comgra_decl.torch_private import without_functions
 
 if TYPE_CHECKING:
@@ -305,6 +312,8 @@ class StepRecords:
         tracer.settle_names()
         if capture.loss_calls:
             info.extra[LOSS_CALLS] = capture.loss_calls
+        if capture.batch_softmaxes:
+            info.extra[BATCH_SOFTMAXES] = capture.batch_softmaxes
         if capture.optimizers:
             info.extra[OPTIMIZERS] = capture.optimizers
         raw = capture.close(info, self._table)

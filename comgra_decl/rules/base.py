@@ -109,6 +109,7 @@ class Scene:
             of the first and last training record that has each, and the number of these records.
         optimizers: the optimizers that stepped in the newest training record (see
             `records.OPTIMIZERS`).
+        batch_softmaxes: shapes of the tensors [batch, ...] with a softmax over the batch.
         records: number of training records so far.
         evaluations: number of evaluation records so far.
         last_step: step of the newest record or number; -1 before the first.
@@ -123,6 +124,7 @@ class Scene:
     documents: dict[str, Any] = field(default_factory=dict)
     calls: dict[LossCall, Seen] = field(default_factory=dict)
     optimizers: list[dict[str, Any]] = field(default_factory=list)
+    batch_softmaxes: list[tuple[int, ...]] = field(default_factory=list)
     records: int = 0
     evaluations: int = 0
     last_step: int = -1

@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from comgra_decl.records import OPTIMIZERS, SlotInfo, Structure
+from comgra_decl.records import BATCH_SOFTMAXES, OPTIMIZERS, SlotInfo, Structure
 from comgra_decl.rules.base import Rule, Scene, Seen, SlotRule
 from comgra_decl.rules.calls import loss_calls
 from comgra_decl.rules.causes import Causes, Unusual
@@ -127,6 +127,8 @@ class Engine:
                 elif len(known) < _MOST_CALLS:
                     known[call] = Seen(step, step, 1)
             self.scene.optimizers = list(facts.get(OPTIMIZERS) or self.scene.optimizers)
+            softmaxes = {tuple(shape) for shape in facts.get(BATCH_SOFTMAXES) or ()}
+            self.scene.batch_softmaxes += softmaxes - {*self.scene.batch_softmaxes}
 
     def look_at_numbers(self, numbers: Numbers) -> None:
         """Takes the next numbers of one metric and type of execution."""

@@ -71,6 +71,7 @@ class StepCapture:
         self.kpi_tensors: dict[str, int] = {}
         self.skipped = False  # whether mixed precision let an optimizer not step
         self.loss_calls: list[dict[str, Any]] = []  # facts of the calls that got a target
+        self.batch_softmaxes: list[list[int]] = []  # shapes of those over the batch
         self.optimizers: list[dict[str, Any]] = []  # facts of those that have stepped
         self.said: dict[str, Any] = {}  # what the program said of the step, for triggers
         self.refused: dict[str, str] = {}  # slot name -> why its tensor cannot be reduced
@@ -95,6 +96,7 @@ class StepCapture:
         self.said = {}
         self.skipped = False
         self.loss_calls = []
+        self.batch_softmaxes = []
         self.optimizers = []
         self.batch_size = None
         self.cost = 0.0

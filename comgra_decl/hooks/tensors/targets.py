@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import inspect
 import weakref
 from collections.abc import Callable, Iterable, Iterator
 from functools import lru_cache
@@ -15,8 +14,13 @@ from comgra_decl.hooks import modes
 from comgra_decl.hooks.call_context import is_no_step
 from comgra_decl.hooks.graph.lineage import storage_id
 from comgra_decl.hooks.pytree import gradient_function, tensors_in
+from comgra_decl.hooks.tensors.loss_calls import (
+    form_of,
+    origin_of,
+    plain_arguments,
+    target_argument,
+)
 from comgra_decl.hooks.tensors.slots import Slot
-from comgra_decl.stats import dtype_name
 from comgra_decl.torch_private import without_functions
 
 if TYPE_CHECKING:
@@ -181,7 +185,7 @@ class Targets(modes.OwnMode):
         inputs: list[torch.Tensor],
         computed: list[torch.Tensor],
     ) -> Iterator[torch.Tensor]:
-        declared = _target_argument(func)
+        declared = target_argument(func)
         if declared is not None:
             name, position = declared
             value = args[position] if len(args) > position else kwargs.get(name)
@@ -215,7 +219,7 @@ class Targets(modes.OwnMode):
 
         A prediction that the model returned, in whatever shape, has been read already.
         """
-        declared = _target_argument(func)
+        declared = target_argument(func)
         if not met and declared is not None:  # another loss of the same target, or a soft one
             name, position = declared
             value = args[position] if len(args) > position else kwargs.get(name)
@@ -233,9 +237,13 @@ class Targets(modes.OwnMode):
         capture.loss_calls.append(
             {
                 "function": getattr(func, "__name__", type(func).__name__),
-                "arguments": _plain_arguments(func, args, kwargs),
-                "prediction": {**_form(prediction), "slot": at if read else None},
-                "target": {**_form(target), "slot": number},
+                "arguments": plain_arguments(func, args, kwargs),
+                "prediction": {
+                    **form_of(prediction),
+                    **origin_of(prediction),
+                    "slot": at if read else None,
+                },
+                "target": {**form_of(target), "slot": number},
             }
         )
 
@@ -278,59 +286,10 @@ def _numbered(slots: list[Slot], number: int, node: str, role: str, kind: str) -
     return slots[number]
 
 
-def _form(tensor: torch.Tensor) -> dict[str, Any]:
-    return {"shape": [] if tensor.is_nested else [*tensor.shape], "dtype": dtype_name(tensor)}
-
-
-def _plain_arguments(
-    func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]
-) -> dict[str, bool | int | float | str | None]:
-    """Returns the arguments of a loss function that are no tensors, and which tensors it got.
-
-    A tensor (a weight per class) is `True`. Empty for operators and functions of C++.
-    """
-    names = _parameter_names(func)
-    given = {**dict(zip(names, args, strict=False)), **kwargs}
-    found: dict[str, bool | int | float | str | None] = {}
-    for name, value in given.items():
-        if name in ("input", "target", "targets"):
-            continue
-        if isinstance(value, torch.Tensor):
-            found[name] = True
-        elif value is None or isinstance(value, (bool, int, float, str)):
-            found[name] = value
-    return found
-
-
-@lru_cache(maxsize=512)
-def _parameter_names(func: Any) -> tuple[str, ...]:
-    """Returns the names of a Python function's parameters, in order; none for other callables."""
-    if not inspect.isfunction(func):
-        return ()
-    try:
-        return tuple(inspect.signature(func).parameters)
-    except ValueError:
-        return ()
-
-
 @lru_cache(maxsize=512)
 def _only_makes(name: str) -> bool:
     """Whether a call of this name computes nothing from the numbers of its tensors."""
     return name.startswith(_NOISE) or any(part in name for part in _SHAPE_ONLY)
-
-
-@lru_cache(maxsize=512)
-def _target_argument(func: Any) -> tuple[str, int] | None:
-    """Returns name and position of the target of a loss function, None for any other function."""
-    if not inspect.isfunction(func):
-        return None
-    try:
-        names = list(inspect.signature(func).parameters)
-    except ValueError:  # `**` of tensors wraps a function of C++, which tells none of its names
-        return None
-    return next(
-        ((name, names.index(name)) for name in ("target", "targets") if name in names), None
-    )
 
 
 def _note(where: dict[int, weakref.ref[torch.Tensor]], tensors: Iterable[torch.Tensor]) -> None:
