@@ -256,6 +256,9 @@ class SlotRule(Rule):
     of_graph: ClassVar[bool] = False
     """Whether `wants` also depends on the dependency graphs."""
 
+    of_calls: ClassVar[bool] = False
+    """Whether `wants` also depends on the calls in which predictions meet targets."""
+
     fewest_samples: ClassVar[int] = 1
     """Records with fewer samples in the batch are ignored."""
 
@@ -264,7 +267,7 @@ class SlotRule(Rule):
 
     streak: Streak
     _table: SlotTable | None = None
-    _graphs = 0
+    _known = (0, 0)  # graphs and calls that `_at` was made from
     _at = NO_SLOTS
 
     def reset(self) -> None:
@@ -281,7 +284,8 @@ class SlotRule(Rule):
     def wants(self, table: SlotTable) -> Mask:
         """Returns which slots it checks, bool [slots].
 
-        Called when there are new slots and, with `of_graph`, when there is a new graph.
+        Called when there are new slots; with `of_graph`, when there is a new graph; and with
+        `of_calls`, when a loss is called in a new way.
         """
 
     @abstractmethod
@@ -312,8 +316,9 @@ class SlotRule(Rule):
     def columns(self, table: SlotTable) -> Slots:
         """Returns the slots it checks."""
         graphs = len(self.scene.structures) if self.of_graph else 0
-        if table is not self._table or graphs != self._graphs:
-            self._table, self._graphs = table, graphs
+        known = graphs, len(self.scene.calls) if self.of_calls else 0
+        if table is not self._table or known != self._known:
+            self._table, self._known = table, known
             self._at = np.flatnonzero(self.wants(table))
         return self._at
 

@@ -217,7 +217,11 @@ class Previous:
 
 
 class ClassCounts:
-    """How often each class occurs among the targets that are integers, one per sample.
+    """How often each class occurs among the targets of a run.
+
+    Counted are targets that are integers, however shaped, and those that are floating-point zeros
+    and ones, one per sample. Targets that are indices of the batch itself (each sample its own
+    class, as in contrastive losses) are left out.
 
     Attributes:
         by_slot: the number of targets of each class, by slot and class.
@@ -233,11 +237,18 @@ class ClassCounts:
         """Adds the next records; targets with more classes than histogram bins are left out."""
         for slot in window.table.remembered(ClassCounts, _classes).tolist():
             found = window.details.histograms(slot)
-            enough = window.samples(np.array([slot]))[:, 0] >= self.fewest
-            if found is not None and enough.any():
-                counts, ranges = found
-                enough &= np.isfinite(ranges).all(1)  # otherwise the record lacks this target
-                _count(self.by_slot.setdefault(slot, {}), counts[enough], ranges[enough])
+            at = np.array([slot])
+            samples = window.samples(at)[:, 0]
+            enough = samples >= self.fewest
+            if found is None or not enough.any():
+                continue
+            counts, ranges = found
+            enough &= np.isfinite(ranges).all(1)  # otherwise the record lacks this target
+            if "float" in window.table.infos[slot].dtype:
+                enough &= _are_binary(window, at)
+            else:
+                enough &= ~_are_own_classes(counts, ranges, samples)
+            _count(self.by_slot.setdefault(slot, {}), counts[enough], ranges[enough])
 
     @property
     def most(self) -> int:
@@ -246,8 +257,29 @@ class ClassCounts:
 
 
 def _classes(table: SlotTable) -> Slots:
-    """Returns the slots of integer targets with one number per sample."""
-    return np.flatnonzero(table.scalar_targets & table.where(lambda info: "int" in info.dtype))
+    """Returns the slots of targets that may be classes."""
+    integers = table.targets & table.where(lambda i: "int" in i.dtype and bool(i.shape))
+    binary = table.where(lambda i: "float" in i.dtype and len(i.shape) in (1, 2))
+    single = table.where(lambda i: len(i.shape) == 1 or i.shape[-1] == 1)
+    return np.flatnonzero(integers | (table.targets & binary & single))
+
+
+def _are_binary(window: Window, at: Slots) -> Bools:
+    """Whether the targets of each record are zeros and ones, bool [k]."""
+    if not window.has("mean", "zero_fraction", "abs_max"):
+        return np.zeros(len(window), np.bool_)
+    ones = window.read("mean", at) - (1 - window.read("zero_fraction", at))
+    inside = window.read("abs_max", at, "abs_max") <= 1
+    return np.asarray((np.abs(ones) < 1e-5) & inside)[:, 0]
+
+
+def _are_own_classes(
+    counts: NDArray[np.int_], ranges: NDArray[np.float64], samples: NDArray[np.float64]
+) -> Bools:
+    """Whether the targets of each record are 0 .. samples - 1, each once, bool [k]."""
+    whole = (ranges[:, 0] == 0) & (ranges[:, 1] == samples - 1) & (counts.sum(1) == samples)
+    per_bin = samples[:, None] / counts.shape[1]
+    return np.asarray(whole & (np.abs(counts - per_bin) <= 1).all(1))
 
 
 def _count(known: dict[int, int], counts: NDArray[np.int_], ranges: NDArray[np.float64]) -> None:

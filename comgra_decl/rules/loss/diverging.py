@@ -8,6 +8,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from comgra_decl.rules.api import (
+    BINARY_LOGITS,
+    CLASSIFICATION,
+    PROBABILITIES,
     CurveRule,
     Factor,
     Field,
@@ -16,7 +19,6 @@ from comgra_decl.rules.api import (
     RuleParameters,
     Scene,
     per_run,
-    target_pairs,
 )
 
 
@@ -87,6 +89,10 @@ class LossDiverges(CurveRule):
         )
 
 
+_NEVER = CLASSIFICATION | BINARY_LOGITS | PROBABILITIES
+"""Losses that are never negative where predictions and targets are what they should be."""
+
+
 class NegativeParameters(RuleParameters):
     """The options of `negative_loss`."""
 
@@ -101,10 +107,11 @@ class NegativeLoss(CurveRule):
     severity = "error"
     certainty = 0.85
     definition = (
-        "The targets are classes (integers), so the loss should be a negative log-likelihood and "
-        "not negative, but at least a tenth of all losses are below -0.001. Or the targets are "
-        "other numbers, nine out of ten losses are negative, and the loss keeps falling: the mean "
-        "of the last tenth is more than `growth` times that of the first tenth."
+        "The loss is that of a classifier (`cross_entropy`, `nll_loss` or a binary cross-entropy is "
+        "the only function that compares a prediction with a target) and cannot be negative, but "
+        "at least a tenth of all losses are below -0.001. Or no such function is called, targets "
+        "are not integers, nine out of ten losses are negative, and the loss keeps falling: the "
+        "mean of the last tenth is more than `growth` times that of the first tenth."
     )
     source = "AutoTrainer (a negative loss where that is impossible); usually a wrong sign."
     advice = (
@@ -126,15 +133,16 @@ class NegativeLoss(CurveRule):
     def judge(self, scene: Scene, type_: str) -> Finding | None:
         """Judges the count by the kind of targets."""
         count, first = self._negative.get(type_, [0, 0])
-        classes = any("int" in target.dtype for _, target in target_pairs(scene))
-        if not classes:
+        if any(call.target.is_integer and call.function not in _NEVER for call in scene.calls):
+            return None  # actions of a policy, whose loss may have either sign
+        if not scene.calls or not all(call.function in _NEVER for call in scene.calls):
             return self._endless(scene, type_, count, first)
         if count < max(3, 0.1 * self._losses[type_]):
             return None
         return self.finding(
             scene,
             first_step=first,
-            message=f"The loss is negative from step {first} on although its targets are classes.",
+            message=f"The loss is negative from step {first} on, although a classifier's cannot be.",
             evidence={"negative": count},
         )
 
