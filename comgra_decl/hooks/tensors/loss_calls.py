@@ -13,8 +13,8 @@ from comgra_decl.hooks.pytree import gradient_function
 from comgra_decl.stats import dtype_name
 
 _RESHAPING = (
-    "View UnsafeView ReshapeAlias Reshape Squeeze Unsqueeze Select Slice Permute Transpose T Expand "
-    "Alias AsStrided Clone Contiguous ToCopy Copy Index Gather Unflatten Split Unbind"
+    "View UnsafeView ReshapeAlias Reshape Squeeze Unsqueeze Select Slice Permute Transpose T "
+    "Expand Alias AsStrided Clone Contiguous ToCopy Copy Index Gather Unflatten Split Unbind"
 ).split()
 """What autograd calls functions that move, choose or copy elements without changing them."""
 

@@ -107,9 +107,9 @@ class NegativeLoss(CurveRule):
     severity = "error"
     certainty = 0.85
     definition = (
-        "The loss is that of a classifier (`cross_entropy`, `nll_loss` or a binary cross-entropy is "
-        "the only function that compares a prediction with a target) and cannot be negative, but "
-        "at least a tenth of all losses are below -0.001. Or no such function is called, targets "
+        "The loss is that of a classifier (only `cross_entropy`, `nll_loss` or a binary "
+        "cross-entropy compare a prediction with a target) and cannot be negative, but at least a "
+        "tenth of all losses are below -0.001. Or no such function is called, targets "
         "are not integers, nine out of ten losses are negative, and the loss keeps falling: the "
         "mean of the last tenth is more than `growth` times that of the first tenth."
     )
@@ -142,7 +142,7 @@ class NegativeLoss(CurveRule):
         return self.finding(
             scene,
             first_step=first,
-            message=f"The loss is negative from step {first} on, although a classifier's cannot be.",
+            message=f"The loss is negative from step {first} on; a classifier's cannot be.",
             evidence={"negative": count},
         )
 

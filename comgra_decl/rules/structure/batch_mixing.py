@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from comgra_decl.rules.api import (
     CLASSIFICATION,
+    LOGITS_OF_CLASSES,
     Finding,
     LossCall,
     Rule,
@@ -78,6 +79,6 @@ class BatchMixing(Rule):
 
 def _is_wrong(call: LossCall) -> bool:
     made = call.prediction
-    if call.function not in CLASSIFICATION - {"cross_entropy"} or made.dim is None:
+    if call.function not in CLASSIFICATION - LOGITS_OF_CLASSES or made.dim is None:
         return False
     return made.made_by == "LogSoftmax" and made.dim != min(1, len(made.shape) - 1)

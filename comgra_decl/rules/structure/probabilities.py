@@ -1,4 +1,4 @@
-"""Losses that get the wrong kind of prediction: probabilities as logits, or logits as logarithms."""
+"""Losses that get predictions of the wrong kind, such as probabilities in place of logits."""
 
 from __future__ import annotations
 
