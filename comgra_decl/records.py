@@ -239,6 +239,10 @@ values, as autograd names it ("Softmax", "Addmm"), and "dim" the dimension of a 
 BATCH_SOFTMAXES = "batch_softmaxes"
 """Fact of the first records: the shapes of tensors [batch, ...] with a softmax over the batch."""
 
+MODES = "modes"
+"""Fact of a record: for each model that was called with gradients, by its node, whether it was in
+training mode in any of these calls."""
+
 OPTIMIZERS = "optimizers"
 """Fact of a record: the optimizers that stepped, in order.
 

@@ -12,6 +12,7 @@ from comgra_decl.hooks.step_state import Outcome
 from comgra_decl.records import (
     BATCH_SOFTMAXES,
     LOSS_CALLS,
+    MODES,
     OPTIMIZERS,
     SKIPPED_STEP,
     RawStep,
@@ -312,6 +313,8 @@ class StepRecords:
         tracer.settle_names()
         if capture.loss_calls:
             info.extra[LOSS_CALLS] = capture.loss_calls
+        if capture.modes:
+            info.extra[MODES] = capture.modes
         if capture.batch_softmaxes:
             info.extra[BATCH_SOFTMAXES] = capture.batch_softmaxes
         if capture.optimizers:

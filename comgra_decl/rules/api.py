@@ -11,7 +11,15 @@ from comgra_decl.rules.api import Factor, Mask, Measured, Patient, Scene, SlotRu
 
 from pydantic import Field
 
-from comgra_decl.records import GRAD_SCALE, SKIPPED_STEP, SlotInfo, SlotKey, Structure
+from comgra_decl.records import (
+    EARLIER_STEP,
+    GRAD_SCALE,
+    MODES,
+    SKIPPED_STEP,
+    SlotInfo,
+    SlotKey,
+    Structure,
+)
 from comgra_decl.rules.base import (
     Count,
     Factor,
@@ -75,11 +83,13 @@ from comgra_decl.spec.base import Int, Number
 __all__ = [
     "BINARY_LOGITS",
     "CLASSIFICATION",
+    "EARLIER_STEP",
     "ELEMENTWISE",
     "EVALUATION_TYPES",
     "GRAD_SCALE",
     "LOGITS_OF_CLASSES",
     "LOG_PROBABILITIES",
+    "MODES",
     "MOST_OTHERS",
     "NO_SLOTS",
     "PROBABILITIES",

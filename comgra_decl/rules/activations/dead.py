@@ -36,10 +36,10 @@ class DeadUnits(SlotRule):
     name = "dead_units"
     certainty = 0.75
     definition = (
-        "For `patience` records in a row, more than `share` of the gradients of a module's bias and "
-        "of its weight are exactly zero though other gradients are not (such elements belong to "
-        "units that no sample of the batch activates); or more than `zeros` of a rectifier's output is zero although its input "
-        "is not entirely zero."
+        "For `patience` records in a row, more than `share` of the gradients of a module's bias "
+        "and of its weight are exactly zero though other gradients are not (such elements belong "
+        "to units that no sample of the batch activates); or more than `zeros` of a rectifier's "
+        "output is zero although its input is not entirely zero."
     )
     source = (
         "SageMaker Debugger (more than half of a layer's units are dead); the book chapter "
@@ -49,7 +49,7 @@ class DeadUnits(SlotRule):
         "Lower the learning rate, initialize by He with biases at 0, normalize before the "
         "activation, or use LeakyReLU or GELU. Check for inputs far from zero mean."
     )
-    explained_by = ("nonfinite", "large_update")
+    explained_by = ("nonfinite", "large_update", "loss_diverges", "collapsing_output")
     Parameters = DeadParameters
     statistics = ("zero_fraction",)
     evidence, of_graph = "share of zeros", True

@@ -7,10 +7,13 @@ from numpy.typing import NDArray
 
 from comgra_decl.rules.api import (
     Count,
+    Curve,
     Early,
+    Finding,
     Fraction,
     Mask,
     Measured,
+    Numbers,
     Patient,
     Scene,
     SlotRule,
@@ -37,6 +40,12 @@ class VanishingParameters(Patient):
     fall: Fraction = 1e-3
     """How far that ratio may fall, relative to its first value."""
 
+    won: Fraction = 0.05
+    """Below this share of its first value, the loss of one of several networks counts as won."""
+
+    faded: Fraction = 0.2
+    """Below this share of their first size, the gradients of another network count as vanished."""
+
 
 class VanishingGradient(SlotRule):
     """Gradients that vanish on their way back to the first layers."""
@@ -48,7 +57,11 @@ class VanishingGradient(SlotRule):
         "a weight, if gradients of outputs are not recorded) is below `ratio` times the upper "
         "quartile of all such gradients in the step, in every iteration of the module, though not "
         "exactly zero; or that ratio has fallen below `fall` times its first value (median of "
-        f"{_FIRST} records). Needs at least {_FEWEST} gradients to compare."
+        f"{_FIRST} records). Needs at least {_FEWEST} gradients to compare. Or, where a step has "
+        "several losses: one of them has fallen below `won` times its first value (means of the "
+        "first and last tenth), and the gradients of all parameters of a model below `faded` times "
+        f"theirs (medians of the first and last {_FIRST} records): one network has won, and the "
+        "other learns nothing anymore."
     )
     source = (
         "AutoTrainer (norm of the first layer below 1e-3 of that of the last one); here relative "
@@ -65,6 +78,62 @@ class VanishingGradient(SlotRule):
     needs = "gradients, such as {select: '**', capture: [output_grad]}"
 
     _early = per_run(Early, _FIRST)
+    _curves: dict[str, Curve] = per_run(dict)
+    _sizes: dict[str, tuple[list[float], list[float]]] = per_run(dict)  # of each model's gradient
+    _nodes: dict[str, Slots] = per_run(dict)
+    _seen: SlotTable | None = None
+
+    def look(self, window: Window) -> None:
+        """Takes the next training records."""
+        super().look(window)
+        if not window.has("l2"):
+            return
+        if window.table is not self._seen:
+            self._seen, self._nodes = window.table, _models(window.table)
+        for model, at in self._nodes.items():
+            total = np.sqrt(np.nansum(window.read("l2", at).astype(np.float64) ** 2, axis=1))
+            first, last = self._sizes.setdefault(model, ([], []))
+            known = total[np.isfinite(total) & (total > 0)].tolist()
+            first += known[: max(0, _FIRST - len(first))]
+            last[:] = (last + known)[-_FIRST:]
+
+    def look_at_numbers(self, numbers: Numbers) -> None:
+        """Takes the next losses."""
+        if numbers.name == "loss" or numbers.name.startswith("loss["):
+            self._curves.setdefault(numbers.name, Curve()).add(numbers.steps, numbers.values)
+
+    def findings(self, scene: Scene) -> list[Finding]:
+        """Returns a finding about the layers, or else about a network that is overpowered."""
+        return super().findings(scene) or self._overpowered(scene)
+
+    def _overpowered(self, scene: Scene) -> list[Finding]:
+        if len(self._curves) < 2 or len(self._sizes) < 2 or scene.records < 4 * _FIRST:
+            return []
+        falls = {}
+        for name, curve in self._curves.items():
+            (start, _), (end, _) = curve.mean(0, 0.1), curve.mean(0.9, 1)
+            falls[name] = abs(end) / abs(start) if start else float("nan")
+        won = min(falls, key=lambda name: falls[name] if falls[name] == falls[name] else np.inf)
+        share = {m: float(np.median(b) / np.median(a)) for m, (a, b) in self._sizes.items() if b}
+        faded = [m for m, s in share.items() if s < self.parameters.faded]
+        if not falls[won] < self.parameters.won or not faded:
+            return []
+        model = faded[0]  # the one that runs first: gradients of both fade when one has won
+        slot = int(self._nodes[model][0])
+        return [
+            self.finding(
+                scene,
+                place=scene.table.place(slot),
+                first_step=0,
+                message=f"One network has won: {won} has fallen to {falls[won]:.1%} of its first "
+                f"value, and the gradient of {scene.table.infos[slot].key.node} and the layers "
+                f"after it to {share[model]:.1%} of its first size, so it learns nothing anymore.",
+                advice="Weaken the network that wins: a lower learning rate, fewer steps, noise on "
+                "its inputs, a gradient penalty or spectral normalization; or use a loss that does "
+                "not saturate (-log D(G(z)), hinge, Wasserstein).",
+                evidence={"loss": falls[won], "gradient": share[model]},
+            )
+        ]
 
     def wants(self, table: SlotTable) -> Mask:
         """Returns the gradients of outputs; if there are none, those of weights."""
@@ -107,3 +176,15 @@ def _group(table: SlotTable, at: Slots) -> Slots:
     names = [(table.infos[slot].key.node, table.infos[slot].key.role) for slot in at.tolist()]
     numbers = {name: number for number, name in enumerate(dict.fromkeys(names))}
     return np.array([numbers[name] for name in names], np.int64)
+
+
+def _models(table: SlotTable) -> dict[str, Slots]:
+    """Returns the gradients of the parameters of each model, in the order in which models run.
+
+    Models share a node up to its first dot where several of them are called.
+    """
+    found: dict[str, list[int]] = {}
+    at = np.flatnonzero(table.parameter_gradients)
+    for slot in at[np.argsort(table.order[at], kind="stable")].tolist():
+        found.setdefault(table.infos[slot].key.node.partition(".")[0], []).append(slot)
+    return {name: np.array(slots, np.int64) for name, slots in found.items()}

@@ -21,6 +21,9 @@ from comgra_decl.rules.api import (
     per_run,
 )
 
+_STARTS = 3  # losses that are the start
+_LEAST_START = 1e-2  # a smaller start is no measure for what follows
+
 
 class DivergingParameters(RuleParameters):
     """The options of `loss_diverges`."""
@@ -28,8 +31,11 @@ class DivergingParameters(RuleParameters):
     growth: Factor = 2.0
     """How many times its best mean the loss may reach."""
 
-    least: Annotated[Int, Field(ge=10)] = 20
-    """The number of losses needed."""
+    least: Annotated[Int, Field(ge=1)] = 20
+    """The number of losses needed to compare tenths."""
+
+    explosion: Factor = 1000.0
+    """How many times its first value a loss may reach, however few losses there are."""
 
 
 class LossDiverges(CurveRule):
@@ -41,7 +47,8 @@ class LossDiverges(CurveRule):
     definition = (
         "The mean of the last tenth of all losses is above `growth` times the lowest mean of any "
         "earlier tenth, and above that of the first tenth by three standard errors; or a loss is "
-        "not finite."
+        "not finite; or a loss reaches `explosion` times the largest of the first three (a warning "
+        "if the last loss is back below that of the start)."
     )
     source = (
         "TheDeepChecker (twice the minimum); the comparison with the first tenth excludes noise "
@@ -55,13 +62,52 @@ class LossDiverges(CurveRule):
     Parameters = DivergingParameters
 
     _nonfinite: dict[str, int] = per_run(dict)
+    _start: dict[str, list[float]] = per_run(dict)
+    _top: dict[str, tuple[int, float]] = per_run(dict)  # first step of an explosion, highest loss
+    _last: dict[str, float] = per_run(dict)
+
+    @property
+    def least(self) -> int:
+        """The number of losses needed: one that explodes needs none before it."""
+        return 1
 
     def take(self, type_: str, steps: NDArray[np.int64], values: NDArray[np.float64]) -> None:
         """Adds the losses to the curve, and notes the first that is not finite."""
         super().take(type_, steps, values)
+        self._see_explosion(type_, steps, values)
         wild = steps[~np.isfinite(values)]
         if len(wild):
             self._nonfinite.setdefault(type_, int(wild[0]))
+
+    def _see_explosion(
+        self, type_: str, steps: NDArray[np.int64], values: NDArray[np.float64]
+    ) -> None:
+        start = self._start.setdefault(type_, [])
+        for step, value in zip(steps.tolist(), np.abs(values).tolist(), strict=True):
+            if not np.isfinite(value):
+                continue
+            self._last[type_] = value
+            if len(start) < _STARTS:
+                start.append(value)
+            if value > self.parameters.explosion * max(min(start), _LEAST_START):
+                first, highest = self._top.get(type_, (step, 0.0))
+                self._top[type_] = first, max(highest, value)
+
+    def _exploded(self, scene: Scene, type_: str) -> Finding | None:
+        if type_ not in self._top:
+            return None
+        (step, highest), start = self._top[type_], self._start[type_][0]
+        recovered = self._last[type_] <= max(self._start[type_])
+        return self.finding(
+            scene,
+            first_step=step,
+            message=f"The loss explodes: it reaches {highest:.4g} "
+            f"({highest / max(start, _LEAST_START):.3g} times the first loss), for the first time "
+            f"at step {step}.",
+            severity="warning" if recovered else self.severity,
+            certainty=0.85,
+            evidence={"first": start, "highest": highest},
+        )
 
     def judge(self, scene: Scene, type_: str) -> Finding | None:
         """Compares the end with the best part and with the start."""
@@ -70,6 +116,9 @@ class LossDiverges(CurveRule):
             step = self._nonfinite[type_]
             text = f"The loss is not finite from step {step} on."
             return self.finding(scene, first_step=step, message=text, certainty=0.9)
+        exploded = self._exploded(scene, type_)
+        if exploded is not None or self._losses[type_] < self.parameters.least:
+            return exploded
         tenths = [curve.mean(i / 10, (i + 1) / 10) for i in range(10)]
         means = np.array([mean for mean, _ in tenths])
         if len(curve.steps) < 10 or not np.isfinite(means).all():

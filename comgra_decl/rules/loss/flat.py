@@ -34,9 +34,10 @@ class LossNotFalling(CurveRule):
     severity = "warning"
     certainty = 0.6
     definition = (
-        "After at least `least` losses, the mean of the last quarter is below that of the first "
-        "tenth neither by more than `fall` of it nor by three standard errors. Applies where a "
-        "step has a single loss; when two networks train against each other, no loss need fall."
+        "After at least `least` losses, the mean of the last quarter is not below that of the "
+        "first tenth by more than `fall` of it; nor by three standard errors and a quarter of "
+        "`fall`. Applies where a step has a single loss; when two networks train against each "
+        "other, no loss need fall."
     )
     source = "SageMaker Debugger (less than 0.1% over ten steps), with a test against noise."
     advice = (
@@ -67,7 +68,8 @@ class LossNotFalling(CurveRule):
         last, last_error = curve.mean(0.75, 1)
         noise = 3 * float(np.hypot(first_error, last_error))
         fall = first - last
-        if not np.isfinite(fall) or fall > min(self.parameters.fall * abs(first), max(noise, 1e-9)):
+        enough = self.parameters.fall * abs(first)
+        if not np.isfinite(fall) or fall > min(enough, max(noise, enough / 4, 1e-9)):
             return None
         if first < 0.05 * abs(curve.first) or abs(first) < 1e-4:
             return None  # it fell within the first tenth

@@ -20,7 +20,6 @@ from comgra_decl.rules.api import (
     per_run,
 )
 
-_FIRST = 3  # records; their median is the start value
 _TINY = 1e-3  # weights with a smaller root mean square count as initialized to zero
 
 
@@ -39,9 +38,8 @@ class GrowingWeight(SlotRule):
     name = "growing_weight"
     certainty = 0.55
     definition = (
-        f"The l2 norm of a weight exceeds `growth` times its first value (median of {_FIRST} "
-        "records) for `patience` records in a row. Weights that start near zero (root mean square "
-        f"below {_TINY:g}) do not count."
+        "The l2 norm of a weight exceeds `growth` times its first value for `patience` records in "
+        f"a row. Weights that start near zero (root mean square below {_TINY:g}) do not count."
     )
     source = "TheDeepChecker's diverging weights (doubling at each of five checks)."
     advice = "Lower the learning rate, add weight decay, or normalize after the layer."
@@ -51,7 +49,7 @@ class GrowingWeight(SlotRule):
     evidence = "times its first size"
     needs = "parameters, {select: '**', capture: [parameter]}"
 
-    _early = per_run(Early, _FIRST)
+    _early = per_run(Early, 1)
     _least = per_run(Largest, smallest=True)
 
     def wants(self, table: SlotTable) -> Mask:
